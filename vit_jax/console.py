@@ -1,4 +1,4 @@
-"""What a program says while it works: lines in a log, and a bar where a person watches."""
+"""Console output of a running program: log lines, and a progress bar on a terminal."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from vit_jax.errors import escaped
 WIDTH = 100  # columns of a line in a file or pipe
 LIBRARIES = ("absl", "orbax", "jax", "fsspec", "google", "grain", "matplotlib")
 TICK_SECONDS = 1.0
-REMINDER_SECONDS = 15.0  # after which a log says what is going on
+REMINDER_SECONDS = 15.0  # after which the log shows what is going on
 _BAR = "{desc}{percentage:3.0f}% |{bar:10}| {n_fmt}/{total_fmt}"
-# Metrics that are shares, by a part of their names.
+# Metrics that are fractions, by a part of their name.
 _SHARES = ("accuracy", "mAP", "calibration", "goodput", "mfu", "data_wait", "precision", "recall")
 
 
 class _Lines(logging.Formatter):
-    """Nothing in a record passes for another one: names of files and classes hold anything."""
+    """One line per record, escaped: names of files and classes may contain anything."""
 
     def __init__(self, process: str, width: int):
         super().__init__(f"%(asctime)s {process}%(message)s", "%H:%M:%S")
@@ -48,7 +48,7 @@ class _Lines(logging.Formatter):
 
 
 class _Handler(logging.StreamHandler[TextIO]):
-    """Writes above the bar; warnings of a start wait until its end, see `holding_warnings`."""
+    """Writes above the bar; start-up warnings wait until its end, see `holding_warnings`."""
 
     held: list[logging.LogRecord] | None = None
 
@@ -61,9 +61,9 @@ class _Handler(logging.StreamHandler[TextIO]):
 
 
 def start_logging(process_id: int | None = None, *, to_stderr: bool = False) -> None:
-    """Logs progress to stdout, or to stderr when stdout is for the result; libraries only warn.
+    """Logs progress to stdout, or to stderr if stdout is for results; libraries only log warnings.
 
-    Lines have at most `WIDTH` columns, on a terminal its own.
+    Lines have at most `WIDTH` columns, on a terminal its width.
     """
     stream = sys.stderr if to_stderr else sys.stdout
     width = shutil.get_terminal_size().columns if stream.isatty() else WIDTH
@@ -72,7 +72,7 @@ def start_logging(process_id: int | None = None, *, to_stderr: bool = False) -> 
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
     for name in LIBRARIES:
         logging.getLogger(name).setLevel(logging.WARNING)
-    logging.getLogger("gcsfs").setLevel(logging.CRITICAL)  # it logs tracebacks of what it raises
+    logging.getLogger("gcsfs").setLevel(logging.CRITICAL)  # it logs tracebacks of errors it raises
 
 
 def ensure_logging() -> None:
@@ -92,7 +92,7 @@ def ensure_logging() -> None:
 
 @contextlib.contextmanager
 def holding_warnings() -> Iterator[None]:
-    """Shows the warnings of a start together at its end, where they are not overlooked."""
+    """Shows start-up warnings together at the end of the start, where they are noticed."""
     handlers = [each for each in logging.root.handlers if isinstance(each, _Handler)]
     for handler in handlers:
         handler.held = []
@@ -134,17 +134,17 @@ def format_seconds(seconds: float) -> str:
 
 
 def wilson_interval(share: float, count: float) -> tuple[float, float]:
-    """95 % score interval of a share of `count` examples (Wilson, 1927), both in [0, 1]."""
+    """95 % score interval of a fraction of `count` examples (Wilson, 1927), both in [0, 1]."""
     z2 = 1.959964**2 / count
     middle, half = share + z2 / 2, math.sqrt(z2 * (share * (1 - share) + z2 / 4))
     return max(0.0, (middle - half) / (1 + z2)), min(1.0, (middle + half) / (1 + z2))
 
 
 class Progress:
-    """How far a run is: a bar on a terminal, which is redrawn; in a log, what takes long.
+    """Progress of a run: a bar on a terminal; in a log, operations that take long.
 
     Args:
-      doing: gives what is being done, and a number that changes whenever that gets somewhere.
+      doing: returns the current activity, and a number that changes whenever it makes progress.
       shown: whether this process shows anything.
     """
 
@@ -160,7 +160,7 @@ class Progress:
         """Draws the bar, if stderr is a terminal."""
         self._total_steps = total_steps
         if self._shown and sys.stderr.isatty():
-            columns, rows = shutil.get_terminal_size()  # also of a terminal that does not tell
+            columns, rows = shutil.get_terminal_size()  # or its default
             self._bar = tqdm(
                 total=total_steps,
                 initial=start_step,
@@ -176,7 +176,7 @@ class Progress:
             self._bar.update(step - self._bar.n)
 
     def show(self, step: int, numbers: str) -> None:
-        """The numbers of an update: behind the bar, else as a line of the log."""
+        """Shows the metrics of an update: next to the bar, or as a log line."""
         if self._bar is not None:
             self._bar.bar_format = f"{_BAR}  {numbers}"
         elif self._shown:

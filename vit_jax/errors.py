@@ -1,4 +1,4 @@
-"""Errors meant for the person at the keyboard."""
+"""Errors meant for users."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from typing import Any
 _PACKAGE = Path(__file__).resolve().parent
 ROOT = _PACKAGE.parent if (_PACKAGE.parent / "configs/pretrain.py").exists() else _PACKAGE / "root"
 REQUEUE_EXIT_CODE = 75  # EX_TEMPFAIL: the same command resumes the run
-# Errors of a disk or network that may soon be back.
-_PASSING = (errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN, errno.EHOSTDOWN)
+# Disk or network errors that may be temporary.
+_TRANSIENT = (errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN, errno.EHOSTDOWN)
 # In the ValueErrors of TensorStore.
 _OS_ERROR_CODE = re.compile(r"os_error_code='(\d+)'")
-_PASSING_STATUS = re.compile(r"\b(ABORTED|DEADLINE_EXCEEDED|UNAVAILABLE)\b")
-_NETWORK = ("aiohttp", "gcsfs", "google", "requests")  # whose errors have no common class
-_REFUSALS = (400, 401, 403, 404)
-# How XLA's errors begin that the loss of a process may cause in the others.
-_OF_PEERS = re.compile(
+_TRANSIENT_STATUS = re.compile(r"\b(ABORTED|DEADLINE_EXCEEDED|UNAVAILABLE)\b")
+_NETWORK = ("aiohttp", "gcsfs", "google", "requests")  # their errors have no common class
+_CLIENT_ERRORS = (400, 401, 403, 404)
+# Prefixes of XLA errors that may be caused by the loss of another process.
+_PEER_ERRORS = re.compile(
     "(ABORTED|CANCELLED|DATA_LOSS|DEADLINE_EXCEEDED|FAILED_PRECONDITION|INTERNAL|UNAVAILABLE"
     "|UNKNOWN): "
 )
@@ -35,53 +35,53 @@ _SIGNATURE = re.compile(
     r"|token|sig|s[etprv]|spr|sks?|skoid|sktid|skt|ske|skv"
 )
 
-# Characters that write what follows from right to left, or end that.
-_TURNS = "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
+# Characters that change or reset the text direction.
+_BIDI_CONTROLS = "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
 
 
 class UserError(ValueError):
-    """A mistake in a config, a path or a file that the user can put right.
+    """A mistake in a config, a path or a file that the user can fix.
 
-    The message is one line that names the key, the value and the way out; the launcher prints it
+    The message is one line with the key, the value and the fix; the launcher prints it
     without a traceback and exits with status 2.
     """
 
 
 class PassingError(UserError):
-    """A failure of a disk or network that may pass: the same command may work later (status 75)."""
+    """A possibly temporary disk or network failure: the command may work later (status 75)."""
 
 
 def may_pass(error: BaseException) -> bool:
-    """Whether it is an error of a disk or network that may soon be back."""
+    """Whether it is a disk or network error that may be temporary."""
     if is_network_error(error):
-        return getattr(error, "code", None) not in _REFUSALS
+        return getattr(error, "code", None) not in _CLIENT_ERRORS
     if isinstance(error, OSError):
-        return error.errno in _PASSING or isinstance(error, TimeoutError)
+        return error.errno in _TRANSIENT or isinstance(error, TimeoutError)
     if isinstance(error, UserError):
         return isinstance(error, PassingError)
     code = _OS_ERROR_CODE.search(str(error))
-    status = isinstance(error, ValueError) and _PASSING_STATUS.search(str(error))
-    return bool(status) or (code is not None and int(code[1]) in _PASSING)
+    status = isinstance(error, ValueError) and _TRANSIENT_STATUS.search(str(error))
+    return bool(status) or (code is not None and int(code[1]) in _TRANSIENT)
 
 
 def may_be_caused_by_peer(error: BaseException) -> bool:
-    """Whether another process of the run may be to blame: a collective has failed, or the like.
+    """Whether another process of the run may be the cause, e.g. of a failed collective.
 
-    By the words, because JAX raises one and the same as JaxRuntimeError or as ValueError.
+    By the text, because JAX raises the same error as JaxRuntimeError or as ValueError.
     """
-    return type(error).__name__ == "JaxRuntimeError" or _OF_PEERS.match(str(error)) is not None
+    return type(error).__name__ == "JaxRuntimeError" or _PEER_ERRORS.match(str(error)) is not None
 
 
 def one_line(error: BaseException) -> str:
-    """What the error says, in one line of bounded length."""
+    """The error's message in one line of bounded length."""
     text = (isinstance(error, OSError) and error.strerror) or str(error) or type(error).__name__
-    if code := _OS_ERROR_CODE.search(text):  # TensorStore says the reason behind long paths
+    if code := _OS_ERROR_CODE.search(text):  # TensorStore gives the reason after long paths
         return os.strerror(int(code[1]))
     return " ".join(text.split())[:200]
 
 
 def unsigned(text: str) -> str:
-    """Addresses in it without what signs them: a secret, and another one every day."""
+    """Removes signatures from addresses: they are secret, and change every day."""
 
     def without_signature(match: re.Match[str]) -> str:
         parts = match[2].split("&")
@@ -92,33 +92,33 @@ def unsigned(text: str) -> str:
 
 
 def escaped(text: str, kept: str = "") -> str:
-    """The text without what would move a terminal's cursor, forge a line or be no UTF-8.
+    """Escapes what would move a terminal's cursor, forge a line or is not valid UTF-8.
 
-    Spaces and joiners of other scripts stay, signatures of addresses do not.
+    Spaces and joiners of other scripts stay, address signatures do not.
     """
     text = unsigned(text)
     if text.isprintable():
         return text
 
     def is_harmless(c: str) -> bool:
-        is_control = unicodedata.category(c) in ("Cc", "Cs", "Zl", "Zp") or c in _TURNS
+        is_control = unicodedata.category(c) in ("Cc", "Cs", "Zl", "Zp") or c in _BIDI_CONTROLS
         return c in kept or not is_control
 
     return "".join(c if is_harmless(c) else c.encode("unicode_escape").decode() for c in text)
 
 
 def is_network_error(error: BaseException) -> bool:
-    """Whether a client of a bucket has given up."""
+    """Whether a bucket client has given up."""
     return type(error).__module__.partition(".")[0] in _NETWORK
 
 
 def as_user_error(message: str, cause: BaseException) -> UserError:
-    """A UserError with this message; a PassingError if the cause may pass."""
+    """A UserError with this message; a PassingError if the cause may be temporary."""
     return PassingError(message) if may_pass(cause) else UserError(message)
 
 
 def missing_package(purpose: str, package: str, extra: str) -> UserError:
-    """Says which extra of setup.py brings the package that `purpose` needs."""
+    """Names the extra of setup.py that installs the package that `purpose` needs."""
     return UserError(
         f"{purpose} needs the package {package}: pip install -e '.[{extra}]' in the clone of "
         "vit_jax."
@@ -126,12 +126,12 @@ def missing_package(purpose: str, package: str, extra: str) -> UserError:
 
 
 def import_extra(purpose: str, package: str, extra: str) -> Any:
-    """Imports a package that only some users have; UserError where it is missing."""
+    """Imports an optional package; UserError if it is missing."""
     try:
         module = importlib.import_module(package)
     except ImportError as error:
         raise missing_package(purpose, package, extra) from error
-    if module.__file__ is None:  # a folder of that name, as W&B leaves wherever it ran
+    if module.__file__ is None:  # a folder of that name, as created by W&B in its working directory
         raise missing_package(purpose, package, extra)
     return module
 
@@ -144,7 +144,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 def list_names(names: Iterable[str], shown: int = 4) -> str:
-    """The first few names and the number of the others."""
+    """The first few names and the number of the rest."""
     names = list(names)
     more = f" and {len(names) - shown} more" if len(names) > shown else ""
     return ", ".join(names[:shown]) + more
@@ -184,9 +184,9 @@ def check_keys(section: str, kind: str, given: Iterable[str], known: Iterable[st
 
 
 def check_local(key: str, path: str) -> None:
-    """Raises a UserError for `gs://bucket/x`, which would become a folder called `gs:`."""
+    """Raises a UserError for `gs://bucket/x`, which would become a folder named `gs:`."""
     if "://" in path:
-        raise UserError(f"{key}={path!r}: only paths of the file system work; mount it first.")
+        raise UserError(f"{key}={path!r}: only file system paths work; mount it first.")
 
 
 class TrainingDivergedError(RuntimeError):
@@ -194,4 +194,4 @@ class TrainingDivergedError(RuntimeError):
 
 
 class PreemptedError(Exception):
-    """The run was asked to stop and has saved its state: the same command resumes from there."""
+    """The run was asked to stop and has saved its state: the same command resumes it."""

@@ -127,7 +127,7 @@ def test_an_image_may_be_a_path(tmp_path):
     rng = np.random.default_rng(0)
     assert dataset.example(0, rng)["image"][0, 0, 0] == 7
     for index in (1, 2):
-        message = rf"example {index} of .* \(train\[{index}\]\): there is no image"
+        message = rf"example {index} of .* \(train\[{index}\]\): the image is missing"
         with pytest.raises(UserError, match=message):
             dataset.example(index, rng)
 
@@ -139,8 +139,8 @@ def test_an_image_may_be_a_path(tmp_path):
         ({"label": [0, None, 2]}, "", r"1 example of 'train' without 'label'"),
         ({"label": [0, 1, 3]}, "", "label 3 has no name; there are 3"),
         ({"code": [5, 5, 5]}, "code", "code: 1 class; a classifier needs two"),
-        ({}, "image", "label_key='image' is no label; set .* one of label, caption, code"),
-        ({}, "lable", "label_key='lable' is no label"),
+        ({}, "image", "label_key='image' is not a label; set .* one of label, caption, code"),
+        ({}, "lable", "label_key='lable' is not a label"),
     ],
 )
 def test_labels_that_are_none_are_refused(tmp_path, change, label_key, message):
@@ -152,15 +152,15 @@ def test_damaged_folders_are_named(tmp_path):
     name = save_splits(tmp_path / "d", train=columns(5), test=columns(5))
     file = tmp_path / "d" / "test" / "data-00001-of-00002.arrow"
     file.write_bytes(file.read_bytes()[:100])
-    with pytest.raises(UserError, match="data-00001-of-00002.arrow is no Arrow stream"):
+    with pytest.raises(UserError, match="data-00001-of-00002.arrow is not an Arrow stream"):
         open_saved(name, "train")
     (tmp_path / "d" / "test" / "state.json").write_text("{}")
     with pytest.raises(UserError, match=r"state.json.*_data_files"):
         open_saved(name, "train")
     features = {"label": FEATURES["label"]}
     bare = save(tmp_path / "e", {"label": [0, 1]}, features=features)
-    with pytest.raises(UserError, match="no feature of the type Image; its columns: label"):
+    with pytest.raises(UserError, match="no Image feature; its columns: label"):
         open_saved(bare, "train")
     plain = save(tmp_path / "f", columns(3), features={})
-    with pytest.raises(UserError, match="no feature of the type Image"):
+    with pytest.raises(UserError, match="no Image feature"):
         open_saved(plain, "train")

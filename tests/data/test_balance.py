@@ -85,9 +85,9 @@ def test_the_config_key_reaches_training_alone():
 @pytest.mark.parametrize(
     ("balance", "label", "message"),
     [
-        (1.5, 0, r"dataset.balance=1.5 must be from 0 \(as stored\) to 1"),
+        (1.5, 0, r"dataset.balance=1.5 must be between 0 \(as stored\) and 1"),
         (float("nan"), 0, "dataset.balance=nan must be"),
-        (0.5, None, "needs one label per image, dataset.name='x' has no label that is read"),
+        (0.5, None, "needs one label per image, dataset.name='x' has no labels loaded"),
         (0.5, np.ones(3, np.uint8), "dataset.name='x' has several labels; set it to 0"),
     ],
 )

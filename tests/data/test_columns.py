@@ -137,7 +137,7 @@ def test_columns_that_are_not_there_are_named(table, tmp_path):
 
 def test_an_empty_cell_names_its_row(tmp_path):
     rows = {"path": NAMES[:3], "caption": ["a", " ", "c"], "split": ["train"] * 3}
-    with pytest.raises(UserError, match="1 row without a caption, first row 2"):
+    with pytest.raises(UserError, match="1 row without a caption, the first is row 2"):
         opened(write_table(tmp_path / "t.csv", rows), needs_label=False)
 
 

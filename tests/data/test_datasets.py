@@ -61,9 +61,9 @@ def test_fingerprint_tells_data_apart(folder, tmp_path):
     [
         ({"name": ""}, "dataset.name is empty"),
         ({"name": "glyphs(sise=16)"}, r"'glyphs\(sise=16\)': .*unknown argument 'sise'\. Did you"),
-        ({"name": "glyphs(size=100000)"}, r"glyphs\(size=100000\): size must be from 4 to 1024"),
+        ({"name": "glyphs(size=100000)"}, r"glyphs\(size=100000\): size must be 4 to 1024"),
         ({"on_bad_image": "ignore"}, "dataset.on_bad_image='ignore' is unknown"),
-        ({"label_key": "fine"}, "dataset.label_key='fine' is for TFDS names"),
+        ({"label_key": "fine"}, "dataset.label_key='fine' is only for TFDS names"),
     ],
 )
 def test_bad_arguments(folder, arguments, message):
@@ -119,7 +119,7 @@ def test_a_folder_without_class_folders(tmp_path):
         image = fixtures_data.encoded(fixtures_data.picture(seed, size=(16, 20)))
         (tmp_path / f"{seed}.jpg").write_bytes(image)
     keys = {"split": "train", "preprocess": "decode|resize(16)"}
-    with pytest.raises(UserError, match="no folders of classes"):
+    with pytest.raises(UserError, match="no class folders"):
         create_dataset(name=str(tmp_path), **keys)
     config = tiny.config(
         dataset__name=str(tmp_path),

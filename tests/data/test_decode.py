@@ -52,7 +52,7 @@ def test_unusual_files():
 @pytest.mark.parametrize("dtype", ["int8", "int16", "int32", "float32", "float64"])
 def test_samples_without_a_scale_to_8_bits_are_refused(dtype):
     data = cv2.imencode(".tif", np.arange(80).reshape(8, 10).astype(dtype))[1].tobytes()
-    with pytest.raises(ValueError, match=f"its samples are {dtype}, and no scale"):
+    with pytest.raises(ValueError, match=f"its samples are {dtype}, with no known scale"):
         decode(data)
     assert not decodes(data)
     assert dtype in doubts(data)

@@ -145,7 +145,7 @@ def test_a_folder_of_classes_alone_is_split(tmp_path):
     assert train <= files("train")
     assert test <= files("test")
     (root / "new").mkdir()
-    with pytest.raises(UserError, match="no image in 'new'"):
+    with pytest.raises(UserError, match="no images in 'new'"):
         open_folder(str(root), "train")
 
 
@@ -156,7 +156,7 @@ def test_what_is_held_out_has_many_names(name, tmp_path, caplog):
     with caplog.at_level(logging.INFO):
         source, _ = open_folder(str(tmp_path), "test[:50%]+train")
     assert len(source) == 2 + 6
-    assert f"has no split 'test': taking '{name}'." in caplog.text
+    assert f"has no split 'test': using '{name}'." in caplog.text
 
 
 def test_layout_errors(tmp_path):
@@ -168,22 +168,22 @@ def test_layout_errors(tmp_path):
 
     fails("missing", "No such file or directory")
     (tmp_path / "empty").mkdir()
-    fails("empty", "no folders of classes; expected CLASS_NAME/IMAGE.jpg or train/CLASS_NAME")
+    fails("empty", "no class folders; expected CLASS_NAME/IMAGE.jpg or train/CLASS_NAME")
     for split in ("train", "val"):  # without classes
         (tmp_path / "flat" / split).mkdir(parents=True)
         (tmp_path / "flat" / split / "1.jpg").touch()
-    fails("flat", "no folders of classes")
+    fails("flat", "no class folders")
     touch_folder(tmp_path / "one", {"cat": 2})
     fails("one", "only one class, 'cat'")
     touch_folder(tmp_path / "bare", {"cat": 2, "dog": 0})
-    fails("bare", "no image in 'train/dog'")
+    fails("bare", "no images in 'train/dog'")
     (tmp_path / "bare/train/dog/x.psd").touch()
-    fails("bare", "no image in 'train/dog' or below .but 1 other files.; it takes.*jpg")
+    fails("bare", "no images in 'train/dog' or below .but 1 other files.; supported: .*jpg")
     touch_folder(tmp_path / "more", {"cat": 2, "dog": 2})
     touch_folder(tmp_path / "more", {"cow": 1}, "test")
     fails("more", "class 'cow' of split 'test' is not a class of 'train'", "test")
     fails("more", "unknown split 'fold'; known splits: test, train", "fold")
-    fails("more", "selects no example", "train[:10%]")
+    fails("more", "selects no examples", "train[:10%]")
     (tmp_path / "file").touch()
     fails("file", "Not a directory")
 
@@ -196,7 +196,7 @@ def test_damaged_images_are_reported_before_training(tmp_path, caplog):
     for name, data in fixtures_data.odd_images().items():
         (root / "train" / "a" / name).write_bytes(data)
     dataset = create_dataset(name=str(root), split="train", preprocess="decode|resize(16)")
-    with pytest.raises(UserError, match="mend or delete them") as caught:
+    with pytest.raises(UserError, match="fix or delete them") as caught:
         dataset.check()
     assert f"{len(broken)} of {dataset.num_examples} images cannot be read" in str(caught.value)
     for name in broken:
@@ -279,7 +279,7 @@ def test_a_small_class_holds_out_a_fifth_but_for_one_file(tmp_path):
 @pytest.mark.parametrize("name", ["a\nb", "a\x1b[2J", b"\xff".decode(errors="surrogateescape")])
 def test_names_of_classes_are_lines_of_text(tmp_path, name):
     root = touch_folder(tmp_path, {name: 1, "c": 1})
-    with pytest.raises(UserError, match="must be a name of one line, in UTF-8") as found:
+    with pytest.raises(UserError, match="must be a single line of UTF-8") as found:
         open_folder(str(root), "train")
     assert str(found.value).isprintable()
 
@@ -317,5 +317,5 @@ def test_remarks_of_decoders_name_their_file(tmp_path, caplog, capfd):
     dataset = create_dataset(name=str(root), split="train", preprocess="decode")
     with pytest.raises(UserError, match="1 of 6 images cannot be read: .*broken.tif"):
         dataset.check()
-    assert "broken.tif is taken for damaged" in caplog.text
+    assert "broken.tif is treated as damaged" in caplog.text
     assert capfd.readouterr().err == ""

@@ -78,10 +78,10 @@ def test_what_named_pipelines_stand_for(named, ops):
         ("random_erasing(1.5)", "probability=1.5"),
         ("resize(size)", r"'resize\(size\)': arguments must be literals"),
         ("os['system']('x')", "is not a name"),
-        ("", "invalid syntax; write it like"),
+        ("", "invalid syntax; expected e.g."),
         (
             "official_eval(0)",
-            r"stands for preprocess 'decode.*resize\(0, 0\)': .* must be from 1 to 8192",
+            r"expands to preprocess 'decode.*resize\(0, 0\)': .* must be from 1 to 8192",
         ),
         ("timm_eval(224, 1.1)", r"crop_pct=1.1 must be in \(0, 1\] \(arguments: timm_eval\(size,"),
         ("timm_eval(224, method='cubic')", "'pillow_cubic' must be one of bilinear, area"),

@@ -89,7 +89,7 @@ def test_worker_processes_import_it_too(module):
         ("MODULE.typo", "cannot be used .*has no attribute 'typo'"),
         ("MODULE.noise()", "cannot be used .*missing 1 required positional argument: 'most'"),
         ("MODULE.broken()", r"cannot be used \(RuntimeError: no weights found\); .* PYTHONPATH"),
-        ("MODULE.three()", r"MODULE.three\(\) gives int, not a function of \(image, rng\)"),
+        ("MODULE.three()", r"MODULE.three\(\) gives int, not a function \(image, rng\)"),
     ],
 )
 def test_what_cannot_be_made_is_said_before_the_data_are_opened(module, call, message):
@@ -103,8 +103,8 @@ def test_what_cannot_be_made_is_said_before_the_data_are_opened(module, call, me
 @pytest.mark.parametrize(
     ("function", "message"),
     [
-        ("to_text", r"to_text gives no image, but str\."),
-        ("to_doubles", r"to_doubles gives float64 \[8, 8, 3\]; images are uint8 or float32"),
+        ("to_text", r"to_text gave str, not an image\."),
+        ("to_doubles", r"to_doubles gives float64 \[8, 8, 3\]; it must be uint8 or float32"),
     ],
 )
 def test_what_is_no_image_is_said(module, function, message):

@@ -32,8 +32,8 @@ def test_what_an_expression_selects(expression, expected):
         ("train[5]", "only support slice syntax"),
         ("train[:120%]", r"should be in \[-100, 100\]"),
         ("train[:101]", "incompatible with 99 examples"),
-        ("train[:2shard]", "shards can only be named in a prepared set"),
-        ("test[:1%]", "selects no example"),
+        ("train[:2shard]", "shards can only be selected in a prepared TFDS dataset"),
+        ("test[:1%]", "selects no examples"),
     ],
 )
 def test_bad_expressions_are_one_line_errors(expression, message):

@@ -57,7 +57,7 @@ def test_labels_of_parquet_are_lists_or_text(tmp_path, labels, expected):
     ("labels", "message"),
     [
         ([["a"], ["b"]], "label of row 1: .* is neither text nor a number"),
-        ([1.0, float("nan")], "1 row without a label, first row 2"),
+        ([1.0, float("nan")], "1 row without a label, the first is row 2"),
     ],
 )
 def test_odd_columns_of_parquet_are_one_line(tmp_path, labels, message):
@@ -148,11 +148,11 @@ def test_without_labels(tmp_path):
         ("file,label a,x", r"no column 'path' or 'file_name', but file"),
         ("path,lable a,x", "no column 'label' or 'labels', but .*Did you"),
         ("path,label", "0 classes; a classifier needs two"),
-        ("path,label,split a,x,train b,y,", "1 row without a split, first row 2"),
-        ("path,label a,x b,", "1 row without a label, first row 2"),
+        ("path,label,split a,x,train b,y,", "1 row without a split, the first is row 2"),
+        ("path,label a,x b,", "1 row without a label, the first is row 2"),
         ("path,label a,x b,x", "1 class; a classifier needs two"),
         ("path,label a,x a,y", "listed twice in 'train': a"),
-        ("path,label,split a,x,train b,y,train c,z,val", "1 class in another split than .*: z"),
+        ("path,label,split a,x,train b,y,train c,z,val", "1 class missing from 'train': z"),
         ("path,label a,b,c", "row 1 has 3 values for 2 columns"),
         ("", "no column 'path' or 'file_name', but none"),
     ],

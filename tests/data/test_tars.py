@@ -133,10 +133,10 @@ def test_which_folders_hold_tars(root, tmp_path):
 @pytest.mark.parametrize(
     ("samples", "message"),
     [
-        ({"1": {"txt": b"x"}}, r"no image in 1 tar \(.*/a.tar\)"),
+        ({"1": {"txt": b"x"}}, r"no images in 1 tar \(.*/a.tar\)"),
         ({"1": sample(1, 0), "2": {"png": png(1)}}, r"1 image without KEY.cls or 'label' .* 2.png"),
         ({"1": sample(1, 0), "2": sample(2, 0)}, "1 class; a classifier needs two"),
-        ({"1": sample(1, 0), "2": sample(2, "a\nb")}, "must be a name of one line"),
+        ({"1": sample(1, 0), "2": sample(2, "a\nb")}, "must be a single line of UTF-8"),
     ],
 )
 def test_samples_that_are_none_are_refused(tmp_path, samples, message):
@@ -162,5 +162,5 @@ def test_a_tar_that_became_shorter_is_an_error_of_its_example(root):
     dataset = create_dataset(name=str(root), split="train", preprocess="decode")
     tar = root / "train-000.tar"
     tar.write_bytes(tar.read_bytes()[:600])
-    with pytest.raises(UserError, match=r"example 4 of .*d/004.png\): the tar ends in it"):
+    with pytest.raises(UserError, match=r"example 4 of .*d/004.png\): the tar is truncated"):
         dataset.example(4, np.random.default_rng(0))

@@ -195,5 +195,5 @@ def test_a_vocabulary_that_is_none_is_named(
     assert "\n" not in str(found.value)
     with pytest.raises(UserError, match="length=0 must be at least 1"):
         parse("decode|tokenize(length=0)")
-    with pytest.raises(UserError, match="gs://b.*no folder in a bucket"):
+    with pytest.raises(UserError, match="gs://b.*not a folder in a bucket"):
         vocab_size("gs://b/vocab.txt")

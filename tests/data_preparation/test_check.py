@@ -44,7 +44,7 @@ def test_every_kind_of_damage_is_found(prepared, script):
     assert "4 of its files are damaged" in result.stdout
     manifest = prepared / "checksums.json"
     manifest.write_text(manifest.read_text().replace('"records"', '"recorded"'))
-    with pytest.raises(UserError, match=r"holds no checksums.json that is intact"):
+    with pytest.raises(UserError, match=r"has no intact checksums.json"):
         check_prepared(str(prepared))
 
 
@@ -64,7 +64,7 @@ def test_contents_are_checked_too(prepared):
 
 def test_only_prepared_sets_are_checked(prepared, script):
     for folder in (prepared / "no", prepared.parents[1]):
-        with pytest.raises(UserError, match=r"no checksums.json that is intact; give .*NAME/VER"):
+        with pytest.raises(UserError, match=r"no intact checksums.json; give a .*NAME/VER"):
             check_prepared(str(folder))
     result = script("prepare_data.py", "folder")
     assert result.returncode == 2

@@ -153,18 +153,18 @@ def test_damaged_tars_are_named(tmp_path):
 def test_other_sources_are_refused(tmp_path):
     fails("imagenet2012", tmp_path / "missing", "No such file")
     (tmp_path / "empty").mkdir()
-    fails("imagenet2012", tmp_path / "empty", "holds none of ILSVRC2012_img_train.tar, ")
-    fails("imagenet21k", tmp_path / "empty", "holds no class tars such as n00004475.tar")
+    fails("imagenet2012", tmp_path / "empty", "has none of ILSVRC2012_img_train.tar, ")
+    fails("imagenet21k", tmp_path / "empty", "has no class tars such as n00004475.tar")
     (tmp_path / "none" / "train").mkdir(parents=True)
-    fails("imagenet2012", tmp_path / "none", "train: holds no class folders")
+    fails("imagenet2012", tmp_path / "none", "train: has no class folders")
     (tmp_path / "none" / "train" / "n99000001").mkdir()
-    fails("imagenet2012", tmp_path / "none", "n99000001 is no class of ILSVRC 2012")
+    fails("imagenet2012", tmp_path / "none", "n99000001 is not a class of ILSVRC 2012")
     (tmp_path / "odd" / "val").mkdir(parents=True)
-    fails("imagenet2012", tmp_path / "odd", "no image of split 'validation' that ends in .jpg, ")
+    fails("imagenet2012", tmp_path / "odd", "no images of split 'validation' ending in .jpg, ")
     (tmp_path / "odd" / "val" / "ILSVRC2012_val_00050001.JPEG").write_bytes(small.jpeg(0))
-    fails("imagenet2012", tmp_path / "odd", "val_00050001.JPEG' is not called")
+    fails("imagenet2012", tmp_path / "odd", "val_00050001.JPEG' is not named like")
     (tmp_path / "flat.tar").write_bytes(small.tar({"a.JPEG": small.jpeg(1)}))
-    fails("imagenet21k", tmp_path / "flat.tar", "holds no class tars")
+    fails("imagenet21k", tmp_path / "flat.tar", "has no class tars")
 
 
 def test_labels_of_the_validation_images_are_those_of_tfds():

@@ -82,9 +82,9 @@ def test_in_a_folder(saved: Path) -> None:
     assert f"- Parameters: {num_parameters:,}" in lines
     assert {"- `gelu`: `tanh`", "- `layer_norm_epsilon`: `1e-06`"} <= set(lines)
     assert "- Computes in: float32" in lines
-    assert "- Checked: read again, it differed from vit_jax by at most 1e-05 in the logits" in lines
+    assert "- Checked: read back, it differed from vit_jax by at most 1e-05 in the logits" in lines
     assert "- Made from: `photos`" in lines
-    assert "- loaded: 2 arrays as they are" in lines
+    assert "- loaded: 2 arrays unchanged" in lines
     assert "- adapted: a (bilinear 2x2 -> 3x3)" in lines
     assert "- dropped: b (a buffer)" in lines
 
@@ -107,7 +107,7 @@ def test_lines_for_other_libraries(
 
 def test_what_is_not_known_is_said_to_be_unknown(tmp_path: Path) -> None:
     text = card(tmp_path, load_model(save_model(tmp_path / "a", num_classes=4)))
-    assert "\n- Classes: 4, of unknown names\n" in text
+    assert "\n- Classes: 4, with unknown names\n" in text
     assert "\n- Published as: not known\n- Published accuracy: not known\n" in text
     text = card(tmp_path, load_model(save_model(tmp_path / "b")))
     assert front(text)["pipeline_tag"] == "image-feature-extraction"

@@ -162,7 +162,7 @@ def test_fixed_positions_are_written_as_learned_ones(tmp_path: Path) -> None:
     source = write_arrays(tmp_path / "a.npz", google.to_big_vision(params))
     target, size = str(tmp_path / "timm"), (32, 32)
     report = convert_checkpoint(str(source), target, format="timm", image_size=size)
-    assert any("fixed positions" in note for note in report["notes"])
+    assert any("Fixed positions" in note for note in report["notes"])
     assert report["max_difference"] <= 1e-5
     assert load_model(tmp_path / "timm").description.model["position_embedding"] == "learned"
 

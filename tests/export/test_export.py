@@ -163,7 +163,7 @@ MISTAKES: dict[str, dict[str, Any]] = {
     "--format='tflite' is unknown": {"format": "tflite"},
     "Did you mean 'logits'": {"output": "logit"},
     "--batch=0 must be at least 1": {"batch": 0},
-    "taken exists; remove it": {"destination": "taken"},
+    "taken exists; delete it": {"destination": "taken"},
     "--output=softmax: headless has no head": {"source": "headless", "output": "softmax"},
 }
 

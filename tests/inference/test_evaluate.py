@@ -157,7 +157,7 @@ def test_a_run_is_measured_on_what_it_was_tested_on(
     )
     for name in ("accuracy", "loss", "num_examples", "dataset", "split"):
         assert found[name] == expected[name]
-    with pytest.raises(UserError, match="not a run that says what it was tested on: give --data"):
+    with pytest.raises(UserError, match="not a run with test data: give --data"):
         evaluate(str(model))
 
 
@@ -280,11 +280,11 @@ def test_real_labels_of_a_folder(tmp_path: Path) -> None:
     assert "over the 5 images" in table(results)
 
     for content, message in (
-        ("[[1], 2]", "no list of lists of labels"),
+        ("[[1], 2]", "not a list of lists of labels"),
         ("{", "not a JSON file"),
         ("[[1], [0]]", "ends before image 50000"),
         (json.dumps([[999]] * 50_000), "go up to 999, but .* has only 3 classes"),
-        (json.dumps([[]] * 50_000), "no image of 'val' has a ReaL label"),
+        (json.dumps([[]] * 50_000), "no images of 'val' have ReaL labels"),
     ):
         real.write_text(content)
         with pytest.raises(UserError, match=message):
@@ -311,7 +311,7 @@ def test_real_labels_of_tfds(tmp_path: Path) -> None:
 
 def test_real_labels_are_for_imagenet(model: Path, photos: Path, tmp_path: Path) -> None:
     (tmp_path / "real.json").write_text("[[0]]")
-    with pytest.raises(UserError, match=r"called '0\d\d.jpg', not ILSVRC2012_val_00000001.JPEG"):
+    with pytest.raises(UserError, match=r"called '0\d\d.jpg', not like ILSVRC2012_val_0000"):
         evaluate(str(model), dataset=str(photos), split="test", real=str(tmp_path / "real.json"))
 
 
@@ -333,7 +333,7 @@ def test_another_order_of_the_classes_changes_nothing(
     first = evaluate(str(model), dataset=str(photos), split="test")
     assert "matched by name" not in caplog.text
     second = evaluate(str(other), dataset=str(photos), split="test")
-    assert "6 of 7 labels have another number in the model, which has 1 more" in caplog.text
+    assert "6 of 7 labels have another index in the model, which has 1 more" in caplog.text
     assert "Preprocessing: decode|resize(16)" in caplog.text
     for key in ("accuracy", "accuracy_top5", "loss", "calibration_error"):
         assert first[key] == pytest.approx(second[key], rel=1e-5)
@@ -359,10 +359,10 @@ def test_classes_by_wordnet_id() -> None:
 @pytest.mark.parametrize(
     ("dataset_names", "model_names", "num_outputs", "message"),
     [
-        ("abcd", "abc", 3, "has 4 classes, the model only 3 outputs"),
+        ("abcd", "abc", 3, "has 4 classes, but the model only 3 outputs"),
         ("abxy", "abcd", 4, r"2 of .* 4 classes are not among .* 4: 'x', 'y' \(the model's: 'a'"),
         ("ab", "abb", 3, "1 of .*: 'b'"),  # which b?
-        ("abc", "", 4, "4 outputs of unknown names, the dataset 3 classes; --ignore_class_names"),
+        ("abc", "", 4, "4 outputs with unknown names, the dataset 3 classes; --ignore_class_names"),
     ],
 )
 def test_classes_that_do_not_match(
@@ -385,7 +385,7 @@ def test_unknown_and_ignored_names_are_taken_in_order() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"preprocess": "decode|resize(24)"}, r"images of \(24, 24, 3\), the model takes \(16,"),
+        ({"preprocess": "decode|resize(24)"}, r"\(24, 24, 3\), but the model takes \(16,"),
         ({"preprocess": "decode|quux"}, "unknown op 'quux'"),
         ({"loss": "hinge"}, "objective.loss='hinge' is unknown"),
         ({"batch_size": 0}, "--batch_size=0 must be at least 1"),

@@ -214,8 +214,8 @@ def test_damaged_images_are_found_before_the_work(
     assert extract_features(str(run), images, **options) == {"gap": (5, 16)}
     for arguments, message in (
         ({"images": ["cifar10"]}, "cifar10: no such file or folder; a dataset needs a --split"),
-        ({"images": ["a", "b"], "split": "train"}, "goes with one dataset, not with 2 names"),
-        ({"images": images, "output": "f.txt"}, "name a file that ends in .npz"),
+        ({"images": ["a", "b"], "split": "train"}, "takes one dataset, not 2 names"),
+        ({"images": images, "output": "f.txt"}, "must be a file name ending in .npz"),
         ({"images": images, "features": ["clss"]}, "Did you mean 'cls'"),
     ):
         with pytest.raises(UserError, match=message):
@@ -262,5 +262,5 @@ def test_the_script(
 
 def test_a_full_disk_is_said_at_once(tmp_path: Path) -> None:
     specs = {"x": jax.ShapeDtypeStruct((10**12, 1000), np.float32)}
-    with pytest.raises(UserError, match=r"needs 8000000.0 GB, the disk has .* GB left"):
+    with pytest.raises(UserError, match=r"needs 8000000.0 GB, but only .* GB are free"):
         _write_rows(tmp_path / "f.npz", specs, [])

@@ -117,7 +117,7 @@ def test_images_that_the_preprocessing_refuses_are_named(model: Model, tmp_path:
     cropping = preprocessed(model, "decode|central_crop(16)")
     large, small = predict_images(cropping, find_images([str(tmp_path)]))
     assert "error" not in large
-    assert "9x30 holds no crop of 16x16" in small["error"]
+    assert "9x30 is smaller than the crop 16x16" in small["error"]
 
 
 def test_lines_json_and_picture(
@@ -175,14 +175,14 @@ def test_mistakes(model: Model, source: Path, folder: Path, tmp_path: Path) -> N
 
     with pytest.raises(UserError, match="--top=0 must be an integer, at least 1"):
         next(predict_images(model, image, top=0))
-    with pytest.raises(UserError, match=r"gives images of \(8, 8, 3\), the model takes \(16,"):
+    with pytest.raises(UserError, match=r"gives images of \(8, 8, 3\), but the model takes \(16,"):
         predict(str(source), image, preprocess="decode|resize(8)")
     with pytest.raises(UserError, match="--loss='cosine' is unknown"):
         next(predict_images(model, image, loss="cosine"))
     with pytest.raises(UserError, match="the ending of --picture='.pgn' .* '.png'"):
         predict(str(source), image, picture="sheet.pgn")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(UserError, match="no image in this folder or below"):
+    with pytest.raises(UserError, match="no images in this folder or below"):
         predict(str(source), [str(tmp_path / "empty")])
     headless = load_model(save_model(tmp_path / "headless"))
     with pytest.raises(UserError, match="the model has no head"):

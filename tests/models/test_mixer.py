@@ -85,5 +85,5 @@ def test_another_number_of_tokens_is_refused_with_the_number() -> None:
     model = create_model(**SMALL, num_classes=5)
     params = weights.seeded(model, (32, 32, 3))
     like = weights.seeded(model, (48, 48, 3))
-    with pytest.raises(UserError, match=r"images that give 4 tokens, as the file's did \(now 9\)"):
+    with pytest.raises(UserError, match=r"images with 4 tokens, as in the file \(now 9\)"):
         adapt_params(params, like, grid=(3, 3))

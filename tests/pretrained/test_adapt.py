@@ -35,8 +35,8 @@ def test_several_changes_at_once() -> None:
         "cls": "class token, dropped",
         "head/bias": "pre-training head, reset",
         "head/kernel": "pre-training head, reset",
-        "pre_logits/bias": "the model has none",
-        "pre_logits/kernel": "the model has none",
+        "pre_logits/bias": "the model has no pre_logits",
+        "pre_logits/kernel": "the model has no pre_logits",
     }
     assert report["reset"] == ["head/bias", "head/kernel"]
     assert list(params) == list(like)
@@ -46,13 +46,13 @@ def test_several_changes_at_once() -> None:
         assert params[name] is loaded[name]
     assert {array.dtype for array in params.values()} == {np.dtype(np.float32)}
     assert report_text(report).splitlines() == [
-        f"loaded: {len(like) - 4} arrays as they are",
+        f"loaded: {len(like) - 4} arrays unchanged",
         f"adapted: {POSITIONS} ({adapted[POSITIONS]}); "
         f"embedding/kernel ({adapted['embedding/kernel']})",
         "reset: head/bias, head/kernel",
         "dropped: opt/state/step (optimizer state); cls (class token, dropped); "
         "head/bias, head/kernel (pre-training head, reset); "
-        "pre_logits/kernel, pre_logits/bias (the model has none)",
+        "pre_logits/kernel, pre_logits/bias (the model has no pre_logits)",
     ]
 
 

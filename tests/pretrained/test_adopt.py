@@ -84,7 +84,7 @@ def test_what_was_asked_for_stays_and_is_said(
     found = adopt(config, str(tmp_path / "run"))
     assert found.model.gelu == "tanh"
     assert found.dataset.preprocess == ranged
-    assert "dataset.preprocess gives ValueRange(low=0.0" in caplog.text
+    assert "dataset.preprocess has ValueRange(low=0.0" in caplog.text
     assert "normalize(" in found.dataset.eval_preprocess
     assert get_config("", "model.gelu=exact").pretrained.keep == ("model.gelu",)
 

@@ -99,15 +99,15 @@ def test_faults_that_pass(server: FileServer, tmp_path: Path, faults: list[dict[
 @pytest.mark.parametrize(
     ("served", "message"),
     [
-        (Served(b""), "has 0 bytes and should have 1 to"),
-        (Served(b"", faults=[{"chunked": True}]), "it is too short; the file is not kept"),
-        (Served(b"\n<!DOCTYPE html><html>Sign in"), "it is a web page; the file is not kept"),
-        (Served(b"<HTML>"), "it is a web page; the file is not kept"),
+        (Served(b""), "has 0 bytes instead of 1 to"),
+        (Served(b"", faults=[{"chunked": True}]), "it is too short; discarded"),
+        (Served(b"\n<!DOCTYPE html><html>Sign in"), "it is a web page; discarded"),
+        (Served(b"<HTML>"), "it is a web page; discarded"),
         (Served(BODY, {"Content-Encoding": "gzip"}), "connection failed"),
-        (Served(BODY, {}, [{"break_after": 70}] * 9), "failed .* at attempt 3"),
-        (Served(BODY, {}, [{"status": 503}] * 9), "answers 503 Service Unavailable, at attempt 3"),
-        (Served(BODY, {}, [{"status": 401}]), "answers 401 Unauthorized, at attempt 1; check the"),
-        (Served(BODY, {}, [{"status": 404}]), "answers 404 Not Found, at attempt 1; check the add"),
+        (Served(BODY, {}, [{"break_after": 70}] * 9), "failed .* attempt 3"),
+        (Served(BODY, {}, [{"status": 503}] * 9), "returned 503 Service Unavailable, attempt 3"),
+        (Served(BODY, {}, [{"status": 401}]), "returned 401 Unauthorized, attempt 1; check the"),
+        (Served(BODY, {}, [{"status": 404}]), "returned 404 Not Found, attempt 1; check the add"),
     ],
 )
 def test_what_is_no_weights_is_not_kept(
@@ -124,16 +124,16 @@ def test_a_server_that_never_ends_is_given_up(
     """One deadline covers connecting and reading; and before it, no more bytes than allowed."""
     monkeypatch.setattr(download_module, "DEADLINE", 0.5)
     put(server, faults=[fault])
-    refused(server, tmp_path, "not complete after 0.5 s")
+    refused(server, tmp_path, "incomplete after 0.5 s")
     if "endless" in fault:
         put(server, faults=[fault])
-        refused(server, tmp_path, "more than 30,000 bytes; it is not kept", size=(100, 30_000))
+        refused(server, tmp_path, "more than 30,000 bytes; discarded", size=(100, 30_000))
 
 
 def test_wrong_bytes_are_not_kept(server: FileServer, tmp_path: Path) -> None:
     put(server)
-    refused(server, tmp_path, "sha256 is .* and should be 0123; the file is not", sha256="0123")
-    refused(server, tmp_path, "has 20,000 bytes and should have 3 to 5", size=(3, 5))
+    refused(server, tmp_path, "sha256 is .* instead of 0123; discarded", sha256="0123")
+    refused(server, tmp_path, "has 20,000 bytes instead of 3 to 5", size=(3, 5))
 
 
 def test_the_servers_own_hash_is_checked(server: FileServer, tmp_path: Path) -> None:
@@ -181,7 +181,7 @@ def test_a_certificate_has_to_be_trusted(server: FileServer, tmp_path: Path) -> 
     server.socket = context.wrap_socket(server.socket, server_side=True)
     put(server)
     url = server.address.replace("http:", "https:") + "/file.npz"
-    with pytest.raises(UserError, match="self-signed.*at attempt 1; .*SSL_CERT_FILE"):
+    with pytest.raises(UserError, match="self-signed.*attempt 1; .*SSL_CERT_FILE"):
         download(url, tmp_path / "cache" / "file.npz")
     # In another process: the variable is read when it starts.
     program = "from vit_jax.pretrained.zoo.download import download\n"

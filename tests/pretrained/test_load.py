@@ -97,7 +97,7 @@ def test_unread_arrays_are_an_error(published: Path, tmp_path: Path) -> None:
     prefixed = {f"params/{name}": array for name, array in arrays.items()}
     path = write_arrays(tmp_path / "alien.npz", {**prefixed, "alien": np.ones(3, "f")})
     for read in (lambda: load_pretrained(path, like=abstract(small())), lambda: load_model(path)):
-        with pytest.raises(UserError, match="1 array in it belong to no model of ours: alien"):
+        with pytest.raises(UserError, match="1 unexpected array: alien"):
             read()
 
 
@@ -143,8 +143,8 @@ def test_fixed_positions_are_for_a_model_that_computes_them(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("remove", "inferred", "fitted"),
     [
-        ("embedding/kernel", "no Vision Transformer", "no Vision Transformer"),
-        ("Transformer/encoderblock_0/", "nothing tells its mlp_dim", "16 missing"),
+        ("embedding/kernel", "match no supported Vision", "match no supported Vision"),
+        ("Transformer/encoderblock_0/", "cannot infer its mlp_dim", "16 missing"),
         ("Transformer/encoderblock_1/MlpBlock_3/Dense_0/bias", *["Block_0/Dense_0/bias"] * 2),
         ("Transformer/encoder_norm/scale", *["encoder_norm/scale"] * 2),
         ("head/kernel", "head/kernel", ""),
@@ -219,7 +219,7 @@ def test_a_file_of_the_zoo_is_the_model_that_the_zoo_says(
     assert loaded.description.class_names[0] == "tench"
     shorter = {key: array for key, array in params.items() if "encoderblock_11/" not in key}
     write_arrays(sources.cache_path(url), shorter)
-    with pytest.raises(UserError, match=r"num_layers=11, and num_layers=12 is expected"):
+    with pytest.raises(UserError, match=r"num_layers=11, expected num_layers=12"):
         load_model(name)
 
 

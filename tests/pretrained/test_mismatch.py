@@ -25,14 +25,14 @@ def test_every_problem_is_named_at_once() -> None:
     assert error_of(loaded, small()) == (
         "the pre-trained parameters do not fit the model: 1 missing (embedding/bias), 1 unexpected "
         "(extra/kernel), 1 of another shape (embedding/kernel is (8, 8, 3, 32) and must be "
-        "(16, 16, 3, 32)). Way out: pretrained.resize_patches=True or model.patch_size=8."
+        "(16, 16, 3, 32)). To fix: pretrained.resize_patches=True or model.patch_size=8."
     )
     nothing = error_of({}, small())
     assert f"{len(small()) - 2} missing (Transformer/" in nothing
     assert f"and {len(small()) - 6} more)" in nothing
     del loaded["extra/kernel"]
     loaded["embedding/kernel"] = small()["embedding/kernel"]
-    assert "make sure that the file is whole" in error_of(loaded, small())
+    assert "check that the file is complete" in error_of(loaded, small())
 
 
 KEPT = {"reset_head": False}
@@ -88,10 +88,10 @@ MISFITS: dict[str, tuple[Any, ...]] = {
     "wider": (
         {"hidden_size": 64, "num_heads": 4},
         {},
-        "Way out: model.hidden_size=64 (now 32); model.num_heads=4 (now 2).",
+        "To fix: model.hidden_size=64 (now 32); model.num_heads=4 (now 2).",
     ),
-    "deeper": ({"num_layers": 3}, {}, "Way out: model.num_layers=3 (now 1)."),
-    "mlp": ({"mlp_dim": 64}, {}, "Way out: model.mlp_dim=64 (now 128)."),
+    "deeper": ({"num_layers": 3}, {}, "To fix: model.num_layers=3 (now 1)."),
+    "mlp": ({"mlp_dim": 64}, {}, "To fix: model.mlp_dim=64 (now 128)."),
     "hybrid": (
         STAGES,
         {"patch_size": 2, "image": (4, 4, 3)},
@@ -105,29 +105,29 @@ MISFITS: dict[str, tuple[Any, ...]] = {
     "map": (
         {"classifier": "map"},
         {"classifier": "gap"},
-        "Way out: model.classifier=map (now gap).",
+        "To fix: model.classifier=map (now gap).",
     ),
     "no map": (
         {"classifier": "gap"},
         {"classifier": "map"},
-        "Way out: model.classifier=gap (now map).",
+        "To fix: model.classifier=gap (now map).",
     ),
     "representation": (
         {"representation_size": 16},
         {"representation_size": 8},
-        "Way out: model.representation_size=16 (now 8).",
+        "To fix: model.representation_size=16 (now 8).",
     ),
     "no representation": (
         {},
         {"representation_size": 8},
-        "Way out: model.representation_size=None (now 8).",
+        "To fix: model.representation_size=None (now 8).",
     ),
     # timm drops pre_logits from such a file without a word, and the logits are wrong.
-    "a head kept without what it stands on": (
+    "a head kept without what it depends on": (
         {"representation_size": 32},
         {},
-        "Way out: model.representation_size=32 (now None); pretrained.reset_head=True (the head "
-        "kept stands on pre_logits).",
+        "To fix: model.representation_size=32 (now None); pretrained.reset_head=True (the kept "
+        "head depends on pre_logits).",
         KEPT,
     ),
     "no positions": ({"lacks": POSITIONS}, {}, "model.position_embedding=sincos2d (now learned)."),
@@ -143,12 +143,12 @@ def made(sizes: dict[str, Any]) -> Flat:
 
 
 @pytest.mark.parametrize("key", list(MISFITS))
-def test_the_way_out_is_named(key: str) -> None:
-    loaded, like, way_out, *options = MISFITS[key]
-    assert error_of(made(loaded), made(like), **dict(*options)).endswith(way_out)
+def test_the_fix_is_named(key: str) -> None:
+    loaded, like, hint, *options = MISFITS[key]
+    assert error_of(made(loaded), made(like), **dict(*options)).endswith(hint)
 
 
-def test_the_ways_out_lead_out() -> None:
+def test_the_fixes_work() -> None:
     """What the messages above advise does load."""
     for key, options in {
         "patch": {"resize_patches": True},
@@ -160,7 +160,7 @@ def test_the_ways_out_lead_out() -> None:
         "other classes": {"reset_head": True},
         "no head": {"reset_head": True},
         "no head of a distilled model": {"reset_head": True},
-        "a head kept without what it stands on": {"reset_head": True},
+        "a head kept without what it depends on": {"reset_head": True},
     }.items():
         loaded, like = (made(sizes) for sizes in MISFITS[key][:2])
         params, report = adapt_params(loaded, like, grid=(2, 2), **options)

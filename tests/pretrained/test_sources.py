@@ -88,7 +88,7 @@ def test_a_bucket_is_read_over_https(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_no_address_of_a_file(address: str) -> None:
-    with pytest.raises(UserError, match="is no (address of a file|folder in a bucket)"):
+    with pytest.raises(UserError, match="is not (the address of a file|a folder in a bucket)"):
         resolve(address)
 
 
@@ -150,7 +150,7 @@ def test_what_the_zoo_knows_of_a_file_is_verified(
     bucket: FileServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bucket.files["/vit_models/imagenet21k/ViT-B_16.npz"] = Served(BODY)
-    with pytest.raises(UserError, match="has 10,240 bytes and should have 41"):
+    with pytest.raises(UserError, match="has 10,240 bytes instead of 41"):
         resolve("imagenet21k/ViT-B_16")
     seen: dict[str, Any] = {}
     monkeypatch.setattr(sources, "download", lambda _, path, **known: seen.update(known) or path)
@@ -188,10 +188,10 @@ def test_any_file_of_augreg_has_a_name(bucket: FileServer) -> None:
         ("imagenet21k/ViT-B_16.npz", "does not exist. The zoo has 'imagenet21k/ViT-B_16'"),
         ("runs/no/params.npz", "'runs/no/params.npz' does not exist"),
         ("./" + "x" * 300, "x' does not exist"),
-        ("s3://bucket/file", "no such scheme; known: gs://"),
+        ("s3://bucket/file", "unknown scheme; known: gs://"),
         ("augreg/B_16-i22k-300ep", "is not an AugReg file"),
         ("augreg:B/16,resolution=big", "resolution='big' must be a number"),
-        ("hf://only-an-owner", "must be as hf://OWNER/NAME"),
+        ("hf://only-an-owner", "must be like hf://OWNER/NAME"),
     ],
 )
 def test_mistakes_are_explained(source: str, message: str) -> None:
@@ -293,7 +293,7 @@ def test_repositories_of_the_hub(tmp_path: Path) -> None:
     assert answers["hf://old/vit"] == "['config.json', 'pytorch_model.bin']"
     assert answers[f"hf://{VIT}/config.json"] == "b'{}'"
     for name, message in {
-        "hf://some/dataset": "holds neither model.safetensors nor pytorch_model.bin",
+        "hf://some/dataset": "has neither model.safetensors nor pytorch_model.bin",
         "hf://nobody/nothing": "nobody/nothing: ",
         "hf://some/gated": "HF_TOKEN",
         f"hf://{VIT}@v2": "Revision Not Found",

@@ -235,7 +235,7 @@ def test_mixer_in_both_directions(tmp_path: Path) -> None:
     tanh = module.clone(gelu="tanh")
     assert difference(weights.logits(tanh, loaded.params, images), theirs) > 2 * SAME
     huge = weights.module_of("Mixer-H/14")
-    with pytest.raises(UserError, match="timm has no Mixer of patch_size=14"):
+    with pytest.raises(UserError, match="timm has no Mixer with patch_size=14"):
         weights.write(tmp_path / "h", "timm", huge, {}, (28, 28, 3), name="mixer")
 
 

@@ -221,7 +221,7 @@ def test_selection_looks_at_validation_only(tmp_path: Path) -> None:
         ({"name": "Ti/16", "ds": "i22k"}, "ds='i22k' is unknown. Did you mean 'i21k'"),
         ({"name": "Ti/16", "adapt_ds": "cifar10"}, "Known: imagenet2012"),
         ({"name": "Ti/16", "adapt_ds": "imagenet2012", "resolution": 512}, "Known: 224, 384"),
-        ({"name": "Ti/16", "resolution": 384}, "give adapt_ds as well"),
+        ({"name": "Ti/16", "resolution": 384}, "add adapt_ds"),
     ],
 )
 def test_selection_says_what_there_is(tmp_path: Path, choice: dict[str, str], message: str) -> None:
@@ -229,7 +229,7 @@ def test_selection_says_what_there_is(tmp_path: Path, choice: dict[str, str], me
     with pytest.raises(UserError, match=message):
         augreg.select(index, **choice)
     (tmp_path / "binary").write_bytes(b"PK\x03\x04\xff\xfe")
-    with pytest.raises(UserError, match="is no index of AugReg"):
+    with pytest.raises(UserError, match="is not an AugReg index"):
         augreg.read_index(tmp_path / "binary")
 
 
@@ -263,8 +263,8 @@ def test_filters() -> None:
         ({"family": "augrg"}, "family='augrg' is unknown. Did you mean 'augreg'"),
         ({"variant": "B/17"}, "variant='B/17' is unknown. Did you mean 'B/16'"),
         ({"resolution": 100}, "Known: 224, 384"),
-        ({"min_accuracy": 99.0}, "no checkpoint has all of min_accuracy=99.0"),
-        ({"family": "sam", "num_classes": 21843}, "no checkpoint has all of family=sam, num_"),
+        ({"min_accuracy": 99.0}, "no checkpoint matches all of min_accuracy=99.0"),
+        ({"family": "sam", "num_classes": 21843}, "no checkpoint matches all of family=sam, num_"),
     ):
         with pytest.raises(UserError, match=message):
             zoo.filter_entries(**wrong)

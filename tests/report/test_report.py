@@ -376,9 +376,9 @@ def test_the_script(changed: Path, script: tiny.Script) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("config.json", b"[]", "config.json is damaged, it holds no JSON object"),
+        ("config.json", b"[]", "config.json is damaged, it is not a JSON object"),
         ("config.json", b"{\xff", "config.json is damaged, not a JSON file"),
-        ("results.json", b"{}", "results.json is damaged, 'step' is missing or of a wrong kind"),
+        ("results.json", b"{}", "results.json is damaged, 'step' is missing or has the wrong type"),
         ("results.json", b'{"step": 1, "seconds": 1, "goodput": 1, "a": []}', "a' is not a number"),
     ],
 )

@@ -141,7 +141,7 @@ def test_damaged_and_unfinished_steps_are_not_restored(
 
 @pytest.mark.parametrize("workdir", ["gs://bucket", "gs:///run", "gs://bucket/../x", "gs://Ab_/x"])
 def test_an_address_that_is_no_folder(workdir: str) -> None:
-    with pytest.raises(UserError, match="is no folder in a bucket, such as gs://BUCKET/FOLDER"):
+    with pytest.raises(UserError, match="is not a folder in a bucket, such as gs://BUCKET/FOLDER"):
         train(workdir)
 
 

@@ -1,9 +1,9 @@
-"""Folders that Hugging Face `datasets` has written with `save_to_disk`, read at random.
+"""Folders written by `save_to_disk` of Hugging Face `datasets`, with random access.
 
-A folder of one split holds `state.json`, which names its Arrow files (streams of record batches,
-all columns in each); a `DatasetDict` holds `dataset_dict.json` and a folder for each split. Files
-are mapped into memory, by pyarrow alone. Images are in the stored order, and first decoded when
-they are used. The layout is that of github.com/huggingface/datasets, 2.0 to 5.2.
+A folder of one split holds `state.json`, which lists its Arrow files (streams of record batches,
+all columns in each); a `DatasetDict` holds `dataset_dict.json` and a folder per split. Files are
+memory-mapped, with pyarrow alone. Images keep the stored order and are decoded on first use. The
+layout is that of github.com/huggingface/datasets, 2.0 to 5.2.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from vit_jax.files.paths import read_object
 
 
 class ArrowSource(Parts):
-    """Images of a saved folder; `label`, int32 [N], is in `columns` where there are classes."""
+    """Images of a saved folder; `columns` holds `label`, int32 [N], if there are classes."""
 
     def __init__(
         self,
@@ -47,12 +47,12 @@ class ArrowSource(Parts):
         image = stored.get("bytes")
         if image is None:
             if not stored.get("path"):
-                raise ValueError("there is no image")
+                raise ValueError("the image is missing")
             folder = os.path.dirname(self._files[split][0])
             image = Path(os.path.join(folder, stored["path"])).read_bytes()
         labels = {name: each[index] for name, each in self.columns.items()}
-        told = {name: table[name][row].as_py() or "" for name in self._texts}
-        return {"image": image, **labels, **told}
+        texts = {name: table[name][row].as_py() or "" for name in self._texts}
+        return {"image": image, **labels, **texts}
 
     def identity(self) -> Iterable[str]:
         """Split, name and size of every file."""
@@ -61,7 +61,7 @@ class ArrowSource(Parts):
                 yield f"{split} {os.path.basename(file)} {os.path.getsize(file)}"
 
 
-@functools.lru_cache(maxsize=16)  # in each process; a mapped file takes no memory of its own
+@functools.lru_cache(maxsize=16)  # per process; a memory-mapped file costs no memory
 def _table(files: tuple[str, ...]) -> Any:
     import pyarrow
 
@@ -70,7 +70,7 @@ def _table(files: tuple[str, ...]) -> Any:
         try:
             tables.append(pyarrow.ipc.open_stream(pyarrow.memory_map(file)).read_all())
         except (OSError, pyarrow.ArrowInvalid) as error:
-            raise UserError(f"{file} is no Arrow stream: {one_line(error)}.") from error
+            raise UserError(f"{file} is not an Arrow stream: {one_line(error)}.") from error
     return pyarrow.concat_tables(tables)
 
 
@@ -97,11 +97,11 @@ def open_saved(
     needs_label: bool = True,
     columns: Sequence[str] = (),
 ) -> tuple[ArrowSource, tuple[str, ...]]:
-    """The examples that a split expression selects, and the names of their classes.
+    """Returns the examples selected by a split expression, and the class names.
 
-    The label is the feature `label_key`, by default `label` or the only ClassLabel; of text and
-    integers the classes are those of `train`. Ops may read columns of text. UserError for files
-    that are damaged, or without an image or a label.
+    The label is the feature `label_key`, by default `label` or the only ClassLabel; for text and
+    integer labels the classes are those of `train`. Ops may read text columns. UserError for
+    damaged files, or if there is no image or no label.
     """
     path, where = Path(os.path.abspath(os.path.expanduser(name))), f"dataset.name={name!r}"
     files = _files(path)
@@ -110,12 +110,12 @@ def open_saved(
     split = known_split(name, split, files)
     tables = {each: _table(tuple(names)) for each, names in files.items()}
     schema = next(iter(tables.values())).schema
-    told = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
-    features = told.get("info", {}).get("features", {})
+    metadata = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
+    features = metadata.get("info", {}).get("features", {})
     images = [key for key, each in features.items() if each.get("_type") == "Image"]
     if not images:
         listed = ", ".join(schema.names)
-        raise UserError(f"{where} has no feature of the type Image; its columns: {listed}.")
+        raise UserError(f"{where} has no Image feature; its columns: {listed}.")
     image = "image" if "image" in images else images[0]
     texts = [
         key for key in schema.names if str(schema.field(key).type) in ("string", "large_string")
@@ -141,16 +141,16 @@ def _label_key(where: str, features: Mapping[str, Any], label_key: str) -> str:
     usual = [label_key] if label_key else ["label", *(known if len(known) == 1 else [])]
     chosen = next((key for key in usual if key in (*known, *simple)), "")
     if not chosen:
-        asked = f"dataset.label_key={label_key!r} is no label" if label_key else "no label"
-        way_out = f"set dataset.label_key to one of {', '.join([*known, *simple]) or 'none'}"
-        raise UserError(f"{where}: {asked}; {way_out}.")
+        found = f"dataset.label_key={label_key!r} is not a label" if label_key else "no label found"
+        hint = f"set dataset.label_key to one of {', '.join([*known, *simple]) or 'none'}"
+        raise UserError(f"{where}: {found}; {hint}.")
     return chosen
 
 
 def _labels(
     where: str, tables: Mapping[str, Any], key: str, feature: Mapping[str, Any]
 ) -> tuple[tuple[str, ...], dict[str, np.ndarray]]:
-    """Class names, and of each split the labels, int32 [N], -1 where there is none."""
+    """Class names, and the labels of each split, int32 [N], -1 where missing."""
     if feature["_type"] == "ClassLabel":
         names = tuple(map(str, feature["names"]))
         numbers = {
@@ -158,7 +158,7 @@ def _labels(
             for split, table in tables.items()
         }
         if (highest := max(each.max(initial=-1) for each in numbers.values())) >= len(names):
-            raise UserError(f"{where}: {key} {highest} has no name; there are {len(names)}.")
+            raise UserError(f"{where}: {key} {highest} has no name; there are {len(names)} names.")
         return names, numbers
     given = {split: table[key].to_pylist() for split, table in tables.items()}
     rows = [(split, value) for split, values in given.items() for value in values]

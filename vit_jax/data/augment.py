@@ -1,7 +1,7 @@
-"""RandAugment (1909.13719) as AugReg (2106.10270) was trained with it, random erasing as DeiT was.
+"""RandAugment (1909.13719) as used by AugReg (2106.10270), random erasing as used by DeiT.
 
-RandAugment's sixteen ops, their ranges and the fill of 128 are what EfficientNet's `autoaugment.py`
-computes (of which big_vision has a copy), not what its comments say; checked against TensorFlow:
+RandAugment's sixteen ops, their ranges and the fill value 128 follow what EfficientNet's
+`autoaugment.py` computes (big_vision has a copy), not its comments; checked against TensorFlow:
 
 * `solarize` compares with 25.6 * magnitude as a uint8: at 0, 10 and 20 every pixel is inverted.
 * `contrast` blends with a grey of (pixels / 256), at most 255, not with the image's mean grey.
@@ -32,7 +32,7 @@ _LUMA = np.array([[0.2989, 0.5870, 0.1140]], np.float32)  # of tf.image.rgb_to_g
 # multiples of 1/13, so that this shift makes cv2's rounding a floor.
 _SMOOTH = np.array([[1, 1, 1], [1, 5, 1], [1, 1, 1]], np.float32) / 13
 _SMOOTH_SHIFT = -0.5 + 0.5 / 13
-# cv2 rounds coordinates to this step, and halves of a pixel down, TensorFlow up.
+# cv2 rounds coordinates to this step; it rounds half pixels down, TensorFlow up.
 _COORDINATE_STEP = 1 / 2048
 
 AugmentOp = Callable[[np.ndarray, float, np.random.Generator], np.ndarray]
@@ -40,7 +40,7 @@ AugmentOp = Callable[[np.ndarray, float, np.random.Generator], np.ndarray]
 
 @dataclasses.dataclass(frozen=True)
 class RandAug(ImageOp):
-    """`num_layers` ops, each any of the sixteen alike (also one twice), all at `magnitude`."""
+    """Applies `num_layers` ops, drawn uniformly with replacement, all at `magnitude`."""
 
     num_layers: int = 2
     magnitude: float = 10.0
@@ -58,11 +58,11 @@ class RandAug(ImageOp):
         return image
 
 
-# Every op takes (image uint8 [H, W, C], magnitude / 10, rng) and leaves its input as it is.
+# Every op takes (image uint8 [H, W, C], magnitude / 10, rng) and does not modify its input.
 
 
 def per_channel(table: Callable[[np.ndarray], np.ndarray]) -> AugmentOp:
-    """Looks the values of each channel up in a table that is made from its histogram [256]."""
+    """Maps each channel through a lookup table computed from its histogram [256]."""
 
     def op(image: np.ndarray, _strength: float, _rng: np.random.Generator) -> np.ndarray:
         channels = range(image.shape[2])
@@ -73,7 +73,7 @@ def per_channel(table: Callable[[np.ndarray], np.ndarray]) -> AugmentOp:
 
 
 def stretched(histogram: np.ndarray) -> np.ndarray:
-    """Linearly to 0..255."""
+    """Stretches linearly to 0..255."""
     present = np.flatnonzero(histogram)
     low, high = np.float32(present[0]), np.float32(present[-1])
     if low == high:
@@ -83,7 +83,7 @@ def stretched(histogram: np.ndarray) -> np.ndarray:
 
 
 def equalized(histogram: np.ndarray) -> np.ndarray:
-    """As flat as it gets, by Pillow's rule."""
+    """Equalizes the histogram by Pillow's rule."""
     counts = histogram.astype(np.int64)
     step = (counts.sum() - counts[np.flatnonzero(counts)[-1]]) // 255
     if step == 0:
@@ -94,8 +94,8 @@ def equalized(histogram: np.ndarray) -> np.ndarray:
 
 
 def rotate(image: np.ndarray, strength: float, rng: np.random.Generator) -> np.ndarray:
-    """By 30 degrees times the strength, either way, about the centre."""
-    angle = math.radians(_either_sign(30.0 * strength, rng))
+    """Rotates about the centre by +-30 degrees times the strength."""
+    angle = math.radians(_random_sign(30.0 * strength, rng))
     cos, sin = math.cos(angle), math.sin(angle)
     x, y = (image.shape[1] - 1) / 2, (image.shape[0] - 1) / 2
     offset = x - cos * x + sin * y, y - sin * x - cos * y
@@ -109,7 +109,7 @@ def posterize(image: np.ndarray, strength: float, _rng: np.random.Generator) -> 
 
 
 def solarize(image: np.ndarray, strength: float, _rng: np.random.Generator) -> np.ndarray:
-    """Inverts pixels from the threshold on."""
+    """Inverts pixels at or above the threshold."""
     threshold = int(256 * strength) % 256
     bright = np.arange(256) >= threshold
     return _look_up(image, np.where(bright, 255 - _VALUES, _VALUES))
@@ -122,7 +122,7 @@ def solarize_add(image: np.ndarray, strength: float, _rng: np.random.Generator) 
 
 
 def color(image: np.ndarray, strength: float, _rng: np.random.Generator) -> np.ndarray:
-    """Blends from the grey picture."""
+    """Blends with the grey image."""
     if image.shape[2] == 1:
         return image
     scaled = image.astype(np.float32) * np.float32(1 / 255)
@@ -131,18 +131,18 @@ def color(image: np.ndarray, strength: float, _rng: np.random.Generator) -> np.n
 
 
 def contrast(image: np.ndarray, strength: float, _rng: np.random.Generator) -> np.ndarray:
-    """Blends from one grey."""
+    """Blends with a uniform grey."""
     grey = min(image.shape[0] * image.shape[1] // 256, 255)
     return _look_up(image, _blend_table(strength)[grey])
 
 
 def brightness(image: np.ndarray, strength: float, _rng: np.random.Generator) -> np.ndarray:
-    """Blends from black."""
+    """Blends with black."""
     return _look_up(image, _blend_table(strength)[0])
 
 
 def sharpness(image: np.ndarray, strength: float, _rng: np.random.Generator) -> np.ndarray:
-    """Blends from the smoothed picture; the outermost pixels stay."""
+    """Blends with the smoothed image; border pixels are unchanged."""
     smooth = cv2.filter2D(image, -1, _SMOOTH, delta=_SMOOTH_SHIFT).reshape(image.shape)
     for edge in (0, -1):
         smooth[edge], smooth[:, edge] = image[edge], image[:, edge]
@@ -150,18 +150,18 @@ def sharpness(image: np.ndarray, strength: float, _rng: np.random.Generator) -> 
 
 
 def moving(row: int, column: int, unit: float) -> AugmentOp:
-    """A shear or a shift, either way, by `unit` times the strength at one place of the matrix."""
+    """A shear or shift with random sign: `unit` times the strength at one matrix entry."""
 
     def op(image: np.ndarray, strength: float, rng: np.random.Generator) -> np.ndarray:
         matrix = np.eye(2, 3)
-        matrix[row, column] = _either_sign(unit * strength, rng)
+        matrix[row, column] = _random_sign(unit * strength, rng)
         return _warp(image, matrix)
 
     return op
 
 
 def cutout(image: np.ndarray, strength: float, rng: np.random.Generator) -> np.ndarray:
-    """Fills a square of side 80 * strength, whose middle is anywhere in the image (1708.04552)."""
+    """Fills a square of side 80 * strength, centred anywhere in the image (1708.04552)."""
     half = int(40 * strength)
     y, x = (int(rng.integers(side)) for side in image.shape[:2])
     image = image.copy()
@@ -182,25 +182,25 @@ AUGMENT_OPS: dict[str, AugmentOp] = {
     "sharpness": sharpness,
     "shear_x": moving(0, 1, 0.3),  # pixels per row
     "shear_y": moving(1, 0, 0.3),
-    "translate_x": moving(0, 2, 100.0),  # pixels, whatever the size of the image
+    "translate_x": moving(0, 2, 100.0),  # pixels, for any image size
     "translate_y": moving(1, 2, 100.0),
     "cutout": cutout,
     "solarize_add": solarize_add,
 }
 
 
-def _either_sign(value: float, rng: np.random.Generator) -> float:
+def _random_sign(value: float, rng: np.random.Generator) -> float:
     return value if rng.random() < 0.5 else -value
 
 
 def _look_up(image: np.ndarray, table: np.ndarray) -> np.ndarray:
-    """`table` [256] or [1, 256, C] of values in [0, 256), cut to integers."""
+    """`table` [256] or [1, 256, C] of values in [0, 256), truncated to integers."""
     return cv2.LUT(image, table.astype(np.uint8)).reshape(image.shape)
 
 
 @functools.lru_cache(maxsize=32)
 def _blend_table(strength: float) -> np.ndarray:
-    """[256, 256]: what becomes of (value to blend from, value of the image), cut to integers."""
+    """[256, 256]: the blend of (value to blend from, value of the image), truncated to integers."""
     origin, value = _VALUES[:, None], _VALUES[None]
     blend = origin + np.float32(0.1 + 1.8 * strength) * (value - origin)
     return np.clip(blend, 0, 255).astype(np.uint8)
@@ -212,7 +212,7 @@ def _blend(origin: np.ndarray, image: np.ndarray, strength: float) -> np.ndarray
 
 
 def _warp(image: np.ndarray, matrix: np.ndarray) -> np.ndarray:
-    """Pixel (u, v) becomes the one nearest to matrix [2, 3] @ (u, v, 1)."""
+    """Pixel (u, v) takes the value nearest to matrix [2, 3] @ (u, v, 1)."""
     warped = cv2.warpAffine(
         image,
         matrix + np.array([0, 0, _COORDINATE_STEP]),
@@ -225,12 +225,12 @@ def _warp(image: np.ndarray, matrix: np.ndarray) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True)
 class RandomErasing(ImageOp):
-    """With `probability`, fills one box with noise (1708.04896); DeiT has random_erasing(0.25).
+    """With `probability`, fills one box with noise (1708.04896); DeiT uses random_erasing(0.25).
 
     The box's share of the image is uniform in `area`, its height / width log-uniform in `ratio`,
-    its place uniform, as in timm. The noise has mean 0 and deviation 1 after normalisation: a float
-    image counts as normalised, a uint8 image gets it by ImageNet's mean and deviation (averages
-    over the channels unless there are three) and is clipped.
+    its position uniform, as in timm. The noise has mean 0 and standard deviation 1 after
+    normalisation: float images are taken as normalised; for uint8 images it is scaled by ImageNet's
+    mean and deviation (averaged over channels unless there are three) and clipped.
     """
 
     probability: float = 0.25
@@ -257,7 +257,7 @@ class RandomErasing(ImageOp):
         return image
 
     def _box(self, rng: np.random.Generator, height: int, width: int) -> tuple[slice, slice] | None:
-        """Rows and columns, or None where no draw fits."""
+        """Rows and columns, or None if no draw fits."""
         low, high = math.log(self.ratio[0]), math.log(self.ratio[1])
         for _ in range(10):
             pixels = rng.uniform(*self.area) * height * width

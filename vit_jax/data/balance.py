@@ -1,7 +1,7 @@
-"""Classes drawn more equally than they are stored, as a function of (seed, position) alone.
+"""Draws classes more evenly than they are stored, as a function of (seed, position) alone.
 
-A pass has a fixed number of slots for each class, in an order that the pipeline draws. The slots of
-a class take its examples in turn, from pass to pass: none comes again before all others have come.
+A pass has a fixed number of slots per class, in an order drawn by the pipeline. The slots of a
+class take its examples in turn across passes: none repeats before all others have been used.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from vit_jax.errors import counted
 
 
 class Balance:
-    """Which example a slot of a pass stands for.
+    """Maps a slot of a pass to an example.
 
     Args:
       labels: classes, int [N], one per example.
-      exponent: 0 to 1: a class of n examples has n^(1 - exponent) shares of a pass, rounded to
-        whole slots; 0 is once per example, 1 equally many per class.
-      seed: in which order a class's examples are taken.
+      exponent: 0 to 1: a class of n examples gets n^(1 - exponent) shares of a pass, rounded to
+        whole slots; 0 is once per example, 1 the same number per class.
+      seed: determines the order in which a class's examples are used.
 
     Attributes:
-      num_slots: of a pass, about N.
+      num_slots: per pass, about N.
     """
 
     def __init__(self, labels: np.ndarray, exponent: float, seed: int):
@@ -35,7 +35,7 @@ class Balance:
         self._first_slot = np.cumsum(slots) - slots
         self._first_member = np.cumsum(counts) - counts
         shuffled = np.random.default_rng(seed).permutation(len(labels)).astype(np.int32)
-        self._members = shuffled[np.argsort(labels[shuffled], kind="stable")]  # class by class
+        self._members = shuffled[np.argsort(labels[shuffled], kind="stable")]  # grouped by class
         logging.getLogger(__name__).info(
             "dataset.balance=%g: %s of %d to %d examples come %d to %d times in a pass of %d.",
             exponent,
@@ -45,7 +45,7 @@ class Balance:
 
     def examples(self, passes: np.ndarray, slots: np.ndarray) -> np.ndarray:
         """The examples, int64 [P], of slots [P] in passes [P]."""
-        number = np.searchsorted(self._first_slot, slots, side="right") - 1  # of the class
+        number = np.searchsorted(self._first_slot, slots, side="right") - 1  # class number
         turn = passes * self._slots[number] + slots - self._first_slot[number]
         member = self._first_member[number] + turn % self._counts[number]
         return self._members[member].astype(np.int64)

@@ -1,8 +1,8 @@
 """Names of ImageNet's classes.
 
-labels/KEY.txt holds one line per class that published heads predict, in the order of their logits:
-WordNet id, tab, short name, of WordNet 3.0 (Princeton University, wordnet.princeton.edu). The name
-is the first lemma of the synset; where two classes would have the same, it is followed by the
+labels/KEY.txt has one line per class of the published heads, in the order of their logits:
+WordNet id, tab, short name, from WordNet 3.0 (Princeton University, wordnet.princeton.edu). The
+name is the first lemma of the synset; where two classes would share it, it is followed by the
 second lemma, or else by the WordNet id in parentheses.
 """
 
@@ -13,10 +13,10 @@ from pathlib import Path
 
 from vit_jax.errors import check_known
 
-# Names of classes, and how many there are.
+# Sets of class names, and their sizes.
 LABELS = {
     "imagenet2012": 1000,  # ILSVRC 2012, sorted by WordNet id
-    "imagenet21k": 21843,  # as in Google's heads: two classes more than the release of fall 2011
+    "imagenet21k": 21843,  # as in Google's heads: two more than the fall 2011 release
 }
 
 

@@ -1,7 +1,7 @@
-"""Labels of TFDS sets: a stored class, or one that VTAB (1910.04867) computes from other features.
+"""Labels of TFDS sets: a stored class, or one computed from other features as VTAB (1910.04867).
 
-They are defined as in google-research/task_adaptation; the class of a distance is the interval
-that it falls into, open below and closed above.
+Definitions follow google-research/task_adaptation; the class of a distance is the interval that
+contains it, open below and closed above.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ Features = Mapping[str, Any]  # of a tf.train.Example
 
 @dataclasses.dataclass(frozen=True)
 class Label:
-    """A class number out of the features of an example."""
+    """Computes a class number from an example's features."""
 
     class_names: tuple[str, ...]
-    compute: Callable[[Features], int]  # outside of the classes where there is no annotation
-    dataset: str = ""  # the TFDS set that a computed label is for
-    brightness: int = 1  # pixels are multiplied by it (dSprites are stored as 0 and 1)
+    compute: Callable[[Features], int]  # out of range if not annotated
+    dataset: str = ""  # the TFDS set a computed label belongs to
+    brightness: int = 1  # factor on pixel values (dSprites are stored as 0 and 1)
 
 
 def stored(features: Features, key: str) -> int:
@@ -40,7 +40,7 @@ def stored(features: Features, key: str) -> int:
 def _nearest(
     features: Features, key: str, bounds: tuple[float, ...], kept: Any, none: float
 ) -> int:
-    """Interval of the smallest z of points x, y, z, x, y, z, ...; -1 below all bounds."""
+    """Interval of the smallest z of points x, y, z, x, y, z, ...; -1 if below all bounds."""
     distances = np.asarray(features[key].float_list.value, np.float32)[2::3][kept]
     return int(np.searchsorted(bounds, distances.min(initial=none), side="left")) - 1
 
@@ -59,7 +59,7 @@ def _kitti_distance(features: Features) -> int:
 
 
 def _merged(features: Features, key: str, num_values: int) -> int:
-    """Neighbouring values share one of 16 classes."""
+    """Groups neighbouring values into 16 classes."""
     return stored(features, key) * 16 // num_values
 
 

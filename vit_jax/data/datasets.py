@@ -1,4 +1,4 @@
-"""`create_dataset`: one interface for TFDS, image folders and the embedded sets."""
+"""`create_dataset`: one interface to TFDS, image folders and the built-in sets."""
 
 from __future__ import annotations
 
@@ -34,20 +34,20 @@ from vit_jax.errors import (
     missing_package,
 )
 
-_OF_ARROW = ("state.json", "dataset_dict.json")  # of a folder that `datasets` has saved
+_ARROW_FILES = ("state.json", "dataset_dict.json")  # of a folder saved by `datasets`
 DIGITS = tuple("0123456789")  # the classes of `digit_splits`
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Dataset:
-    """A part of a dataset with its preprocessing; picklable."""
+    """A split of a dataset with its preprocessing; picklable."""
 
     name: str
     split: str
     source: Source
     preprocess: Chain
-    class_names: tuple[str, ...]  # in the order of the labels; () where there are no labels
-    on_bad_image: str = "error"  # or "skip": what `check` does with images that do not decode
+    class_names: tuple[str, ...]  # by label; () without labels
+    on_bad_image: str = "error"  # or "skip": how `check` treats images that do not decode
     balance: float = 0.0  # see `balanced`
 
     @property
@@ -59,9 +59,9 @@ class Dataset:
         return len(self.source)
 
     def example(self, index: int, rng: np.random.Generator) -> dict[str, Any]:
-        """Arrays: `image` [H, W, C], `label` int32 or uint8 [K] if there is one, what ops add.
+        """Arrays: `image` [H, W, C], `label` int32 or uint8 [K] if present, and what ops add.
 
-        UserError, with its place, on failure.
+        UserError, with the example's location, on failure.
         """
         try:
             example = self.preprocess(self.source[index], rng)
@@ -79,16 +79,16 @@ class Dataset:
 
     @functools.cached_property
     def element_spec(self) -> dict[str, ArraySpec]:
-        """Shapes and dtypes of a preprocessed example, found by making the first one."""
+        """Shapes and dtypes of a preprocessed example, found by preprocessing the first one."""
         example = self.example(0, np.random.default_rng(0))
         return {key: ArraySpec(array.shape, array.dtype) for key, array in example.items()}
 
     def check_keys(self, who: str, keys: Iterable[str]) -> None:
-        """Raises a UserError unless an example has all that `who` reads of it."""
+        """Raises a UserError unless examples have all `keys` that `who` reads."""
         if missing := [key for key in keys if key not in self.element_spec]:
             raise UserError(
                 f"{who} reads {missing[0]!r}, but examples of dataset.name={self.name!r} have "
-                f"{', '.join(self.element_spec)}; preprocess needs an op that makes it."
+                f"{', '.join(self.element_spec)}; preprocess needs an op that creates it."
             )
 
     @property
@@ -107,7 +107,7 @@ class Dataset:
         return digest.hexdigest()
 
     def labels(self) -> np.ndarray:
-        """Of all examples, [N] or [N, K]; where they are not at hand each record is read."""
+        """Labels of all examples, [N] or [N, K]; reads every record if they are not indexed."""
         if (known := getattr(self.source, "columns", {}).get("label")) is not None:
             return known
         count = counted(self.num_examples, "example")
@@ -116,15 +116,15 @@ class Dataset:
         return np.array(list(read))
 
     def balanced(self, balance: float) -> Dataset:
-        """The dataset whose classes training draws more equally, see balance.py.
+        """Returns the dataset with classes drawn more evenly in training; see balance.py.
 
-        UserError for an exponent out of range, or unless an example has one label.
+        UserError if the exponent is out of range, or examples do not have a single label.
         """
         if not 0 <= balance <= 1:
-            found = f"dataset.balance={balance} must be from 0 (as stored)"
-            raise UserError(f"{found} to 1 (all classes equally often).")
+            found = f"dataset.balance={balance} must be between 0 (as stored)"
+            raise UserError(f"{found} and 1 (all classes equally often).")
         if balance and getattr(self.element_spec.get("label"), "shape", None) != ():
-            has = "several labels" if "label" in self.element_spec else "no label that is read"
+            has = "several labels" if "label" in self.element_spec else "no labels loaded"
             raise UserError(
                 f"dataset.balance={balance} needs one label per image, dataset.name={self.name!r} "
                 f"has {has}; set it to 0."
@@ -132,22 +132,22 @@ class Dataset:
         return dataclasses.replace(self, balance=balance)
 
     def check(self) -> Dataset:
-        """Looks for damaged files before the training does; returns the dataset to train on.
+        """Checks for damaged files before training; returns the dataset to train on.
 
-        Reads every image of a folder (0.7 ms of a core each), opens every file of a TFDS set.
-        UserError for a damaged file, unless it is an image and to be skipped.
+        Decodes every image of a folder (0.7 ms of one core each), opens every file of a TFDS set.
+        UserError for a damaged file, unless it is an image and `on_bad_image` is "skip".
         """
         source = self.source.check(self.on_bad_image)
         if lost := _labels(self.source) - _labels(source):
             names = list_names(self.class_names[label] for label in sorted(lost))
             logging.getLogger(__name__).warning(
-                "%s %s: no image is left of %s.", self.name, self.split, names
+                "%s %s: no images left of %s.", self.name, self.split, names
             )
         return dataclasses.replace(self, source=source)
 
 
 def _labels(source: Any) -> set[int]:
-    """Those of a folder or table that its images have."""
+    """The labels that occur in a folder or table."""
     labels = getattr(source, "columns", {}).get("label", np.array([]))
     return set(np.unique(labels).tolist() if labels.ndim == 1 else np.flatnonzero(labels.any(0)))
 
@@ -162,26 +162,26 @@ def create_dataset(
     label_key: str = "",
     needs_label: bool = True,
 ) -> Dataset:
-    """Opens a dataset; reads its metadata or lists its files, but reads and downloads no example.
+    """Opens a dataset: reads metadata or lists files; reads and downloads no examples.
 
     Args:
       name: `digits`; `glyphs` or `glyphs(size=32, ...)`; the path of an image folder
         (`folder.LAYOUT`), a table (`table.py`), tars of WebDataset (`tars.py`), a folder saved by
-        Hugging Face `datasets` (`arrow.py`) or a prepared directory; else a TFDS name with
+        Hugging Face `datasets` (`arrow.py`) or a prepared directory; otherwise a TFDS name with
         optional config and version (`cifar10`, `imagenet2012:5.1.0`, `cifar10_corrupted/fog_1`).
       split, preprocess, data_dir: see `sources.resolve_split`, preprocess.py, `data_root`.
       on_bad_image: `error` or `skip`; for image folders.
-      label_key: the class label to learn of a set of TFDS or `datasets`, of TFDS also a key of
-        `COMPUTED_LABELS`; "" for the usual one.
-      needs_label: False: a set without labels will do; without class names, examples have none.
+      label_key: the class label to use from a TFDS or `datasets` set; for TFDS also a key of
+        `COMPUTED_LABELS`; "" for the default one.
+      needs_label: if False, the set may have no labels; without class names, examples have none.
 
-    UserError for a mistake in an argument or in how the data are laid out.
+    UserError for an invalid argument or data layout.
     """
     check_known("dataset.on_bad_image", on_bad_image, ("error", "skip"))
     chain = parse(preprocess)
     for op in chain.ops:
         if isinstance(op, PythonOp):
-            load_function(op.call)  # a misspelt name is said before all images are read
+            load_function(op.call)  # report a misspelt name before reading all images
     source, class_names = _open(name, split, data_dir, label_key, needs_label, chain.columns)
     return Dataset(name, split, source, chain, class_names, on_bad_image)
 
@@ -190,10 +190,10 @@ def _open(
     name: str, split: str, data_dir: str, label_key: str, needs_label: bool, columns: Sequence[str]
 ) -> tuple[Source, tuple[str, ...]]:
     if not name:
-        raise UserError("dataset.name is empty; set it to a dataset or to an image folder's path.")
+        raise UserError("dataset.name is empty; set it to a dataset or an image folder's path.")
     path = os.path.expanduser(name)
     is_embedded = name.partition("(")[0].strip() in ("digits", "glyphs")
-    if any(os.path.isfile(os.path.join(path, file)) for file in _OF_ARROW):
+    if any(os.path.isfile(os.path.join(path, file)) for file in _ARROW_FILES):
         from vit_jax.data.arrow import open_saved
 
         return open_saved(path, split, label_key, needs_label=needs_label, columns=columns)
@@ -202,7 +202,7 @@ def _open(
     is_folder = not is_prepared and not is_table and _is_image_folder(name)
     is_tar = path.lower().endswith(".tar")
     if label_key and (is_embedded or is_folder or is_table or is_tar):
-        raise UserError(f"dataset.label_key={label_key!r} is for TFDS names, not for {name!r}.")
+        raise UserError(f"dataset.label_key={label_key!r} is only for TFDS names, not {name!r}.")
     if is_table:
         from vit_jax.data.table import open_table
 
@@ -228,11 +228,11 @@ def _open(
 
 
 def _is_image_folder(name: str) -> bool:
-    """Whether a name is a path rather than a TFDS name, which may hold one separator too."""
+    """Whether a name is a path rather than a TFDS name, which may also contain one separator."""
     path = os.path.expanduser(name)
     if name.startswith(("/", "./", "../", "~")) or name.count(os.sep) > 1 or name in (".", ".."):
         return True
-    # In the data_dir itself, TFDS's own folder of a dataset has its name.
+    # Inside data_dir itself, TFDS's folder has the same name as the dataset.
     infos = (os.path.join(path, depth, "dataset_info.json") for depth in ("*", "*/*"))
     return os.path.isdir(path) and not any(map(glob.glob, infos))
 
@@ -244,13 +244,13 @@ def _glyphs(name: str) -> tuple[dict[str, Any], tuple[str, ...]]:
 
 
 def digit_splits() -> dict[str, list[dict[str, Any]]]:
-    """1,797 real handwritten digits that come with scikit-learn, in its order.
+    """The 1,797 real handwritten digits that ship with scikit-learn, in its order.
 
     Scans, uint8 [8, 8, 1] with 17 grey levels (UCI, "Optical Recognition of Handwritten Digits",
-    its test part). The last 300, `test`, were written by other people than the others, `train`: a
-    random split would flatter by several points. UserError without scikit-learn.
+    its test part). The last 300, `test`, come from other writers than the rest, `train`: a random
+    split would inflate accuracy by several points. UserError without scikit-learn.
     """
-    # The file alone: importing scikit-learn takes longer than a small model's first update.
+    # Read the file alone: importing scikit-learn takes longer than a small model's first update.
     package = importlib.util.find_spec("sklearn")
     if package is None or package.origin is None:
         raise missing_package("dataset.name='digits'", "scikit-learn", "embedded")

@@ -1,10 +1,10 @@
-"""Encoded image files to uint8 arrays through OpenCV, and arrays to another size.
+"""Decodes image files to uint8 arrays with OpenCV, and resizes arrays.
 
-Grayscale, palette and CMYK images are converted to the channels asked for; transparency is dropped,
-not blended, as TensorFlow's decoders do; of 16-bit samples the high byte is kept, floats and signed
-integers are refused; of animations the first frame is taken. HEIC needs the extra `heic` and is
-always upright, as its decoder applies its rotation. The `pillow_...` methods of `resize` have
-antialiasing: timm, DeiT and Hugging Face evaluate on such images.
+Grayscale, palette and CMYK images are converted to the requested channels; transparency is
+dropped, not blended, as in TensorFlow's decoders; 16-bit samples keep their high byte, float and
+signed samples are rejected; animations give their first frame. HEIC needs the extra `heic` and is
+always upright, as its decoder applies the rotation. The `pillow_...` methods of `resize` are
+antialiased: timm, DeiT and Hugging Face evaluate on such images.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ import numpy as np
 from vit_jax.data.sources import describe
 from vit_jax.errors import UserError, import_extra
 
-# One image is too little work to share among threads; the pipeline's threads take whole batches.
+# One image is too little work to split among threads; the pipeline's threads take whole batches.
 cv2.setNumThreads(1)
 
 _PNG = b"\x89PNG\r\n\x1a\n"
-# Chunks of a PNG file that are passed over: with a gamma libpng would make other grey of colours,
-# and of some colour profiles it warns on stderr, a line per image and epoch.
-_REMARKS = frozenset(b"iCCP sRGB gAMA cHRM sBIT bKGD tIME tEXt zTXt iTXt".split())
+# PNG chunks to strip: a gamma makes libpng convert colours to a different grey, and some colour
+# profiles make it warn on stderr, one line per image and epoch.
+_STRIPPED_CHUNKS = frozenset(b"iCCP sRGB gAMA cHRM sBIT bKGD tIME tEXt zTXt iTXt".split())
 
 Method = Literal["bilinear", "area", "bicubic", "nearest", "pillow_bilinear", "pillow_bicubic"]
 
-# Bilinear and area agree with tf.image.resize within one level, and like it do not antialias;
+# Bilinear and area match tf.image.resize within one level and, like it, do not antialias;
 # bicubic uses a = -0.75 where TensorFlow and Pillow use a = -0.5.
 _CV2_METHODS = {
     "bilinear": cv2.INTER_LINEAR,
@@ -43,30 +43,30 @@ _CV2_METHODS = {
     "nearest": cv2.INTER_NEAREST_EXACT,
 }
 _MAX_PIXELS = 2**28
-# TIFF, PNM and JPEG 2000 may have samples of more than 8 bits, as PNG may.
+# TIFF, PNM and JPEG 2000 may have more than 8 bits per sample, as may PNG.
 _DEEP = (b"II*\0", b"MM\0*", b"P2", b"P3", b"P5", b"P6", b"\0\0\0\x0cjP")
 _AVIF = (b"ftypavif", b"ftypavis")
-_HEIC = (b"heic", b"heix", b"hevc")  # among the brands that an image may be read as
+_HEIC = (b"heic", b"heix", b"hevc")  # compatible brands of a file
 
 _COLOR = {1: cv2.IMREAD_GRAYSCALE, 3: cv2.IMREAD_COLOR_RGB}
 
 
 def decode_image(image: bytes | np.ndarray, *, channels: int, exif: bool) -> np.ndarray:
-    """The content of an image file, or pixels [H, W] or [H, W, C], as uint8 [H, W, channels].
+    """Decodes an image file, or converts pixels [H, W] or [H, W, C], to uint8 [H, W, channels].
 
-    `channels` is 3 (RGB) or 1 (luma); `exif` turns the image upright as its orientation tag says.
-    ValueError where the bytes are not a complete image file, or the array is not an image.
+    `channels` is 3 (RGB) or 1 (luma); `exif` applies the orientation tag.
+    ValueError if the bytes are not a complete image file, or the array is not an image.
     """
     if isinstance(image, np.ndarray):
         return _with_channels(image, channels)
     if _is_for_pillow(image):
         return _with_channels(_read_by_pillow(image, exif=exif), channels)
     flags = _COLOR[channels] | (0 if exif else cv2.IMREAD_IGNORE_ORIENTATION)
-    if reason := _refused_samples(_deep_pixels(image)):
+    if reason := _unsupported_samples(_deep_pixels(image)):
         raise ValueError(reason)
     if (pixels := _imdecode(image, flags)) is None:
         found = f"{len(image)} bytes: {image[:8]!r}..."
-        raise ValueError(f"the image cannot be decoded, or is larger than 2^28 pixels ({found})")
+        raise ValueError(f"the image cannot be decoded, or has more than 2^28 pixels ({found})")
     return pixels if channels == 3 else pixels[:, :, None]  # [H, W, channels]
 
 
@@ -75,7 +75,7 @@ def _is_heic(data: bytes) -> bool:
 
 
 def _is_for_pillow(data: bytes) -> bool:
-    """AVIF, whose rotation OpenCV does not know, and HEIC, which it does not read."""
+    """Whether it is AVIF, whose rotation OpenCV ignores, or HEIC, which OpenCV cannot read."""
     return data[4:12] in _AVIF or _is_heic(data)
 
 
@@ -99,7 +99,7 @@ def _read_by_pillow(image: bytes, *, exif: bool) -> np.ndarray:
 
 @contextlib.contextmanager
 def remarks() -> Iterator[list[str]]:
-    """The lines that decoders write to stderr meanwhile, in which they name no file."""
+    """Captures the lines that decoders write to stderr, which name no file."""
     found: list[str] = []
     sys.stderr.flush()
     with tempfile.TemporaryFile() as file:
@@ -115,11 +115,11 @@ def remarks() -> Iterator[list[str]]:
 
 
 def pillow_pixels(image: Any, *, exif: bool) -> np.ndarray:
-    """What `decode_image` makes of a Pillow image's file; ValueError for more than 8 bits."""
+    """Same as `decode_image` on the Pillow image's file; ValueError above 8 bits."""
     from PIL import ImageOps
 
     if image.mode[0] in "IF":
-        raise ValueError(f"a Pillow image of mode {image.mode} has no 8-bit pixels; give its path")
+        raise ValueError(f"a Pillow image of mode {image.mode} has no 8-bit pixels; pass its path")
     if exif:
         image = ImageOps.exif_transpose(image)
     return np.asarray(image.convert("L" if image.mode == "L" else "RGB"))
@@ -141,32 +141,32 @@ def _with_channels(pixels: np.ndarray, channels: int) -> np.ndarray:
 
 
 def _deep_pixels(data: bytes) -> np.ndarray | None:
-    """The samples as stored, of a file that may have more than 8 bits in each; else None."""
+    """The stored samples of a file that may have more than 8 bits per sample; else None."""
     if (data.startswith(_PNG) and data[24:25] != b"\x10") or not data.startswith((_PNG, *_DEEP)):
         return None
     return _imdecode(data, cv2.IMREAD_UNCHANGED)
 
 
-def _refused_samples(deep: np.ndarray | None) -> str:
+def _unsupported_samples(deep: np.ndarray | None) -> str:
     if deep is None or deep.dtype in (np.uint8, np.uint16):
         return ""
-    return f"its samples are {deep.dtype}, and no scale to 8 bits is stated; convert it to uint8"
+    return f"its samples are {deep.dtype}, with no known scale to 8 bits; convert it to uint8"
 
 
 def doubts(data: bytes) -> str:
-    """What to say of samples that cannot be shown, or need less than their 16 bits; else ""."""
+    """Warning about samples that cannot be converted, or use fewer than 16 bits; else ""."""
     deep = _deep_pixels(data)
-    if (refused := _refused_samples(deep)) or deep is None or deep.dtype != np.uint16:
+    if (refused := _unsupported_samples(deep)) or deep is None or deep.dtype != np.uint16:
         return refused
     if not 0 < (bits := int(deep.max()).bit_length()) < 15:
         return ""
-    return f"its values use {bits} of 16 bits, so it is dark (of each the high byte is taken)"
+    return f"its values use {bits} of 16 bits, so it will look dark (only the high byte is kept)"
 
 
 def decodes(data: bytes) -> bool:
-    """Whether the whole image file can be decoded: a JPEG at 1/8 scale, which reads all of it.
+    """Whether the whole image file decodes; a JPEG is decoded at 1/8 scale, which reads all of it.
 
-    UserError where that takes a package that is missing.
+    UserError if that needs a package that is not installed.
     """
     if _is_for_pillow(data):
         try:
@@ -175,38 +175,38 @@ def decodes(data: bytes) -> bool:
             raise
         except ValueError:
             return False
-    # OpenCV refuses that of other files with a side below 8 pixels.
+    # For other formats OpenCV rejects this if a side is below 8 pixels.
     flags = cv2.IMREAD_REDUCED_COLOR_8 if data.startswith(b"\xff\xd8") else cv2.IMREAD_COLOR
-    return not _refused_samples(_deep_pixels(data)) and _imdecode(data, flags) is not None
+    return not _unsupported_samples(_deep_pixels(data)) and _imdecode(data, flags) is not None
 
 
 def _imdecode(data: bytes, flags: int) -> np.ndarray | None:
     if data.startswith(_PNG):
-        data = _without_remarks(data)
+        data = _strip_chunks(data)
     try:
         return cv2.imdecode(np.frombuffer(data, np.uint8), flags)
     except cv2.error:  # an empty file, an image larger than OpenCV accepts
         return None
 
 
-def _without_remarks(png: bytes) -> bytes:
-    """The file without `_REMARKS` before its pixels."""
+def _strip_chunks(png: bytes) -> bytes:
+    """The file without the chunks in `_STRIPPED_CHUNKS` that precede its pixels."""
     kept, position = [_PNG], len(_PNG)
     while (kind := png[position + 4 : position + 8]) != b"IDAT" and len(kind) == 4:
         end = position + 12 + int.from_bytes(png[position : position + 4])  # length, kind, CRC
-        if kind not in _REMARKS:
+        if kind not in _STRIPPED_CHUNKS:
             kept.append(png[position:end])
         position = end
     return b"".join([*kept, png[position:]])
 
 
 def resize(image: np.ndarray, height: int, width: int, method: Method) -> np.ndarray:
-    """Scales uint8 [H, W, C] to [height, width, C], pixel centres at half integers.
+    """Resizes uint8 [H, W, C] to [height, width, C], pixel centres at half integers.
 
-    ValueError where the result would be huge, or Pillow's methods are given no uint8.
+    ValueError if the result would be huge, or for Pillow's methods if the image is not uint8.
     """
-    if height * width > _MAX_PIXELS:  # of a strip, whose long side grows with the short one
-        raise ValueError(f"{height}x{width} pixels are more than {_MAX_PIXELS}")
+    if height * width > _MAX_PIXELS:  # e.g. a strip, whose long side scales too
+        raise ValueError(f"{height}x{width} pixels exceed the limit of {_MAX_PIXELS}")
     old_height, old_width, channels = image.shape
     if (old_height, old_width) == (height, width):
         return image
@@ -214,13 +214,13 @@ def resize(image: np.ndarray, height: int, width: int, method: Method) -> np.nda
         resized = cv2.resize(image, (width, height), interpolation=_CV2_METHODS[method])
         return resized.reshape(height, width, channels)  # cv2 drops a channel axis of one
     if image.dtype != np.uint8:
-        found = f"{method!r} resizes uint8, not {image.dtype}"
+        found = f"{method!r} needs uint8, not {image.dtype}"
         raise ValueError(f"{found}: put it before value_range or normalize")
     from PIL import Image
 
     resample = Image.Resampling[method.removeprefix("pillow_").upper()]
     picture = Image.fromarray(image if channels > 1 else image[:, :, 0])
-    # In one call Pillow 13 may begin with the height; it rounds to 8 bits in between.
+    # In one call Pillow 13 may resize the height first; it rounds to 8 bits in between.
     for size in ((width, old_height), (width, height)):
         picture = picture.resize(size, resample)
     return np.asarray(picture).reshape(height, width, channels)

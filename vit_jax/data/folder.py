@@ -1,13 +1,13 @@
-"""Image folders: `root/{train,test,...}/class_name/*.jpg` and the like as a source.
+"""Image folders as a source: `root/{train,test,...}/class_name/*.jpg` and similar.
 
-Without folders of splits, `root/class_name/*.jpg`, a fifth of each class is `test`: the files whose
-path hashes low, on any machine the same. So a file stays in its split whatever is added; only where
-a class would be off a fifth by more than one file (of 100: three) the next in order change over.
-Images may lie any number of folders below their class.
+Without split folders, `root/class_name/*.jpg`, a fifth of each class is `test`: the files whose
+path hash is low, the same on any machine. So a file keeps its split when others are added; only
+if a class would be off by more than one file (of 100: three) do the next in order switch split.
+Images may be nested in any number of folders below their class.
 
-The files of a class are shuffled by a hash of their relative path, the k-th of n gets the rank
-k / (n - 1), and all files are sorted by rank, ties by hash: every prefix, and suffix, that is as
-long as there are classes holds every class that has two files.
+The files of a class are shuffled by a hash of their relative path, the k-th of n gets rank
+k / (n - 1), and all files are sorted by rank, ties by hash: every prefix and suffix at least as
+long as the number of classes contains every class that has two files.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from vit_jax.errors import UserError, list_names
 from vit_jax.files.manifest import read_or_none
 
 _EXTENSIONS = ".jpg .jpeg .jpe .jp2 .png .webp .gif .avif .bmp .dib .tif .tiff .pbm .pgm .ppm .pnm"
-HEIC = (".heic", ".heif")  # for which the extra `heic` is needed
-# What OpenCV, and Pillow if it has that extra, decode.
+HEIC = (".heic", ".heif")  # need the extra `heic`
+# What OpenCV decodes, and Pillow with that extra.
 EXTENSIONS = tuple(f"{_EXTENSIONS} .ras .sr".split()) + (HEIC if find_spec("pillow_heif") else ())
 LAYOUT = "CLASS_NAME/IMAGE.jpg or train/CLASS_NAME/IMAGE.jpg"
-# Where one of them is asked for and another is there, that is taken.
+# If one of these is requested and only another exists, that one is used.
 HELD_OUT = ("test", "validation", "val", "valid", "dev")
 TEST_SHARE = 0.2  # of a folder without splits
 
@@ -43,12 +43,12 @@ Files = list[tuple[bytes, int]]  # of one class: paths, each with a number
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class FolderSource(Source):
-    """Encoded image files, and what else is known of each."""
+    """Encoded image files and per-file columns."""
 
     root: str
     files: np.ndarray  # relative paths, bytes [N]: compact to send to worker processes
-    columns: Mapping[str, np.ndarray]  # [N, ...] each: where there are classes `label`, int32 [N]
-    drawn: bool = False  # the folder had no splits
+    columns: Mapping[str, np.ndarray]  # [N, ...] each; with classes also `label`, int32 [N]
+    drawn: bool = False  # no split folders; see above
 
     def __len__(self) -> int:
         return len(self.files)
@@ -72,12 +72,12 @@ class FolderSource(Source):
         return map("{} {}".format, self.relative_paths(), sizes)
 
     def check(self, on_bad_image: str) -> FolderSource:
-        """Decodes every file; UserError where none does, or one does not and that is an "error"."""
+        """Decodes every file; UserError if none does, or if one fails and that is an "error"."""
         paths = self.paths()
         blocks = [paths[start : start + _BLOCK] for start in range(0, len(paths), _BLOCK)]
         verdicts = [verdict for block in blocks for verdict in _decode_block(block)]
         doubtful = [
-            f"{path} is {'used' if verdict.usable else 'taken for damaged'}: {verdict.remark}"
+            f"{path} is {'used' if verdict.usable else 'treated as damaged'}: {verdict.remark}"
             for path, verdict in zip(paths, verdicts, strict=True)
             if verdict.remark
         ]
@@ -90,16 +90,16 @@ class FolderSource(Source):
             return self
         if missing := [path for path in map(self.describe, bad) if not os.path.exists(path)]:
             found = f"{len(missing)} of {len(self)} files are missing: {list_names(missing)}"
-            raise UserError(f"{found}; a table names them with / and their ending.")
+            raise UserError(f"{found}; list them in the table with / and their extension.")
         names = list_names(map(self.describe, bad), _SHOWN)
         report = f"{len(bad)} of {len(self)} images cannot be read: {names}"
         if on_bad_image == "error":
             raise UserError(
-                f"{report}; mend or delete them, or leave them out with on_bad_image='skip' "
+                f"{report}; fix or delete them, or skip them with on_bad_image='skip' "
                 "(--on_bad_image of a script, dataset.on_bad_image of a config)."
             )
         if len(bad) == len(self):
-            raise UserError(f"{report}; no image is left.")
+            raise UserError(f"{report}; no images left.")
         logging.getLogger(__name__).warning("%s; skipped (dataset.on_bad_image='skip').", report)
         keep = np.setdiff1d(np.arange(len(self)), bad)
         columns = {key: each[keep] for key, each in self.columns.items()}
@@ -109,12 +109,12 @@ class FolderSource(Source):
 def open_folder(
     root: str, split: str, *, needs_label: bool = True
 ) -> tuple[FolderSource, tuple[str, ...]]:
-    """Lists the files that a split expression selects, opens none; gives source and class names.
+    """Lists, without opening, the files of a split expression; returns source and class names.
 
-    The classes are those of `train` (without it, of all splits), sorted. Where no label is needed
-    there are none, nor class names; splits need no class folders then, and images in `root` itself
-    are `train`. UserError for another layout, a single class, a class without images, or one
-    in this split that `train` does not have.
+    The classes are those of `train` (else of all splits), sorted. If no label is needed there are
+    no classes and no class names; splits then need no class folders, and images directly in `root`
+    are `train`. UserError for any other layout, a single class, a class without images, or a class
+    of this split that is not in `train`.
     """
     root = os.path.abspath(os.path.expanduser(root))
     splits = split_folders(root, needs_label, split)
@@ -126,7 +126,7 @@ def open_folder(
         classes = in_order(os.path.basename(each) for folders in naming for each in folders)
         if len(classes) < 2:
             found = f"dataset.name={root!r}: only one class, {classes[0]!r}"
-            raise UserError(f"{found}; a classifier needs two (expected {LAYOUT}).")
+            raise UserError(f"{found}; a classifier needs at least two (expected {LAYOUT}).")
     numbers = {name: number for number, name in enumerate(classes)}
 
     def rows(name: str) -> np.ndarray:
@@ -143,14 +143,14 @@ def open_folder(
 
 
 def known_split(root: str, split: str, splits: Mapping[str, Any]) -> str:
-    """The split expression with the folder's own name for what is held out."""
+    """The split expression, with the folder's own name for the held-out split."""
     there = next((name for name in HELD_OUT if name in splits), None)
     terms = split.split("+")
     for i, term in enumerate(terms):
         name = term.partition("[")[0].strip()
         if name in HELD_OUT and name not in splits and there:
             terms[i] = term.replace(name, there, 1)
-            logging.getLogger(__name__).info("%s has no split %r: taking %r.", root, name, there)
+            logging.getLogger(__name__).info("%s has no split %r: using %r.", root, name, there)
     return "+".join(terms)
 
 
@@ -160,10 +160,10 @@ def _subfolders(path: str) -> list[str]:
 
 
 def split_folders(root: str, needs_label: bool = True, split: str = "") -> dict[str, list[str]]:
-    """Class folders, relative to root, per split; UserError when the layout is another one.
+    """Class folders, relative to root, per split; UserError for any other layout.
 
-    Folders of splits are `train` or those of `HELD_OUT` with folders in them, else those that the
-    expression `split` names, without images of their own; else folders are classes.
+    Split folders are `train` or those of `HELD_OUT` that contain folders, else the ones named in
+    the expression `split` if no folder has images of its own; otherwise folders are classes.
     """
     try:
         top = _subfolders(root)
@@ -183,11 +183,11 @@ def split_folders(root: str, needs_label: bool = True, split: str = "") -> dict[
         return found
     if set(top) - known:
         return {"train": top, "test": top}
-    raise UserError(f"dataset.name={root!r}: no folders of classes; expected {LAYOUT} in it.")
+    raise UserError(f"dataset.name={root!r}: no class folders; expected {LAYOUT} in it.")
 
 
 def _is_image(entry: os.DirEntry[str]) -> bool:
-    """Whether it is a file that may be an image, as its name says; no pipe and no device."""
+    """Whether it is a regular file with the extension of an image."""
     name = entry.name.lower()
     return name.endswith(EXTENSIONS) and not name.startswith(".") and entry.is_file()
 
@@ -198,14 +198,14 @@ def _has_images(folder: str) -> bool:
 
 
 def find_below(folder: str) -> tuple[list[str], collections.Counter[str]]:
-    """Images in a folder and below, relative to it, through links too; and what else is there."""
+    """Images in a folder and below, relative to it, following links; and counts of other files."""
     images: list[str] = []
     others: collections.Counter[str] = collections.Counter()
     waiting, seen = [""], set()
     while waiting:
         inside = waiting.pop()
         here = os.path.join(folder, inside)
-        if (real := os.path.realpath(here)) in seen:  # a link to a folder above
+        if (real := os.path.realpath(here)) in seen:  # a link to a parent folder
             continue
         seen.add(real)
         with os.scandir(here) as entries:
@@ -222,8 +222,8 @@ def find_below(folder: str) -> tuple[list[str], collections.Counter[str]]:
     return images, others
 
 
-def say_others(where: str, others: Mapping[str, int]) -> None:
-    """Warns of files that are not used, by their endings."""
+def warn_unused(where: str, others: Mapping[str, int]) -> None:
+    """Warns of files that are not used, by extension."""
     if others:
         kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(others.items())[:5])
         unread = any(kind.lower() in HEIC for kind in others if kind.lower() not in EXTENSIONS)
@@ -232,20 +232,20 @@ def say_others(where: str, others: Mapping[str, int]) -> None:
 
 
 def _list_files(root: str, folders: Sequence[str], numbers: Mapping[str, int]) -> list[Files]:
-    """Of each folder the images, relative to root, with the number of its class, 0 without one."""
+    """Images of each folder, relative to root, with the number of its class (0 without classes)."""
     groups: list[Files] = []
     ignored: collections.Counter[str] = collections.Counter()
     for folder in folders:
         images, others = find_below(f"{root}/{folder}")
         ignored.update(others)
         if not images:
-            say_others(root, ignored)
-            found = f"no image in {folder!r} or below (but {others.total()} other files)"
-            raise UserError(f"dataset.name={root!r}: {found}; it takes {', '.join(EXTENSIONS)}.")
+            warn_unused(root, ignored)
+            found = f"no images in {folder!r} or below (but {others.total()} other files)"
+            raise UserError(f"dataset.name={root!r}: {found}; supported: {', '.join(EXTENSIONS)}.")
         label = numbers.get(os.path.basename(folder), 0)
         prefix = f"{folder}/".removeprefix("./")
         groups.append([(os.fsencode(prefix + name), label) for name in images])
-    say_others(root, ignored)
+    warn_unused(root, ignored)
     return groups
 
 
@@ -259,7 +259,7 @@ def order_files(groups: Iterable[Files], part: str = "") -> np.ndarray:
             share, slack = len(hashed) * TEST_SHARE, 1 + len(hashed) // 50
             drawn = sum(digest < low for digest, _, _ in hashed)
             count = round(min(max(drawn, share - slack), share + slack))
-            count = min(max(count, 1), len(hashed) - 1)  # both have one, if there are two
+            count = min(max(count, 1), len(hashed) - 1)  # both get one, if there are two
             hashed = hashed[:count] if part == "test" else hashed[count:]
         last = max(len(hashed) - 1, 1)
         rows += [(k / last, *file) for k, file in enumerate(hashed)]
@@ -268,7 +268,7 @@ def order_files(groups: Iterable[Files], part: str = "") -> np.ndarray:
     return np.array([row[2:] for row in sorted(rows)], columns)
 
 
-_BLOCK = 512  # files that are decoded at once
+_BLOCK = 512  # files decoded per block
 _SHOWN = 10  # names in a message
 
 
@@ -278,17 +278,17 @@ class _Verdict(NamedTuple):
 
 
 def _decode_block(paths: Sequence[str]) -> list[_Verdict]:
-    """Whether each file decodes, with what the decoder says of it without naming it."""
-    with remarks() as said:
+    """Whether each file decodes, and what the decoder printed about it (it names no file)."""
+    with remarks() as output:
         verdicts = list(map_threads(_decodes_file, paths))
-    if not said:
+    if not output:
         return verdicts
     for i, path in enumerate(paths):
-        with remarks() as said:
+        with remarks() as output:
             verdicts[i] = _decodes_file(path)
-        if said and verdicts[i].usable:
-            is_jpeg = path.lower().endswith((".jpg", ".jpeg", ".jpe"))  # half of it may be grey
-            verdicts[i] = _Verdict(is_jpeg, said[0])
+        if output and verdicts[i].usable:
+            is_jpeg = path.lower().endswith((".jpg", ".jpeg", ".jpe"))  # usable, maybe half grey
+            verdicts[i] = _Verdict(is_jpeg, output[0])
     return verdicts
 
 

@@ -1,11 +1,11 @@
-"""`glyphs`, data to pre-train on: letters and digits, drawn from the fonts in matplotlib's wheel.
+"""`glyphs`, data for pre-training: letters and digits drawn from the fonts shipped with matplotlib.
 
-Example i is a pure function of (seed, i): a font, a character and random changes of its outline, at
-any resolution. They look like the scans of `digits`: bright strokes on black, height of the image
-filled, a pen of varying width, pixels that are area averages. A glyph is kept as the signed
-distance of each point to its outline: warping that field and cutting it at a random level gives
-smooth edges at any stroke width (0.1 ms of a core per example up to 32 pixels). Other versions of
-matplotlib, Pillow, OpenCV or numpy may change an image by a grey level.
+Example i is a pure function of (seed, i): a font, a character and random distortions of its
+outline, at any resolution. They resemble the scans of `digits`: bright strokes on black, filling
+the height of the image, with varying stroke width, and area-averaged pixels. A glyph is stored as
+a signed distance field of its outline: warping the field and thresholding it at a random level
+gives smooth edges at any stroke width (0.1 ms per example and core up to 32 pixels). Other
+versions of matplotlib, Pillow, OpenCV or numpy may change pixels by one grey level.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import numpy as np
 from vit_jax.data.pipeline import example_rng
 from vit_jax.errors import import_extra
 
-# Glyphs are drawn at equal height: characters that only their size or typeface tells apart share.
+# Glyphs have equal height: characters that differ only in size or typeface share a class.
 _CHARACTERS = (
     "0Oo 1 2 3 4 5 6 7 8 9 A a B b Cc D d E e F f G g H h Il i "
     "J j Kk L M m N n Pp Q q R r Ss T t Uu Vv Ww Xx Y y Zz"
@@ -30,7 +30,7 @@ CLASSES: tuple[str, ...] = tuple(_CHARACTERS.split())
 
 
 class Face(NamedTuple):
-    """A font file, and which of its characters stand where `0`, `A` and `a` are elsewhere."""
+    """A font file, and the characters it has at the code points of `0`, `A` and `a`."""
 
     file: str
     starts: str = "0Aa"
@@ -44,7 +44,7 @@ def _family(name: str, *styles: str) -> tuple[Face, ...]:
     return tuple(Face(f"{name}{style}.ttf") for style in styles)
 
 
-# By family: all weights and slants of one design, so that none is on both sides of the split.
+# By family: all weights and slants of one design, so that no design is in both splits.
 TRAIN_FAMILIES: tuple[tuple[Face, ...], ...] = (
     _family("DejaVuSans", "", "-Bold", "-Oblique", "-BoldOblique"),
     _family("DejaVuSansMono", "", "-Bold", "-Oblique", "-BoldOblique"),
@@ -58,31 +58,31 @@ TRAIN_FAMILIES: tuple[tuple[Face, ...], ...] = (
 )
 TEST_FAMILIES = (_family("cm", "r10", "b10", "ti10", "ss10", "tt10"),)  # Computer Modern
 
-# The random changes. Lengths are fractions of the image's side, ranges are uniform. Set by eye and
-# by how many of the first 600 scans (never the test scans) an SVM trained on drawn digits knows.
-ROTATION = np.deg2rad(10.0)  # up to, both ways
-SHEAR = 0.15  # up to, both ways
-SHIFT = 0.04  # up to, both ways, per axis
+# The random distortions. Lengths are fractions of the image's side, ranges are uniform. Tuned by
+# eye and by how well an SVM trained on drawn digits does on the first 600 scans (not the test's).
+ROTATION = np.deg2rad(10.0)  # maximum, either sign
+SHEAR = 0.15  # maximum, either sign
+SHIFT = 0.04  # maximum, either sign, per axis
 HEIGHT = (0.85, 1.02)
 ASPECT = 0.25  # the width varies by a factor exp(+-ASPECT)
 TYPICAL_ASPECT = 0.6  # width / height of a scan ...
-NARROWING = 0.35  # ... and how far a glyph's own aspect ratio may move towards it, in the exponent
+NARROWING = 0.35  # ... and how far a glyph's aspect ratio may move towards it (exponent)
 HALF_STROKE = (0.05, 0.1)
-MAX_THINNING = 0.35  # of the font's own stroke: more would erase the hairlines of a bold serif
+MAX_THINNING = 0.35  # of the font's stroke: more would erase a bold serif's hairlines
 WOBBLE = 0.04  # standard deviation of the displacement of a 4 x 4 net over the image
 
 FIELD_GLYPH = 64  # longer side of a glyph in its distance field, cells
 FIELD_MARGIN = 16  # around it, cells
 FIELD_UNIT = 128  # stored steps per cell
-FINE = 4  # pixels per cell and axis of the drawing from which the field is taken
-MIN_CANVAS = 32  # smaller images are area averages of a canvas that is at least so large
+FINE = 4  # pixels per cell and axis in the bitmap that the field is computed from
+MIN_CANVAS = 32  # smaller images are downscaled from this canvas
 
 
 class Field(NamedTuple):
-    """Signed distance to a glyph's outline, in cells of the field."""
+    """Signed distance field of a glyph, in cells of the field."""
 
     distance: np.ndarray  # int16 [96, 96], positive inside, in steps of 1 / FIELD_UNIT
-    height: float  # of the glyph's bounding box, which is centred
+    height: float  # of the glyph's bounding box, centred
     width: float
     half_stroke: float  # mean distance from the middle of a stroke to its edge
 
@@ -99,7 +99,7 @@ def _field(face: Face, char: str) -> Field:
     inside[top : top + height, left : left + width] = drawing > 127
     distance = cv2.distanceTransform(inside, cv2.DIST_L2, 5)
     distance = np.subtract(distance, cv2.distanceTransform(1 - inside, cv2.DIST_L2, 5))
-    # Pixels on both sides of the outline have a distance of 1, and it is twice a stroke's length.
+    # Pixels on both sides of the outline have distance 1; it is twice as long as the stroke.
     outline = np.count_nonzero(np.abs(distance) <= 1) / 2
     half_stroke = np.count_nonzero(inside) / outline / FINE
     cells = cv2.resize(distance, (side // FINE, side // FINE), interpolation=cv2.INTER_AREA) / FINE
@@ -108,12 +108,12 @@ def _field(face: Face, char: str) -> Field:
 
 
 def _drawing(face: Face, char: str) -> np.ndarray:
-    """The character without the space around it, uint8 [H, W], strokes 255."""
+    """The character cropped to its bounding box, uint8 [H, W], strokes 255."""
     from PIL import Image, ImageDraw, ImageFont
 
     matplotlib = import_extra("dataset.name='glyphs'", "matplotlib", "embedded")
     path = Path(matplotlib.get_data_path(), "fonts", "ttf", face.file)
-    with path.open("rb") as file:  # given a path, Pillow would also search the system's fonts
+    with path.open("rb") as file:  # given a path, Pillow would search system fonts too
         font = ImageFont.truetype(file, FINE * FIELD_GLYPH)
     text = face.character(char)
     left, top, right, bottom = font.getbbox(text)
@@ -128,10 +128,10 @@ def _drawing(face: Face, char: str) -> np.ndarray:
 class GlyphSource:
     """`source[i]`: `image` uint8 [size, size, 1], `label` i % num_classes, `caption` its name."""
 
-    families: tuple[tuple[Face, ...], ...]  # each is drawn from equally often
+    families: tuple[tuple[Face, ...], ...]  # each drawn equally often
     size: int
     num_examples: int
-    seed: int  # of everything random; two seeds have no image in common
+    seed: int  # for all randomness; two seeds share no image
 
     def __len__(self) -> int:
         return self.num_examples
@@ -150,7 +150,7 @@ def _pick(items: Any, rng: np.random.Generator) -> Any:
 
 
 def _render(field: Field, size: int, rng: np.random.Generator) -> np.ndarray:
-    """Draws a glyph with random changes, uint8 [size, size]."""
+    """Draws a glyph with random distortions, uint8 [size, size]."""
     canvas = size * -(-MIN_CANVAS // size)
     x, y, cells_per_pixel = _sample_points(field, canvas, rng)
     half_stroke = rng.uniform(*HALF_STROKE) * canvas
@@ -159,7 +159,7 @@ def _render(field: Field, size: int, rng: np.random.Generator) -> np.ndarray:
     distance = distance.astype(np.float32) / np.float32(FIELD_UNIT * cells_per_pixel)
     own = field.half_stroke / cells_per_pixel
     distance += max(half_stroke - own, -MAX_THINNING * own)
-    # The edge goes from black to white over one pixel.
+    # The edge fades from black to white over one pixel.
     image = (np.clip(distance + 0.5, 0.0, 1.0) * 255).astype(np.uint8)
     return cv2.resize(image, (size, size), interpolation=cv2.INTER_AREA)
 
@@ -167,7 +167,7 @@ def _render(field: Field, size: int, rng: np.random.Generator) -> np.ndarray:
 def _sample_points(
     field: Field, canvas: int, rng: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray, float]:
-    """x and y in the field of each pixel of the canvas, float32 [S, S]; mean cells per pixel."""
+    """x and y in the field of each canvas pixel, float32 [S, S]; mean cells per pixel."""
     height = rng.uniform(*HEIGHT) * canvas
     blend = NARROWING * rng.random()
     aspect = (field.width / field.height) ** (1 - blend) * TYPICAL_ASPECT**blend
@@ -175,7 +175,7 @@ def _sample_points(
     angle, shear, right, down = rng.uniform(-1, 1, 4) * (ROTATION, SHEAR, SHIFT, SHIFT)
     stretch_x, stretch_y = field.width / width, field.height / height
     cos, sin = np.cos(angle), np.sin(angle)
-    # The inverse of: stretch the glyph, shear it, turn it, move it.
+    # The inverse of: scale the glyph, shear it, rotate it, shift it.
     to_field = np.array([[stretch_x, 0], [0, stretch_y]]) @ [[1, shear], [0, 1]]
     to_field = (to_field @ [[cos, sin], [-sin, cos]]).astype(np.float32)  # [2, 2]
 
@@ -195,9 +195,9 @@ def _sample_points(
 def glyph_splits(
     *, size: int = 32, num_examples: int = 100_000, num_test: int = 5_000, seed: int = 0
 ) -> dict[str, GlyphSource]:
-    """`train`, and `test` in a typeface that training never shows; `size` is in pixels."""
+    """`train`, and `test` in a typeface that is not in `train`; `size` is in pixels."""
     if not 4 <= size <= 1024 or min(num_examples, num_test) < 1 or seed < 0:
-        raise ValueError("size must be from 4 to 1024, the numbers positive, seed not negative")
+        raise ValueError("size must be 4 to 1024, counts positive, seed >= 0")
     return {
         "train": GlyphSource(TRAIN_FAMILIES, size, num_examples, 2 * seed),
         "test": GlyphSource(TEST_FAMILIES, size, num_test, 2 * seed + 1),

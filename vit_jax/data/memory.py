@@ -1,4 +1,4 @@
-"""Data of the caller's own in place of a data set's name: arrays, lists of files, objects."""
+"""Data passed by the caller instead of a dataset name: arrays, lists of files, objects."""
 
 from __future__ import annotations
 
@@ -29,29 +29,29 @@ from vit_jax.data.sources import (
 )
 from vit_jax.errors import UserError, check_known, list_names
 
-_MOST_CLASSES = 1_000_000
+_MAX_CLASSES = 1_000_000
 FORMS = "(images, labels), or an object with len(), [i] -> (image, label) and .classes"
 
 
 def open_given(splits: Mapping[str, Any], name: str) -> Callable[..., Dataset]:
-    """`create_dataset`, but `name` stands for `splits`.
+    """Returns `create_dataset` in which `name` stands for `splits`.
 
-    They are by name, such as `train` and `test`, one of
-      * images and labels: uint8 [N, H, W, C] or [N, H, W], or a sequence of such images of any
-        size, of Pillow's, of paths or of the bytes of files; integers [N], or names of classes;
-      * an object with a length, which gives (image, label) by index, and its `classes`.
-    UserError for something else, or splits with other classes.
+    Each, by name such as `train` and `test`, is one of
+      * images and labels: uint8 [N, H, W, C] or [N, H, W], or a sequence of images of any size,
+        each an array, a Pillow image, a path or the bytes of a file; integers [N], or class names;
+      * an object with a length, `[i]` -> (image, label), and `classes`.
+    UserError for anything else, or if the splits disagree on the classes.
     """
     if not isinstance(splits, Mapping) or not splits:
         found = type(splits).__name__
         raise UserError(f"dataset is {found}; it must be {{'train': {FORMS}, ...}}.")
     for split in splits:
         if not isinstance(split, str) or not re.fullmatch(r"[\w-]+", split):
-            raise UserError(f"dataset has a split {split!r}; its name must be a word.")
-    halves = {split: _half(split, data) for split, data in splits.items()}
-    classes = _class_names(halves)
-    check_classes("dataset", classes, len(halves.get("train", next(iter(halves.values())))))
-    _say_shared(halves)
+            raise UserError(f"dataset has a split {split!r}; a name has letters, digits, _ and -.")
+    splits = {split: _read_split(split, data) for split, data in splits.items()}
+    classes = _class_names(splits)
+    check_classes("dataset", classes, len(splits.get("train", next(iter(splits.values())))))
+    _warn_of_shared(splits)
 
     def open_dataset(**kwargs: Any) -> Dataset:
         if kwargs["name"] != name:
@@ -59,10 +59,10 @@ def open_given(splits: Mapping[str, Any], name: str) -> Callable[..., Dataset]:
         check_known("dataset.on_bad_image", kwargs["on_bad_image"], ("error", "skip"))
         if kwargs["label_key"]:
             raise UserError(f"dataset.label_key={kwargs['label_key']!r} is for TFDS names.")
-        parts = resolve_split(kwargs["split"], halves, lambda each: len(halves[each]))
+        parts = resolve_split(kwargs["split"], splits, lambda each: len(splits[each]))
         chain = parse(kwargs["preprocess"])
         check_columns(name, chain.columns, [])
-        source = MemorySource(halves, parts, classes, getattr(chain.ops[0], "exif", True))
+        source = MemorySource(splits, parts, classes, getattr(chain.ops[0], "exif", True))
         return Dataset(
             name, kwargs["split"], source, chain, classes, kwargs["on_bad_image"]
         ).check()
@@ -71,7 +71,7 @@ def open_given(splits: Mapping[str, Any], name: str) -> Callable[..., Dataset]:
 
 
 class _Pair:
-    """Images and labels of a split, as they were given."""
+    """Images and labels of a split, as given."""
 
     def __init__(self, images: Any, labels: list[Any]):
         self.images, self.labels = images, labels
@@ -83,11 +83,11 @@ class _Pair:
         return self.images[index], self.labels[index]
 
 
-def _half(split: str, data: Any) -> Any:
+def _read_split(split: str, data: Any) -> Any:
     if isinstance(data, tuple | list) and len(data) == 2 and hasattr(data[1], "__len__"):
         images, labels = data[0], np.asarray(data[1], object)
         if len(images) != len(labels) or not len(labels):
-            raise UserError(f"split {split!r}: {len(images)} images, {len(labels)} labels.")
+            raise UserError(f"split {split!r}: {len(images)} images but {len(labels)} labels.")
         is_array = isinstance(images, np.ndarray)
         if is_array and (images.dtype != np.uint8 or images.ndim not in (3, 4)):
             found = f"split {split!r}: images are {describe(images)}"
@@ -95,47 +95,47 @@ def _half(split: str, data: Any) -> Any:
         kinds = (str, int | np.integer)
         if labels.ndim != 1 or not any(all(isinstance(i, kind) for i in labels) for kind in kinds):
             found = f"split {split!r}: labels {list(labels.shape)}"
-            raise UserError(f"{found} must be integers or names of classes, one for each image.")
+            raise UserError(f"{found} must be integers or class names, one per image.")
         return _Pair(images, labels.tolist())
     if hasattr(data, "__len__") and hasattr(data, "__getitem__") and hasattr(data, "classes"):
         return data
-    # Without an index the order could not be a function of (seed, step), and no run resumed.
+    # Without an index the order could not be a function of (seed, step), and no run could resume.
     raise UserError(f"split {split!r} is {type(data).__name__}; it must be {FORMS}.")
 
 
-def _class_names(halves: Mapping[str, Any]) -> tuple[str, ...]:
-    """Of all splits: `classes`, the names among the labels in order, or 0 to the largest label."""
-    for split, half in halves.items():
-        if not isinstance(getattr(half, "classes", ()), list | tuple):
-            raise UserError(f"split {split!r}: .classes is {half.classes!r:.80}, no list of names.")
-    given = {tuple(map(str, half.classes)) for half in halves.values() if hasattr(half, "classes")}
+def _class_names(splits: Mapping[str, Any]) -> tuple[str, ...]:
+    """Of all splits: `classes`, the names among the labels, sorted, or 0 to the largest label."""
+    for split, data in splits.items():
+        if not isinstance(getattr(data, "classes", ()), list | tuple):
+            raise UserError(f"split {split!r}: .classes is {data.classes!r:.80}, not a list.")
+    given = {tuple(map(str, data.classes)) for data in splits.values() if hasattr(data, "classes")}
     if len(given) > 1:
-        raise UserError("the splits have other .classes, or in another order.")
+        raise UserError("the splits must have the same .classes in the same order.")
     if given:
         return given.pop()
-    labels = {name: set(half.labels) for name, half in halves.items()}
+    labels = {name: set(data.labels) for name, data in splits.items()}
     known = labels.get("train", set().union(*labels.values()))
     are_names = any(isinstance(label, str) for each in labels.values() for label in each)
     for name, each in labels.items():
         if unknown := sorted(map(str, each - known if are_names else ())):
             found = list_names(unknown)
-            raise UserError(f"split {name!r} has classes that 'train' has not: {found}.")
-        if not are_names and not 0 <= min(each, default=0) <= max(each, default=0) < _MOST_CLASSES:
+            raise UserError(f"split {name!r} has classes that are not in 'train': {found}.")
+        if not are_names and not 0 <= min(each, default=0) <= max(each, default=0) < _MAX_CLASSES:
             found = f"split {name!r} has labels from {min(each)} to {max(each)}"
-            raise UserError(f"{found}; they are 0, 1, ... below {_MOST_CLASSES:,}, or names.")
+            raise UserError(f"{found}; use 0, 1, ... below {_MAX_CLASSES:,}, or names.")
         if not are_names and max(each, default=0) > max(known, default=0):
-            found = f"split {name!r} has label {max(each)}, 'train' none above {max(known)}"
-            raise UserError(f"{found}; give an object with .classes, if that is meant.")
+            found = f"split {name!r} has label {max(each)}, 'train' only up to {max(known)}"
+            raise UserError(f"{found}; if intended, pass an object with .classes.")
     if are_names:
         return tuple(in_order(map(str, known)))
     return tuple(map(str, range(1 + max(known, default=0))))
 
 
-def _say_shared(halves: Mapping[str, Any]) -> None:
-    """Warns of files that two splits have."""
+def _warn_of_shared(splits: Mapping[str, Any]) -> None:
+    """Warns of files that are in two splits."""
     seen: dict[str, str] = {}
-    for split, half in halves.items():
-        images = half.images if isinstance(half, _Pair) else ()
+    for split, data in splits.items():
+        images = data.images if isinstance(data, _Pair) else ()
         if isinstance(images, np.ndarray) and images.ndim > 1:
             continue
         for image in images:
@@ -147,12 +147,12 @@ def _say_shared(halves: Mapping[str, Any]) -> None:
 
 
 class MemorySource(SlicedSource):
-    """Parts of given splits, one after the other; see `open_given`."""
+    """Concatenated parts of the given splits; see `open_given`."""
 
     def __init__(
-        self, halves: Mapping[str, Any], parts: Sequence[Part], classes: Sequence[str], exif: bool
+        self, splits: Mapping[str, Any], parts: Sequence[Part], classes: Sequence[str], exif: bool
     ):
-        super().__init__(halves, parts)
+        super().__init__(splits, parts)
         self._exif = exif
         self._numbers = {name: number for number, name in enumerate(classes)}
         self._kept = np.arange(super().__len__())
@@ -165,19 +165,19 @@ class MemorySource(SlicedSource):
 
     @property
     def columns(self) -> dict[str, np.ndarray]:
-        """`label` [N], unless an object has to be asked for each."""
-        if not all(isinstance(half, _Pair) for half in self.sources.values()):
+        """`label` [N], unless labels have to be read from an object one by one."""
+        if not all(isinstance(data, _Pair) for data in self.sources.values()):
             return {}
         labels = (self.sources[split].labels[i] for split, i in map(self.locate, range(len(self))))
         return {"label": np.array([self._numbers.get(each, each) for each in labels])}
 
     def check(self, on_bad_image: str) -> MemorySource:
-        """Images that are given by their paths are checked as those of a folder."""
+        """Checks images given as paths like those of a folder."""
         paths, places = [], []
         for index, (split, i) in enumerate(map(self.locate, range(len(self)))):
-            half = self.sources[split]
-            if isinstance(half, _Pair) and isinstance(half.images[i], str | os.PathLike):
-                paths.append(os.fsencode(half.images[i]))
+            data = self.sources[split]
+            if isinstance(data, _Pair) and isinstance(data.images[i], str | os.PathLike):
+                paths.append(os.fsencode(data.images[i]))
                 places.append(index)
         if not paths:
             return self
@@ -204,11 +204,11 @@ class MemorySource(SlicedSource):
         return {"image": image if isinstance(image, bytes) else np.asarray(image), "label": number}
 
     def identity(self) -> Iterable[str]:
-        """Digests of arrays and bytes, names of files; of an object its length only."""
+        """Digests of arrays and bytes, names of files; for an object only its length."""
         digest = hashlib.blake2b()
         for split, i in map(self.locate, range(len(self))):
-            if isinstance(half := self.sources[split], _Pair):
-                image, label = half[i]
+            if isinstance(data := self.sources[split], _Pair):
+                image, label = data[i]
                 if isinstance(image, str | os.PathLike):
                     image = os.fsencode(image)
                 elif not isinstance(image, bytes):

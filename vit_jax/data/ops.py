@@ -1,4 +1,4 @@
-"""The ops that preprocess.py puts in rows: decoding, geometry, value ranges.
+"""The ops that preprocess.py chains: decoding, geometry, value ranges.
 
 An op is a frozen dataclass whose fields are its arguments; it maps (example, rng) to an example:
 {"image": uint8 [H, W, C] (bytes before `decode`), "label": int, ...}, to which it may add arrays
@@ -22,7 +22,7 @@ Example = dict[str, Any]
 Size = int | tuple[int, int]  # of a square, or (height, width)
 Rounding = Literal["nearest", "down"]
 
-# Per channel, of the pixels of ImageNet's training images divided by 255.
+# Per channel, over the pixels of ImageNet's training images divided by 255.
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 
@@ -31,11 +31,11 @@ _MAX_SIDE = 8192
 
 
 class Op:
-    """What all ops have."""
+    """Base class of all ops."""
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Those of the data set that it reads besides image and label: text in the example."""
+        """Columns of the dataset that it reads besides image and label, as text in the example."""
         return ()
 
     def __call__(self, example: Example, rng: np.random.Generator) -> Example:
@@ -43,7 +43,7 @@ class Op:
 
 
 class ImageOp(Op):
-    """An op that changes the image and nothing else."""
+    """An op that changes only the image."""
 
     apply: Callable[..., np.ndarray]  # of (image, rng)
 
@@ -79,7 +79,7 @@ class Decode(ImageOp):
 
 @dataclasses.dataclass(frozen=True)
 class SizedOp(ImageOp):
-    """An op that makes images of height x width, square without width."""
+    """An op whose output is height x width; square if width is not given."""
 
     height: int
     width: int | None = None
@@ -94,7 +94,7 @@ class SizedOp(ImageOp):
 
 @dataclasses.dataclass(frozen=True)
 class Resize(SizedOp):
-    """Scales to height x width, whatever the aspect ratio was."""
+    """Resizes to height x width, ignoring the aspect ratio."""
 
     method: Method = "bilinear"
 
@@ -104,11 +104,11 @@ class Resize(SizedOp):
 
 @dataclasses.dataclass(frozen=True)
 class ResizeSmall(ImageOp):
-    """Scales the short side to `size` and keeps the aspect ratio."""
+    """Resizes the short side to `size`, keeping the aspect ratio."""
 
     size: int
     method: Method = "area"
-    rounding: Rounding = "nearest"  # of the long side, as big_vision; torchvision: down
+    rounding: Rounding = "nearest"  # of the long side; big_vision: nearest, torchvision: down
 
     def __post_init__(self) -> None:
         check_sides(size=self.size)
@@ -119,52 +119,52 @@ class ResizeSmall(ImageOp):
         return resize(image, height, width, self.method)
 
 
-def _spare(image: np.ndarray, shape: tuple[int, int]) -> tuple[int, int]:
-    """How many rows and columns a crop leaves over; ValueError where the image is too small."""
+def _margins(image: np.ndarray, shape: tuple[int, int]) -> tuple[int, int]:
+    """How many rows and columns a crop leaves over; ValueError if the image is too small."""
     (rows, columns), (height, width) = image.shape[:2], shape
     if rows < height or columns < width:
-        crop = f"an image of {rows}x{columns} holds no crop of {height}x{width}"
+        crop = f"an image of {rows}x{columns} is smaller than the crop {height}x{width}"
         raise ValueError(f"{crop}; put resize_small before the crop")
     return rows - height, columns - width
 
 
-def _cut(image: np.ndarray, top: int, left: int, height: int, width: int) -> np.ndarray:
+def _crop(image: np.ndarray, top: int, left: int, height: int, width: int) -> np.ndarray:
     return image[top : top + height, left : left + width]  # [height, width, C]
 
 
 @dataclasses.dataclass(frozen=True)
 class CentralCrop(SizedOp):
-    """Cuts height x width from the middle."""
+    """Crops height x width from the centre."""
 
-    rounding: Rounding = "down"  # of the corner, as big_vision; torchvision: nearest, half to even
+    rounding: Rounding = "down"  # of the corner; as big_vision; torchvision: nearest, half to even
 
     def apply(self, image: np.ndarray, _rng: np.random.Generator) -> np.ndarray:
-        top, left = (_ROUND[self.rounding](spare / 2) for spare in _spare(image, self.shape))
-        return _cut(image, top, left, *self.shape)
+        top, left = (_ROUND[self.rounding](spare / 2) for spare in _margins(image, self.shape))
+        return _crop(image, top, left, *self.shape)
 
 
 @dataclasses.dataclass(frozen=True)
 class CornerCrop(SizedOp):
-    """Cuts height x width from the top left: what whole patches cover of other people's images."""
+    """Crops height x width from the top left, e.g. to whole patches."""
 
     def apply(self, image: np.ndarray, _rng: np.random.Generator) -> np.ndarray:
-        _spare(image, self.shape)
-        return _cut(image, 0, 0, *self.shape)
+        _margins(image, self.shape)
+        return _crop(image, 0, 0, *self.shape)
 
 
 @dataclasses.dataclass(frozen=True)
 class RandomCrop(SizedOp):
-    """Cuts height x width from a random place."""
+    """Crops height x width at a random position."""
 
     def apply(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        spare = _spare(image, self.shape)
+        spare = _margins(image, self.shape)
         top, left = (int(rng.integers(0, each, endpoint=True)) for each in spare)
-        return _cut(image, top, left, *self.shape)
+        return _crop(image, top, left, *self.shape)
 
 
 @dataclasses.dataclass(frozen=True)
 class InceptionCrop(ImageOp):
-    """Cuts a random box and scales it to `size`, bilinear without antialiasing."""
+    """Crops a random box and resizes it to `size`, bilinear without antialiasing."""
 
     size: Size
     area: tuple[float, float] = (0.05, 1.0)  # of the box, as a share of the image
@@ -176,7 +176,7 @@ class InceptionCrop(ImageOp):
         check_range("ratio", self.ratio)
 
     def apply(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        box = _cut(image, *self.sample_box(rng, *image.shape[:2]))
+        box = _crop(image, *self.sample_box(rng, *image.shape[:2]))
         return resize(box, *pair(self.size), "bilinear")
 
     def sample_box(
@@ -185,8 +185,8 @@ class InceptionCrop(ImageOp):
         """A random box (top, left, height, width) inside an image of height x width.
 
         As TensorFlow's `sample_distorted_bounding_box` in the official code: the aspect ratio is
-        uniform in `ratio`, then the height (not the area) among those that keep to `area`, so small
-        crops are frequent; after 100 rejected draws it is the whole image.
+        uniform in `ratio`, then the height (not the area) among those within `area`, so small
+        crops are frequent; after 100 rejected draws the box is the whole image.
         """
         low, high = self.area[0] * height * width, self.area[1] * height * width
         for _ in range(100):
@@ -195,7 +195,7 @@ class InceptionCrop(ImageOp):
             lowest = min(round(math.sqrt(low / aspect)), highest)
             box_height = int(rng.integers(lowest, highest, endpoint=True))
             box_width = round(box_height * aspect)
-            # Rounding both sides can leave the range by a little: one pixel row puts that right.
+            # Rounding both sides can leave the range slightly: one row of pixels corrects it.
             if box_height * box_width < low:
                 box_height += 1
             elif box_height * box_width > high:
@@ -219,7 +219,7 @@ class FlipLr(ImageOp):
 
 @dataclasses.dataclass(frozen=True)
 class RandomAffine(ImageOp):
-    """Rotation and shear within +-degrees about the centre, shift within +-translate of a side."""
+    """Rotates and shears within +-degrees about the centre, shifts within +-translate of a side."""
 
     degrees: float = 0.0
     translate: float = 0.0
@@ -247,7 +247,7 @@ class RandomAffine(ImageOp):
 
 @dataclasses.dataclass(frozen=True)
 class ValueRange(ImageOp):
-    """uint8 [0, 255] -> float32 [low, high]; four times the bytes to ship to the device."""
+    """uint8 [0, 255] -> float32 [low, high]; four times the bytes to transfer."""
 
     low: float = -1.0
     high: float = 1.0
@@ -261,7 +261,7 @@ class ValueRange(ImageOp):
 
 @dataclasses.dataclass(frozen=True)
 class Normalize(ImageOp):
-    """uint8 -> float32 (image / 255 - mean) / std, one number or one per channel."""
+    """uint8 -> float32 (image / 255 - mean) / std, with one number or one per channel."""
 
     mean: float | tuple[float, float, float]
     std: float | tuple[float, float, float]
@@ -274,5 +274,5 @@ class Normalize(ImageOp):
         mean, std = np.asarray(self.mean, np.float32), np.asarray(self.std, np.float32)
         if image.dtype != np.uint8 or max(mean.size, std.size) not in (1, image.shape[2]):
             found = describe(image)
-            raise ValueError(f"{self} takes uint8 with as many channels as numbers, not {found}")
+            raise ValueError(f"{self} takes uint8 with one channel per number, not {found}")
         return (image / np.float32(255) - mean) / std

@@ -1,13 +1,13 @@
 """Batches of examples, on the host and on the devices. Batch t is a pure function of (seed, t).
 
-It is the same for any number of processes, threads and workers and from any start, so a run
-resumes from its step alone. An element for Grain, which makes them ahead of time, is a whole batch:
-its bookkeeping costs 20 us per element.
+It does not depend on the number of processes, threads or workers, or on the first step, so a run
+resumes from its step alone. An element for Grain, which prefetches them, is a whole batch: its
+overhead is 20 us per element.
 
-The order of an epoch is a permutation that needs no memory: a Feistel network, a bijection of any
-power of two, restricted to the examples by walking on until the image is one (cycle walking). Eight
-rounds: with the four of Grain's own shuffle neighbours are correlated. Its keys are hashes of
-(seed, epoch): no epoch of a seed is an epoch of another.
+The order of an epoch is a permutation that needs no memory: a Feistel network, a bijection on a
+power of two, restricted to the examples by reapplying it until the result is one (cycle walking).
+Eight rounds: with the four of Grain's own shuffle, neighbours are correlated. Keys are hashes of
+(seed, epoch), so no epoch of a seed equals another.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class TrainingExamples(Examples, Protocol):
 
 
 def order(seed: int, num_examples: int, position: np.ndarray) -> np.ndarray:
-    """The examples, int64 [P], at positions [P] of a run; an epoch holds every example once."""
+    """The examples, int64 [P], at positions [P] of a run; each epoch has every example once."""
     position = np.asarray(position, np.int64)
     epochs, within = np.divmod(position, num_examples)
     index = np.empty_like(position)
@@ -72,22 +72,22 @@ def _keys(seed: int, epoch: int) -> np.ndarray:
 
 
 def _permute(values: np.ndarray, size: int, keys: np.ndarray) -> np.ndarray:
-    """A bijection of [0, size), applied to each of `values` [P]."""
+    """A bijection on [0, size), applied to each of `values` [P]."""
     bits = max(2, (size - 1).bit_length())
     values = _feistel(values.astype(np.uint64), bits, keys)
     outside = np.flatnonzero(values >= size)
-    while len(outside):  # less than half of the domain is outside: few turns
+    while len(outside):  # less than half of the domain is outside: few iterations
         values[outside] = _feistel(values[outside], bits, keys)
         outside = outside[values[outside] >= size]
     return values.astype(np.int64)  # [P]
 
 
 def _feistel(values: np.ndarray, bits: int, keys: np.ndarray) -> np.ndarray:
-    """A bijection of [0, 2^bits), on uint64 [P]; the halves may differ by one bit."""
+    """A bijection on [0, 2^bits), for uint64 [P]; the two parts may differ by one bit in width."""
     low_bits, high_bits = bits // 2, bits - bits // 2
     high, low = values >> np.uint64(low_bits), values & np.uint64((1 << low_bits) - 1)
     for key in keys:
-        # Swap the halves; the one that is changed keeps its width.
+        # Swap the parts; the one being changed keeps its width.
         high, low = low, high ^ (_mix(low ^ key) >> np.uint64(64 - high_bits))
         high_bits, low_bits = low_bits, high_bits
     return high << np.uint64(low_bits) | low
@@ -101,26 +101,26 @@ def _mix(x: np.ndarray) -> np.ndarray:
 
 
 def example_rng(seed: int, position: int) -> np.random.Generator:
-    """Random numbers for the example at a position of a run; no two pairs share a stream."""
+    """Random numbers for the example at a position of a run; no two (seed, position) share them."""
     key = np.array([seed % 2**64, position], np.uint64)
     return np.random.Generator(np.random.Philox(key=key))
 
 
 def _balanced(balance: Any, seed: int, position: np.ndarray) -> np.ndarray:
-    """`order` of balance.Balance: its slots, and the examples that these stand for."""
+    """`order` for a balance.Balance: maps its slots to examples."""
     slots = order(seed, balance.num_slots, position)
     return balance.examples(position // balance.num_slots, slots)
 
 
 def _train_rows(pick: Picks, batch_size: int, rows: np.ndarray, repeats: int, step: int) -> Rows:
-    """The examples of a batch [n], the positions that their random numbers belong to, a mask."""
+    """The examples of a batch [n], the positions that seed their random numbers, and the mask."""
     positions, distinct = step * batch_size + rows, batch_size // repeats
     indices = pick(step * distinct + rows % distinct)
     return indices, positions, np.ones(len(rows), np.float32)
 
 
 def _eval_rows(num_examples: int, batch_size: int, rows: np.ndarray, t: int) -> Rows:
-    """The same for a split in its order; after its end come masked copies of the last example."""
+    """The same in the split's order; the end is padded with masked copies of the last example."""
     positions = t * batch_size + rows
     indices = np.minimum(positions, num_examples - 1)
     return indices, indices, (positions < num_examples).astype(np.float32)
@@ -133,7 +133,7 @@ def batch_spec(dataset: Examples, batch_size: int) -> dict[str, ArraySpec]:
 
 
 def _build(dataset: Examples, seed: int, draw: Callable[[int], Rows], step: int) -> Batch:
-    """Batch `step`: its examples, each with the random numbers of (seed, its position)."""
+    """Batch `step`: its examples, each with random numbers from (seed, its position)."""
     indices, positions, mask = draw(step)
     spec = dataset.element_spec
     batch = {key: np.empty((len(mask), *each.shape), each.dtype) for key, each in spec.items()}
@@ -147,8 +147,8 @@ def _build(dataset: Examples, seed: int, draw: Callable[[int], Rows], step: int)
             array = example[key]
             if array.shape != each.shape or array.dtype != each.dtype:
                 found = f"preprocess gives {key!r} as {describe(each)} and {describe(array)}"
-                way_out = "end with an op that fixes the size, such as resize(224)"
-                raise UserError(f"{found} (example {index}); {way_out}.")
+                hint = "end with an op that fixes the size, such as resize(224)"
+                raise UserError(f"{found} (example {index}); {hint}.")
             batch[key][row] = array
     return {**batch, "mask": mask}
 
@@ -164,10 +164,10 @@ def host_batches(
     num_workers: int = 0,
     prefetch: int = 2,
 ) -> Iterator[Iterator[Batch]]:
-    """The batches of `steps`, see `_build`, whose arguments workers get by pickle.
+    """The batches of `steps`; see `_build`, whose arguments are pickled for workers.
 
-    `num_workers` processes, or this one, have `num_threads`, each of which makes a whole batch, and
-    make `prefetch` ahead; without threads, it is made when asked for. All end with the context.
+    `num_workers` processes, or this one, run `num_threads`, each of which makes a whole batch, and
+    prefetch `prefetch`; without threads, a batch is made on demand. All end with the context.
     """
     buffer_size = max(num_threads, prefetch) if num_threads else 0
     options = grain.ReadOptions(num_threads=num_threads, prefetch_buffer_size=buffer_size)
@@ -187,7 +187,7 @@ def _iterate(data: grain.IterDataset) -> Generator[Batch]:
 
 
 def check_repeated_augmentation(repeats: int, batch_size: int) -> None:
-    """Raises UserError unless a batch holds a whole number of examples, `repeats` times each."""
+    """Raises a UserError unless `repeats` divides the batch size."""
     if repeats < 1 or batch_size % repeats:
         raise UserError(
             f"dataset.repeated_augmentation={repeats} must be at least 1 and divide "
@@ -206,19 +206,19 @@ def train_batches(
     rows: np.ndarray | None = None,
     **loader: int,
 ) -> Batches:
-    """The batches that update parameters, `start_step` .. `total_steps` - 1.
+    """The batches for the updates `start_step` .. `total_steps` - 1.
 
-    Row r of batch t is at position i = t * batch_size + r of the run: epoch i // N, where every
-    example comes once per epoch, or as balance.py says if `dataset.balance` is set. The example and
+    Row r of batch t is at position i = t * batch_size + r of the run: in epoch i // N, where every
+    example occurs once, or as balance.py says if `dataset.balance` is set. The example and
     its augmentation depend on (seed, i) only.
 
-    With `repeated_augmentation` = m (1901.09335; DeiT has 3) a batch holds B / m examples in m
+    With `repeated_augmentation` = m (1901.09335; DeiT uses 3) a batch has B / m examples in m
     augmentations each, B / m rows apart, so that mixup's neighbours are different examples. An
-    epoch still is N images, of N / m examples (DeiT draws its N / m anew in every epoch).
+    epoch is still N images, from N / m examples (DeiT redraws its N / m examples every epoch).
 
-    This process holds the `rows`, sorted ints [n], of the global batch, by default all; `loader`:
-    see `host_batches`. Gives the arrays of an example, [n, ...] each, and "mask", float32 [n];
-    UserError where an example cannot be read, or arrays differ in shape.
+    This process holds `rows`, sorted ints [n], of the global batch, by default all; for `loader`
+    see `host_batches`. Yields the arrays of an example, [n, ...] each, and "mask", float32 [n];
+    UserError if an example cannot be read, or arrays differ in shape.
     """
     rows = np.arange(batch_size) if rows is None else rows
     pick: Picks = functools.partial(order, seed, dataset.num_examples)
@@ -236,7 +236,7 @@ def eval_batches(
 ) -> Batches:
     """Every example once, in the order of the split, with the same random numbers each time.
 
-    Arguments as for `train_batches`. The last batch is filled with masked copies (mask 0).
+    Arguments as for `train_batches`. The last batch is padded with masked copies (mask 0).
     """
     rows = np.arange(batch_size) if rows is None else rows
     draw = functools.partial(_eval_rows, dataset.num_examples, batch_size, rows)
@@ -245,7 +245,7 @@ def eval_batches(
 
 
 def local_rows(sharding: Sharding, batch_size: int) -> np.ndarray:
-    """Rows of a batch that this process holds by the leading axis's sharding, each once, sorted."""
+    """Sorted rows of a batch that this process holds, given the leading axis's sharding."""
     held = np.zeros(batch_size, bool)
     for index in sharding.addressable_devices_indices_map((batch_size,)).values():
         held[index] = True
@@ -253,13 +253,13 @@ def local_rows(sharding: Sharding, batch_size: int) -> np.ndarray:
 
 
 def to_device(batch: Batch, sharding: Sharding, batch_size: int) -> DeviceBatch:
-    """The global batch, of which `batch` holds the rows `local_rows(sharding, batch_size)`."""
+    """The global batch, of which `batch` has the rows `local_rows(sharding, batch_size)`."""
     rows = local_rows(sharding, batch_size)
 
     def place(local: np.ndarray) -> jax.Array:
         def shard(index: Any) -> np.ndarray:
             start, stop, _ = index[0].indices(batch_size)
-            first = np.searchsorted(rows, start)  # a device's rows are consecutive in `rows` too
+            first = np.searchsorted(rows, start)  # a device's rows are contiguous in `rows` too
             return local[first : first + stop - start]
 
         return jax.make_array_from_callback((batch_size, *local.shape[1:]), sharding, shard)
@@ -285,11 +285,11 @@ def device_batches(
     keys: Collection[str] = (),
     prefetch: int = 2,
 ) -> Iterator[DeviceBatch]:
-    """Global batches, of which the next `prefetch` are on their way while one is in use.
+    """Global batches, with the next `prefetch` in transfer while one is in use.
 
-    Plain look-ahead does that without a thread: JAX starts a transfer and returns, as it does with
-    a step. `batches` are this process's rows, `sharding` is that of the leading axis; the devices
-    are given the `keys` and `mask`, or all where no key is named.
+    Look-ahead is enough, without a thread: JAX starts a transfer asynchronously, like a step.
+    `batches` are this process's rows, `sharding` is that of the leading axis; only `keys` and
+    `mask` are transferred, or everything if no key is named.
     """
     queue: collections.deque[DeviceBatch] = collections.deque()
     for batch in batches:

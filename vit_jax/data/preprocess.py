@@ -1,9 +1,9 @@
 """Preprocessing as a string of ops: `decode|inception_crop(224)|flip_lr`.
 
-The grammar is Python's: `|` puts ops in a row, each a row of OPS, or of PIPELINES for several, or
+The syntax is Python's: `|` chains ops, each a row of OPS, or of PIPELINES for several at once, or
 any Python function, `my_package.my_op(3)`, see `PythonOp`. Images stay uint8: the train step
-scales them to [-1, 1] on the device. Published accuracies were measured without turning photographs
-upright, `exif=False`.
+scales them to [-1, 1] on the device. Published accuracies were measured without applying EXIF
+orientation, `exif=False`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def official_train(size: Size, exif: bool = True) -> str:
 
 
 def official_eval(size: Size, exif: bool = True) -> str:
-    """The official code's evaluation: the whole image scaled to `size`, no crop (its issue #39)."""
+    """The official code's evaluation: the whole image resized to `size`, no crop (issue #39)."""
     height, width = pair(size)
     return f"decode(exif={exif})|resize({height}, {width})"
 
@@ -76,13 +76,13 @@ def huggingface_eval(
     std: Channels = 0.5,
     exif: bool = True,
 ) -> str:
-    """Hugging Face's ViT image processor: the whole image scaled to `size`, with antialiasing."""
+    """Hugging Face's ViT image processor: the whole image resized to `size`, antialiased."""
     height, width = pair(size)
     return f"decode(exif={exif})|resize({height}, {width}, 'pillow_{method}'){_scaling(mean, std)}"
 
 
 def _scaling(mean: Channels, std: Channels) -> str:
-    """Nothing for the range [-1, 1], which the models give uint8 images by themselves."""
+    """Nothing for the range [-1, 1], to which the models scale uint8 images themselves."""
     half = (0.5, (0.5, 0.5, 0.5))
     return "" if mean in half and std in half else f"|normalize({mean}, {std})"
 
@@ -117,99 +117,99 @@ OPS: dict[str, Callable[..., Any]] = {
 
 @dataclasses.dataclass(frozen=True)
 class PythonOp(ImageOp):
-    """`my_package.my_op(3)`, which gives a function of (image uint8 [H, W, C], rng) -> image.
+    """`my_package.my_op(3)`, which returns a function of (image uint8 [H, W, C], rng) -> image.
 
-    The image that it gives is uint8 or float32 [H, W, C]; all that is random in it must come from
-    `rng`, a NumPy Generator, so that batches stay a function of (seed, step). The module is looked
-    for as Python does, and in the current folder. Files that describe a model cannot name one: see
+    The returned image is uint8 or float32 [H, W, C]; all its randomness must come from `rng`, a
+    NumPy Generator, so that batches stay a function of (seed, step). The module is looked up as
+    Python does, and in the current folder. Model description files cannot use one: see
     `check_no_code`.
     """
 
     call: str
 
     def apply(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        made = load_function(self.call)(image.copy(), rng)  # theirs to write into
+        made = load_function(self.call)(image.copy(), rng)  # they may modify it
         if not isinstance(made, np.ndarray):
-            raise UserError(f"preprocess: {self.call} gives no image, but {type(made).__name__}.")
+            raise UserError(f"preprocess: {self.call} gave {type(made).__name__}, not an image.")
         if made.ndim != 3 or made.dtype not in (np.uint8, np.float32):
             found = f"preprocess: {self.call} gives {describe(made)}"
-            raise UserError(f"{found}; images are uint8 or float32 [H, W, C].")
+            raise UserError(f"{found}; it must be uint8 or float32 [H, W, C].")
         return made
 
 
 @functools.cache  # once per process
 def load_function(call: str) -> Callable[..., Any]:
-    """The function of a PythonOp; UserError where it cannot be imported or made."""
+    """The function of a PythonOp; UserError if it cannot be imported or built."""
     name, args, kwargs = _read_call("preprocess", ast.parse(call, mode="eval").body)
     module, _, attribute = name.rpartition(".")
     if (here := os.getcwd()) not in sys.path:  # as for `python -m`; scripts/ has its own folder
         sys.path.append(here)
     try:
         function = getattr(importlib.import_module(module), attribute)(*args, **kwargs)
-    except Exception as error:  # whatever their code raises
+    except Exception as error:  # user code may raise anything
         reason = f"{type(error).__name__}: {one_line(error)}"
         raise UserError(
-            f"preprocess: {call} cannot be used ({reason}); module {module!r} is looked for in "
+            f"preprocess: {call} cannot be used ({reason}); module {module!r} is searched in "
             f"{here} and on PYTHONPATH."
         ) from error
     if not callable(function):
         found = f"preprocess: {call} gives {type(function).__name__}"
-        raise UserError(f"{found}, not a function of (image, rng) that gives an image.")
+        raise UserError(f"{found}, not a function (image, rng) -> image.")
     return function
 
 
 def check_no_code(where: str, spec: str) -> None:
-    """Raises a UserError where ops that a file names are Python functions: anyone may write it."""
+    """Raises a UserError if ops named in a file are Python functions: files are not trusted."""
     calls = []
-    with contextlib.suppress(UserError):  # said where images are read; texts have no ops
+    with contextlib.suppress(UserError):  # reported when images are read; texts have no ops
         calls = [op.call for op in parse(spec).ops if isinstance(op, PythonOp)]
     if calls:
         raise UserError(
-            f"{where}: its preprocessing runs Python code, {calls[0]}, which no file may; if you "
-            f'trust it, give it yourself: --preprocess="{spec}" (preprocess= in Python).'
+            f"{where}: its preprocessing runs Python code, {calls[0]}, which is not safe; if you "
+            f'trust it, pass it yourself: --preprocess="{spec}" (preprocess= in Python).'
         )
 
 
 @dataclasses.dataclass(frozen=True)
 class Chain:
-    """Ops in a row. Picklable; its repr shows every argument of every op."""
+    """A sequence of ops. Picklable; its repr shows every argument of every op."""
 
     ops: tuple[Op, ...]
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Those that the ops read of the data set."""
+        """Columns of the dataset that the ops read."""
         return tuple(dict.fromkeys(column for op in self.ops for column in op.columns))
 
     def __call__(self, example: Example, rng: np.random.Generator) -> Example:
-        """Applies the ops; ValueError for an image that cannot be decoded, or is too small."""
+        """Applies the ops; ValueError if an image cannot be decoded, or is too small."""
         if isinstance(example["image"], bytes) and not isinstance(self.ops[0], ops.Decode):
-            raise UserError(f"preprocess must start with decode, the images are files: {self}")
+            raise UserError(f"preprocess must start with decode, as images are files: {self}")
         for op in self.ops:
             example = op(example, rng)
         return {**example, "image": np.ascontiguousarray(example["image"])}
 
 
 def parse(spec: str) -> Chain:
-    """Builds the ops that `spec` names; UserError: see `evaluate_calls`."""
+    """Builds the ops named in `spec`; for UserErrors see `evaluate_calls`."""
     chain: list[Op] = []
     table = {**OPS, **PIPELINES}
     for name, made in evaluate_calls("preprocess", spec, table, dotted=PythonOp):
         try:
             chain += [made] if isinstance(made, Op) else parse(made).ops
         except UserError as error:
-            raise UserError(f"preprocess {spec!r}: {name} stands for {error}") from None
+            raise UserError(f"preprocess {spec!r}: {name} expands to {error}") from None
     return Chain(tuple(chain))
 
 
 def encode_texts(spec: str, texts: Sequence[str]) -> np.ndarray:
-    """What the op of `spec` that reads a column of texts makes of them: `text`, int32 [n, T].
+    """Encodes texts with the text op of `spec`: `text`, int32 [n, T].
 
-    UserError: there is none, or more than one.
+    UserError unless there is exactly one such op.
     """
     ops = [op for op in parse(spec).ops if op.columns]
     if len(ops) != 1 or len(ops[0].columns) != 1:
-        raise UserError(f"preprocess {spec!r} must have one op that reads texts: tokenize(...).")
+        raise UserError(f"preprocess {spec!r} must have exactly one text op: tokenize(...).")
     [column], rng = ops[0].columns, np.random.default_rng(0)
     return np.stack([ops[0]({column: text}, rng)["text"] for text in texts])
 
@@ -220,15 +220,15 @@ def evaluate_calls(
     table: Mapping[str, Callable[..., Any]],
     dotted: Callable[[str], Any] | None = None,
 ) -> list[tuple[str, Any]]:
-    """Calls what the terms of `a|b(1, c=2)` name in `table`; gives (name, result) for each.
+    """Calls the functions that the terms of `a|b(1, c=2)` name in `table`; returns (name, result)s.
 
-    `dotted` is called with the text of a term such as `d.e(3)`. UserError for bad syntax, an
-    unknown name, or an unknown, missing or impossible argument.
+    `dotted` is called with the text of terms such as `d.e(3)`. UserError for bad syntax, an
+    unknown name, or an unknown, missing or invalid argument.
     """
     try:
         node = ast.parse(text.strip(), mode="eval").body
     except SyntaxError as error:
-        raise UserError(f"{key} {text!r}: {error.msg}; write it like 'a|b(224)|c(d=1)'.") from None
+        raise UserError(f"{key} {text!r}: {error.msg}; expected e.g. 'a|b(224)|c(d=1)'.") from None
     terms = []
     while isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr):
         terms.append(node.right)
@@ -242,7 +242,7 @@ def _read_call(where: str, node: ast.expr) -> tuple[str, list[Any], dict[str, An
     call = node if isinstance(node, ast.Call) else ast.Call(node, [], [])
     name, text = ast.unparse(call.func), ast.unparse(node)
     if not all(map(str.isidentifier, name.split("."))):
-        raise UserError(f"{where}: {text!r} is not a name, with or without (arguments).")
+        raise UserError(f"{where}: {text!r} is not a name or a call name(arguments).")
     try:
         args = [ast.literal_eval(value) for value in call.args]
         return name, args, {str(e.arg): ast.literal_eval(e.value) for e in call.keywords}
@@ -279,7 +279,7 @@ def _evaluate(
 
 
 def _cast(name: str, value: Any, hint: Any) -> Any:
-    """`value` as an instance of `hint`; lists count as tuples and ints as floats."""
+    """Converts `value` to the type `hint`; lists count as tuples and ints as floats."""
     members = typing.get_args(hint)
     if isinstance(hint, types.UnionType):
         for member in members:
@@ -294,6 +294,6 @@ def _cast(name: str, value: Any, hint: Any) -> Any:
             return tuple(_cast(name, v, member) for v, member in zip(value, members, strict=True))
     elif hint is float and type(value) is int:
         return float(value)
-    elif type(value) is hint:  # exactly: True is no number
+    elif type(value) is hint:  # exactly: True is not a number
         return value
     raise TypeError(f"{name}={value!r} is not {getattr(hint, '__name__', hint)}")

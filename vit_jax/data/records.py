@@ -31,27 +31,27 @@ class TFRecordReader:
 
 
 def index_tfrecord(filename: str) -> np.ndarray:
-    """Offsets of the records of a TFRecord file, int64 [N + 1]; ValueError where it is none."""
+    """Offsets of the records of a TFRecord file, int64 [N + 1]; ValueError if it is not one."""
     with open(filename, "rb") as file:
         descriptor = file.fileno()
-        if hasattr(os, "posix_fadvise"):  # 8 bytes are wanted of each record: no read-ahead
+        if hasattr(os, "posix_fadvise"):  # only 8 bytes per record are read: no read-ahead
             os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
         size, offsets = os.fstat(descriptor).st_size, [0]
         while offsets[-1] < size:
             header = os.pread(descriptor, 8, offsets[-1])
             offsets.append(offsets[-1] + 16 + int.from_bytes(header, "little"))
             if len(header) < 8 or offsets[-1] > size:
-                raise ValueError(f"its {size} bytes end within record {len(offsets) - 2}")
+                raise ValueError(f"its {size} bytes end inside record {len(offsets) - 2}")
     return np.array(offsets, np.int64)
 
 
 def open_records(name: str, file_format: str, expected: int, offsets: dict[str, np.ndarray]) -> Any:
-    """A reader of a file that must hold `expected` records; UserError where it is damaged.
+    """Opens a file that must hold `expected` records; UserError if it is damaged.
 
-    `offsets` keeps what `index_tfrecord` finds, by name.
+    `offsets` caches the results of `index_tfrecord` by file name.
     """
     try:
-        size_of(to_path(name))  # array_record does not say plainly that a file is missing
+        size_of(to_path(name))  # array_record has no clear error for a missing file
         if file_format == "array_record":
             from array_record.python import array_record_module
 
@@ -61,12 +61,12 @@ def open_records(name: str, file_format: str, expected: int, offsets: dict[str, 
             )
         else:
             local = str(cached_copy(to_path(name))) if is_bucket(name) else name
-            if name not in offsets:  # found by reading all of the file
+            if name not in offsets:  # computed by reading the whole file
                 offsets[name] = index_tfrecord(local)
             file = TFRecordReader(local, offsets[name])
         if (count := file.num_records()) != expected:
-            raise ValueError(f"it holds {count} records, the set's info says {expected}")
-    except UserError:  # of the cache
+            raise ValueError(f"it has {count} records, dataset_info.json says {expected}")
+    except UserError:  # from the cache
         raise
     except OSError as error:
         raise as_user_error(f"{name}: {one_line(error)}.", error) from None
@@ -77,10 +77,10 @@ def open_records(name: str, file_format: str, expected: int, offsets: dict[str, 
 
 
 def allow_open_files(count: int) -> None:
-    """Raises the soft limit on open files: one per shard, and ImageNet has 1,024 of them."""
+    """Raises the soft limit on open files: one per shard, and ImageNet has 1,024 shards."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)  # negative: no limit
     if 0 <= hard < count:
-        raise UserError(f"{count} shards, but only {hard} open files are allowed: ulimit -Hn.")
+        raise UserError(f"{count} shards, but at most {hard} open files (ulimit -Hn).")
     wanted = count + 1024 if hard < 0 else min(count + 1024, hard)
     if 0 <= soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

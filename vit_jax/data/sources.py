@@ -37,17 +37,17 @@ def describe(array: ArraySpec | np.ndarray) -> str:
 
 
 class Source(Protocol):
-    """Examples by number: picklable, safe for threads, in an order that its files alone decide."""
+    """Examples by number: picklable, thread-safe, in an order that depends only on the files."""
 
     def __len__(self) -> int: ...
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        """{"image": bytes of a file | uint8 [H, W, C]}, where there are labels "label", an int or
-        uint8 [K] of 0 and 1, and the text of columns by their names.
+        """{"image": bytes of a file | uint8 [H, W, C]}, with labels also "label", an int or
+        uint8 [K] of 0 and 1, and the text of columns by name.
         """
 
     def check(self, _on_bad_image: str) -> Source:
-        """The source to train on; UserError for damage, unless it is images and "skip"."""
+        """The source to train on; UserError for damage, unless in images, with "skip"."""
         return self
 
     def describe(self, index: int) -> str:
@@ -55,19 +55,19 @@ class Source(Protocol):
         return f"[{index}]"
 
     def identity(self) -> Iterable[str]:
-        """Lines that change with the files; moving a folder is no change. None: see the name."""
+        """Lines that change with the files, but not if the folder is moved. None: only the name."""
         return ()
 
 
 def check_columns(name: str, columns: Iterable[str], known: Sequence[str]) -> None:
-    """Raises a UserError unless a data set that is no table has the columns that ops read."""
+    """Raises a UserError unless a dataset that is not a table has the columns that ops read."""
     if missing := [column for column in columns if column not in known]:
         found = f"{', '.join(known) or 'none'}; preprocess reads it"
         raise UserError(f"dataset.name={name!r} has no column {missing[0]!r}, but {found}.")
 
 
 def in_order(names: Iterable[str]) -> list[str]:
-    """Names of classes: by their value where all are numbers, else as text."""
+    """Sorts class names: by value if all are numbers, else as text."""
     found = set(names)
     if all(name.isdecimal() and len(name) < 16 for name in found):
         return sorted(found, key=lambda name: (int(name), name))
@@ -75,16 +75,16 @@ def in_order(names: Iterable[str]) -> list[str]:
 
 
 def check_classes(where: str, names: Sequence[str], num_examples: int) -> None:
-    """The rules for classes of folders, tables and data that are given.
+    """Checks the class names of folders, tables and in-memory data.
 
-    UserError for a name that is not one line of UTF-8, or two that differ in their Unicode form
-    alone. Nearly as many classes as images are said: labels that number the images look like that.
-    `num_examples`: of the training; 0 where they are others or a part.
+    UserError for a name that is not one line of UTF-8, or two that differ only in Unicode
+    normalisation. Warns if there are nearly as many classes as images: labels may be image numbers.
+    `num_examples`: of the training split; 0 if unknown or partial.
     """
     forms: dict[str, str] = {}
     for name in names:
         if escaped(name) != name:
-            raise UserError(f"{where}: class {name!a:.80} must be a name of one line, in UTF-8.")
+            raise UserError(f"{where}: class {name!a:.80} must be a single line of UTF-8.")
         other = forms.setdefault(unicodedata.normalize("NFC", name), name)
         if other != name:
             raise UserError(
@@ -94,7 +94,7 @@ def check_classes(where: str, names: Sequence[str], num_examples: int) -> None:
     if num_examples and len(names) > max(10, 0.8 * num_examples):
         logging.getLogger(__name__).warning(
             f"{where}: {counted(len(names), 'class')} for {counted(num_examples, 'image')}; "
-            "are these labels, or do they number the images?"
+            "are these labels or image numbers?"
         )
 
 
@@ -107,28 +107,28 @@ class Part(NamedTuple):
 
 
 def resolve_split(split: str, known: Iterable[str], length: Callable[[str], int]) -> list[Part]:
-    """Turns a split expression into absolute, non-empty parts, with the meaning TFDS gives it.
+    """Resolves a split expression into absolute, non-empty parts, as TFDS does.
 
-    `known` are the names of the splits; `length`, a split's number of examples, is asked only for
-    those that the expression names. UserError for an unknown split, a malformed expression, a bound
-    outside of the split, or where nothing is selected.
+    `known` are the names of the splits; `length`, a split's number of examples, is called only for
+    splits in the expression. UserError for an unknown split, a malformed expression, a bound
+    outside the split, or an empty selection.
     """
     import tensorflow_datasets as tfds
 
     names, spec = list(known), "".join(split.split())
-    asked = [term.partition("[")[0] for term in spec.split("+")]
-    for name in asked:
+    requested = [term.partition("[")[0] for term in spec.split("+")]
+    for name in requested:
         if re.fullmatch(r"[\w-]+", name) and name not in [*names, "all"]:
             known_splits = f"known splits: {', '.join(names)}.{nearest(name, names)}"
             raise UserError(f"dataset.split={split!r}: unknown split {name!r}; {known_splits}")
-    counts = {name: length(name) for name in names if name in asked or "all" in asked}
+    counts = {name: length(name) for name in names if name in requested or "all" in requested}
     infos = {
         name: tfds.core.SplitInfo(name=name, shard_lengths=[count], num_bytes=0)
         for name, count in counts.items()
     }
     try:
         if re.search(r"\dshard", spec):
-            raise ValueError("shards can only be named in a prepared set of TFDS")
+            raise ValueError("shards can only be selected in a prepared TFDS dataset")
         terms = tfds.core.ReadInstruction.from_spec(spec).to_absolute(infos)
     except (ValueError, NotImplementedError) as error:
         reason = str(error).splitlines()[-1].partition(" See format")[0].rstrip(".")
@@ -136,19 +136,19 @@ def resolve_split(split: str, known: Iterable[str], length: Callable[[str], int]
     bounds = [slice(each.from_, each.to).indices(counts[each.splitname]) for each in terms]
     parts = [Part(each.splitname, *ends[:2]) for each, ends in zip(terms, bounds, strict=True)]
     if not (parts := [part for part in parts if part.stop > part.start]):
-        raise UserError(f"dataset.split={split!r} selects no example.")
+        raise UserError(f"dataset.split={split!r} selects no examples.")
     return parts
 
 
 def select(split: str, known: Iterable[str], rows: Callable[[str], np.ndarray]) -> np.ndarray:
-    """The rows [n] of the splits that an expression names, each from `rows(name)` [N]."""
+    """The rows [n] of the splits in an expression, each from `rows(name)` [N]."""
     read = functools.cache(rows)
     parts = resolve_split(split, known, lambda name: len(read(name)))
     return np.concatenate([read(part.name)[part.start : part.stop] for part in parts])
 
 
 class Parts(Source):
-    """Parts of named things, one after the other: which one the n-th example is in, and where."""
+    """Concatenated parts of named splits: locates the n-th example."""
 
     def __init__(self, parts: Iterable[Part]):
         self.parts = list(parts)
@@ -158,7 +158,7 @@ class Parts(Source):
         return self._ends[-1]
 
     def locate(self, index: int) -> tuple[str, int]:
-        """Name of the part, and the example's number in what the part is of."""
+        """Name of the part, and the example's number in that split."""
         position = bisect.bisect_right(self._ends, index)
         part = self.parts[position]
         return part.name, part.stop - (self._ends[position] - index)
@@ -168,7 +168,7 @@ class Parts(Source):
 
 
 class SlicedSource(Parts):
-    """Parts of examples by name, one after the other."""
+    """Concatenated slices of sources, by name."""
 
     def __init__(self, sources: Mapping[str, Any], parts: Sequence[Part]):
         super().__init__(parts)
@@ -182,7 +182,7 @@ class SlicedSource(Parts):
 def map_threads(
     function: Callable[[A], B], arguments: Iterable[A], *, chunk: int = 64, num_threads: int = 0
 ) -> Iterator[B]:
-    """`map` in threads, in order; each takes `chunk` arguments at a time, a future costs 40 us."""
+    """`map` in threads, in order; each takes `chunk` arguments at a time: a future costs 40 us."""
     rest = iter(arguments)
     parts = iter(lambda: tuple(itertools.islice(rest, chunk)), ())
     with ThreadPoolExecutor(num_threads or (os.cpu_count() or 1) + 2) as pool:

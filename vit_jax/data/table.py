@@ -1,8 +1,8 @@
-"""Tables of images: a CSV or Parquet file that names files and their labels.
+"""Tables of images: a CSV or Parquet file that lists files and their labels.
 
 Columns: `path` (or `file_name`), relative to the table's folder; `label`, one class, or `labels`,
-any number of them (text separated by `|`; in Parquet also a list); `split`, or else a fifth is
-`test`, drawn as in a folder without splits; others for ops. Files are in a folder's order.
+any number of classes (text separated by `|`; in Parquet also a list); `split`, else a fifth is
+`test`, chosen as in a folder without splits; others are for ops. File order is as for folders.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ _KNOWN = (*_PATHS, "label", "labels", "split")
 
 
 class TableSource(FolderSource):
-    """As its base; `label` may be uint8 [N, K] of 0 and 1, other columns are text."""
+    """Like its base class; `label` may be uint8 [N, K] of 0 and 1, other columns are text."""
 
     def identity(self) -> Iterable[str]:
-        """Path and size of every file with what the columns say of it, in order."""
+        """Path, size and column values of every file, in order."""
         for index, line in enumerate(super().identity()):
             values = (each[index] for each in self.columns.values())
-            told = (np.flatnonzero(value) if np.ndim(value) else value for value in values)
-            yield " ".join(map(str, [line, *told]))
+            cells = (np.flatnonzero(value) if np.ndim(value) else value for value in values)
+            yield " ".join(map(str, [line, *cells]))
 
 
 def open_table(
     path: str, split: str, *, needs_label: bool = True, columns: Sequence[str] = ()
 ) -> tuple[FolderSource, tuple[str, ...]]:
-    """As `folder.open_folder`, of the files that the rows of a table name.
+    """Like `folder.open_folder`, for the files listed in a table.
 
-    Examples have the text of `columns`. A file may be in several rows then, if that differs.
+    Examples have the text of `columns`. A file may then be in several rows if that text differs.
     """
     path = os.path.abspath(os.path.expanduser(path))
     where = f"dataset.name={path!r}"
@@ -51,21 +51,21 @@ def open_table(
         raise UserError(f"{where} cannot be read: {one_line(error)}.") from None
 
     if clash := {"image", "label", "labels"}.intersection(columns):
-        reads = f"preprocess reads the column {min(clash)!r}, which is no text in an example"
+        reads = f"preprocess reads the column {min(clash)!r}, which examples do not have as text"
         raise UserError(f"{where}: {reads}; copy it under another name.")
     folder = os.path.dirname(path)
-    files = [os.fsencode(name) for name in _filled(where, names, cells, *_PATHS)]
-    # `a.jpg`, `./a.jpg` and its whole path are one file.
+    files = [os.fsencode(name) for name in _column(where, names, cells, *_PATHS)]
+    # `a.jpg`, `./a.jpg` and the absolute path are the same file.
     inside = os.fsencode(os.path.join(folder, ""))
     places = [os.path.normpath(inside + f if f[:1] != b"/" else f) for f in files]
     places = [place.removeprefix(inside) for place in places]
-    told = {name: np.array(_filled(where, names, cells, name), object) for name in columns}
-    keys = list(zip(places, *told.values(), strict=True))
+    known = {name: np.array(_column(where, names, cells, name), object) for name in columns}
+    keys = list(zip(places, *known.values(), strict=True))
     drawn = "split" not in cells
     rows: dict[str, list[int]] = {name: list(range(len(files))) for name in ("train", "test")}
     if not drawn:
         rows = {}
-        for row, name in enumerate(_filled(where, names, cells, "split")):
+        for row, name in enumerate(_column(where, names, cells, "split")):
             rows.setdefault(name, []).append(row)
     for name, members in rows.items():
         counts = Counter(keys[row] for row in members)
@@ -82,11 +82,11 @@ def open_table(
     labels = np.zeros(len(files), np.int32)
     if needs_label:
         if not (several := "labels" in cells):
-            _filled(where, names, cells, "label", "labels")
+            _column(where, names, cells, "label", "labels")
         given = cells["labels" if several else "label"]
         naming = rows["train"] if "train" in rows else range(len(files))
         classes, labels = number_labels(where, given, naming, multi_label=several)
-        told["label"] = labels
+        known["label"] = labels
     check_classes(where, classes, len(files))
     split = known_split(path, split, rows)
 
@@ -98,27 +98,27 @@ def open_table(
         return order_files(groups.values(), name if drawn else "")
 
     picked = select(split, rows, ordered)
-    kept = {name: each[picked["number"]] for name, each in told.items()}
+    kept = {name: each[picked["number"]] for name, each in known.items()}
     return TableSource(folder, picked["path"], kept, drawn), classes
 
 
-def _filled(
+def _column(
     where: str, names: Sequence[str], cells: Mapping[str, list[list[str]]], *known: str
 ) -> list[str]:
-    """The first column of `known` that is there; UserError unless every row has a value."""
+    """The first column of `known` that exists; UserError unless every row has a value."""
     if not (name := next((name for name in known if name in cells), "")):
         found = f"{list_names(names) or 'none'}.{nearest(known[0], names)}"
         raise UserError(f"{where} has no column {' or '.join(map(repr, known))}, but {found}")
     if empty := [row for row, texts in enumerate(cells[name], start=1) if not texts]:
         rows = counted(len(empty), "row")
-        raise UserError(f"{where}: {rows} without a {name}, first row {empty[0]}.")
+        raise UserError(f"{where}: {rows} without a {name}, the first is row {empty[0]}.")
     return [text for (text,) in cells[name]]
 
 
 def _read(path: str, known: Collection[str]) -> tuple[list[str], dict[str, list[list[str]]]]:
-    """Names of all columns, and of those that are known the texts in each row."""
+    """Names of all columns, and the texts in each row of those in `known`."""
     if path.lower().endswith(".parquet"):
-        from pyarrow import parquet  # only for those who have such files
+        from pyarrow import parquet  # only needed for Parquet files
 
         names = parquet.read_schema(path).names
         found = parquet.read_table(path, columns=[name for name in names if name in known])
@@ -140,7 +140,7 @@ def _read(path: str, known: Collection[str]) -> tuple[list[str], dict[str, list[
 
 
 def _texts(where: str, value: Any, *, several: bool) -> list[str]:
-    """What a cell holds: nothing, or one text, or several, of a list or with separators."""
+    """Values of a cell: none, one text, or several from a list or with separators."""
     if several and isinstance(value, str):
         value = value.split(_SEPARATOR)
     texts = []
@@ -157,13 +157,13 @@ def _texts(where: str, value: Any, *, several: bool) -> list[str]:
 def number_labels(
     where: str, given: Sequence[Sequence[str]], naming: Iterable[int], *, multi_label: bool
 ) -> tuple[tuple[str, ...], np.ndarray]:
-    """Class names, of the rows `naming`, and labels of all: int32 [N] or uint8 [N, K]."""
+    """Class names, from the rows `naming`, and labels of all: int32 [N] or uint8 [N, K]."""
     found = {each for row in naming for each in given[row]}
     classes = in_order(found)
     if len(classes) < 2 - multi_label:
         raise UserError(f"{where}: {counted(len(classes), 'class')}; a classifier needs two.")
     if unknown := sorted({each for row in given for each in row} - found):
-        only = f"{counted(len(unknown), 'class')} in another split than 'train' only"
+        only = f"{counted(len(unknown), 'class')} missing from 'train'"
         raise UserError(f"{where}: {only}: {list_names(unknown)}.")
     numbers = {each: number for number, each in enumerate(classes)}
     if not multi_label:

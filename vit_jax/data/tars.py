@@ -1,12 +1,12 @@
-"""WebDataset tars read at random: `KEY.jpg`, its class in `KEY.cls` or as "label" in `KEY.json`.
+"""WebDataset tars with random access: `KEY.jpg` and `KEY.cls`, or "label" in `KEY.json`.
 
 `dataset.name` is a .tar, a pattern such as `/data/{train,val}-{000..099}.tar`, or a folder with
-tars in it or in folders directly below it. The split of a tar is the last word of its name that
-names one (`train`, or one of `folder.HELD_OUT`), or the name of its folder, else `train`. A class
-is a number or a name. A column that ops read is the member `KEY.COLUMN`, or a key of `KEY.json`.
+tars in it or in its direct subfolders. The split of a tar is the last word of its name that is
+a split (`train`, or one of `folder.HELD_OUT`), or the name of its folder, else `train`. A class
+is a number or a name. A column read by ops is the member `KEY.COLUMN`, or a key of `KEY.json`.
 
-The headers of a tar are read once: where its members are is kept in the cache. Images are in the
-order of their tars, and first decoded when they are used. The layout is that of
+The headers of a tar are read once: the offsets of its members are cached. Images are in the
+order of their tars, and decoded on first use. The layout is that of
 github.com/webdataset/webdataset.
 """
 
@@ -34,7 +34,7 @@ from vit_jax.data.table import number_labels
 from vit_jax.errors import UserError, counted, list_names, one_line
 from vit_jax.files.paths import cache_dir, write_arrays
 
-_KEY = re.compile(r"((?:.*/)?[^/.]+)\.([^/]+)")  # and the rest, from the first dot of the name
+_KEY = re.compile(r"((?:.*/)?[^/.]+)\.([^/]+)")  # and the extension, from the first dot on
 _PLACE = [("tar", np.int32), ("name", object), ("offset", np.int64), ("size", np.int64)]
 Index = Mapping[str, np.ndarray]
 
@@ -45,23 +45,23 @@ class TarSource(Source):
 
     tars: tuple[str, ...]
     images: np.ndarray  # rows of _PLACE [N]
-    columns: Mapping[str, np.ndarray]  # where there are classes `label`, int32 [N]
+    columns: Mapping[str, np.ndarray]  # with classes, `label`, int32 [N]
     texts: Mapping[str, np.ndarray]  # by column, rows of _PLACE [N]
 
     def __len__(self) -> int:
         return len(self.images)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        told = {name: self._text(name, places[index]) for name, places in self.texts.items()}
+        columns = {name: self._text(name, places[index]) for name, places in self.texts.items()}
         labels = {name: each[index] for name, each in self.columns.items()}
-        return {"image": self._read(self.images[index]), **labels, **told}
+        return {"image": self._read(self.images[index]), **labels, **columns}
 
     def _read(self, place: Any) -> bytes:
         with open(self.tars[place["tar"]], "rb") as file:
             file.seek(place["offset"])
             content = file.read(place["size"])
         if len(content) < place["size"]:
-            raise ValueError("the tar ends in it")
+            raise ValueError("the tar is truncated inside it")
         return content
 
     def _text(self, column: str, place: Any) -> str:
@@ -86,7 +86,7 @@ class TarSource(Source):
 
 
 def find_tars(name: str) -> list[str]:
-    """The tars that `dataset.name` means, sorted; none where it means something else."""
+    """The tars that `dataset.name` refers to, sorted; empty if it is something else."""
     path = os.path.abspath(os.path.expanduser(name))
     if path.lower().endswith(".tar"):
         return list(map("".join, product(*map(_choices, re.split(r"(\{[^{}]*\})", path)))))
@@ -108,7 +108,7 @@ def _folders(path: str) -> list[str]:
 
 
 def _choices(part: str) -> list[str]:
-    """What `{000..099}` or `{train,val}` stands for; other text for itself."""
+    """Expands `{000..099}` or `{train,val}`; other text is returned as it is."""
     if bounds := re.fullmatch(r"\{(\d+)\.\.(\d+)\}", part):
         first, last = bounds.groups()
         return [f"{i:0{len(first)}}" for i in range(int(first), int(last) + 1)]
@@ -129,9 +129,9 @@ def open_tars(
     needs_label: bool = True,
     columns: Sequence[str] = (),
 ) -> tuple[TarSource, tuple[str, ...]]:
-    """As `folder.open_folder`, of images in tars; class names are those of `train`.
+    """Like `folder.open_folder`, for images in tars; class names are those of `train`.
 
-    UserError where a tar cannot be read, or images lack a label or a column.
+    UserError if a tar cannot be read, or images lack a label or a column.
     """
     where = f"dataset.name={name!r}"
     indices = list(map_threads(lambda tar: _index(where, tar), tars, chunk=1))
@@ -143,7 +143,7 @@ def open_tars(
         added = range(before, len(found["image"]))
         rows.setdefault(_split_of(tar), []).extend(added)
     if not found["image"]:
-        raise UserError(f"{where}: no image in {counted(len(tars), 'tar')} ({list_names(tars)}).")
+        raise UserError(f"{where}: no images in {counted(len(tars), 'tar')} ({list_names(tars)}).")
     for key in ("label", *columns) if needs_label else columns:
         missing = [i for i, each in enumerate(found[key]) if each is None]
         if missing:
@@ -197,7 +197,7 @@ def _add_samples(
 
 
 def _index(where: str, tar: str) -> Index:
-    """Of the members of a tar `name`, `offset`, `size` and `label`, [M] each, from the cache."""
+    """Index of a tar's members: `name`, `offset`, `size` and `label`, [M] each, from the cache."""
     try:
         stat = os.stat(tar)
         identity = f"{tar} {stat.st_size} {stat.st_mtime_ns}"
@@ -213,7 +213,7 @@ def _index(where: str, tar: str) -> Index:
         cached.parent.mkdir(parents=True, exist_ok=True)
         write_arrays(cached, index)
     except OSError as error:
-        logging.getLogger(__name__).warning("%s: its index is not kept: %s", tar, error)
+        logging.getLogger(__name__).warning("%s: its index is not cached: %s", tar, error)
     return index
 
 
@@ -232,7 +232,7 @@ def _scan(tar: str) -> Index:
 
 
 def _label(end: str, content: bytes) -> bytes:
-    """The text of the class that a member states, else nothing."""
+    """The text of the class in a member, or nothing."""
     if end == "cls":
         return content.strip()
     with contextlib.suppress(ValueError, AttributeError):

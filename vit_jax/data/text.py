@@ -1,10 +1,10 @@
-"""Texts as numbers of tokens, always as many.
+"""Tokenizes texts to a fixed length.
 
-A vocabulary is `characters` (printable ASCII, without a file), or a path that ends in
+A vocabulary is `characters` (printable ASCII, no file needed), or a path that ends in
 
-* `.txt`, WordPieces as BERT has them: in lower case, [CLS] first, filled up with 0 (LiT);
-* `.model`, of SentencePiece: ASCII in lower case, the end of the text last, also of one that is
-  cut, filled up with ends (SigLIP with T5's `c4_en`).
+* `.txt`, BERT's WordPieces: lower-cased, [CLS] first, padded with 0 (LiT);
+* `.model`, SentencePiece: ASCII lower-cased, the end-of-text token last, even if truncated,
+  padded with it (SigLIP with T5's `c4_en`).
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ _END, _UNKNOWN, _FIRST = 1, 2, 3  # of `characters`, as in T5's vocabularies; 0 
 
 
 class Vocabulary(NamedTuple):
-    """A way to write texts as numbers."""
+    """A tokenizer."""
 
-    encode: Callable[[str, int], list[int]]  # of (text, the most numbers), with what is around it
-    size: int  # above all numbers
-    fill: int  # what shorter texts are filled up with
+    encode: Callable[[str, int], list[int]]  # (text, max. length), with special tokens
+    size: int  # number of ids
+    fill: int  # padding id
 
 
 @dataclasses.dataclass(frozen=True)
 class Tokenize(Op):
-    """The text of a column -> `text`, int32 [length]: longer texts are cut."""
+    """The text of a column -> `text`, int32 [length]: longer texts are truncated."""
 
     column: str = "caption"
     vocab: str = CHARACTERS
@@ -51,7 +51,7 @@ class Tokenize(Op):
 
     @property
     def num_tokens(self) -> int:
-        """How many tokens a model of such texts has to know; UserError: see `load_vocabulary`."""
+        """Vocabulary size for models of such texts; for UserErrors see `load_vocabulary`."""
         return load_vocabulary(self.vocab).size
 
     def __call__(self, example: Example, _rng: np.random.Generator) -> Example:
@@ -64,10 +64,10 @@ class Tokenize(Op):
 
 @functools.cache  # once per process
 def load_vocabulary(vocab: str) -> Vocabulary:
-    """The vocabulary of a name or path, also in a bucket.
+    """Loads a vocabulary by name or path, also from a bucket.
 
     Raises:
-      UserError: there is none, it is damaged, or its package is missing.
+      UserError: it does not exist, is damaged, or its package is missing.
     """
     if vocab == CHARACTERS:
         return _characters()
@@ -80,7 +80,7 @@ def load_vocabulary(vocab: str) -> Vocabulary:
         raise
     except OSError as error:
         raise as_user_error(f"vocab={vocab!r} cannot be read: {one_line(error)}.", error) from error
-    except Exception as error:  # both packages raise plain ones
+    except Exception as error:  # both packages raise plain Exceptions
         raise UserError(f"vocab={vocab!r} is damaged: {one_line(error)}.") from error
 
 
@@ -98,10 +98,10 @@ def _sentencepiece(data: bytes) -> Vocabulary:
     model = package.SentencePieceProcessor(model_proto=data)
     end = model.eos_id()
     if end < 0:
-        raise ValueError("it has no end of a text")
+        raise ValueError("it has no end-of-text token")
 
     def encode(text: str, most: int) -> list[int]:
-        text = text.encode().lower().decode()  # as TensorFlow does it, of ASCII alone
+        text = text.encode().lower().decode()  # as in TensorFlow, ASCII only
         return [*model.encode(text)[: most - 1], end]
 
     return Vocabulary(encode, model.get_piece_size(), end)

@@ -1,7 +1,7 @@
 """Prepared TFDS directories as random-access sources, without TensorFlow.
 
-They are found and read through the metadata in them: any set that TFDS has written will do, with or
-without its builder's code. Nothing here downloads anything.
+They are found and read through their own metadata: any dataset written by TFDS works, with or
+without its builder's code. Nothing is downloaded here.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ INFO_FILE = "dataset_info.json"
 class TfdsSource(Parts):
     """Encoded images and class numbers from the records of a prepared directory.
 
-    `extents` are TFDS's FileInstructions. Files are opened where and when they are read: pickling
-    sends the TFRecord indices but no file descriptors. UserError for a damaged file, in `check` or
-    when it is first read.
+    `extents` are TFDS's FileInstructions. Files are opened in the process that reads them: pickling
+    sends the TFRecord indices but no file descriptors. UserError for a damaged file, from `check`
+    or on first read.
     """
 
     def __init__(self, info: Any, extents: Sequence[Any], image_key: str, label: Label | None):
@@ -57,17 +57,17 @@ class TfdsSource(Parts):
             return {"image": image}
         label, num_classes = self._label.compute(features), len(self._label.class_names)
         if not 0 <= label < num_classes:
-            found = f"label {label} is not in 0 .. {num_classes - 1}"  # ImageNet's test split: -1
+            found = f"label {label} is not in 0 .. {num_classes - 1}"  # -1 in ImageNet's test split
             raise UserError(f"{self.describe(index)}: {found}; this split may have no labels.")
         if self._label.brightness > 1:
             image = decode_image(image, channels=1, exif=False) * np.uint8(self._label.brightness)
         return {"image": image, "label": label}
 
     def stored(self, index: int) -> dict[str, list[Any]]:
-        """All features of example `index` but its image, each as a flat list."""
+        """All features of example `index` except its image, each as a flat list."""
         values = {}
         for key, feature in self._features(index).items():
-            kind = feature.WhichOneof("kind")  # None where TFDS stored an empty list
+            kind = feature.WhichOneof("kind")  # None if TFDS stored an empty list
             if key != self._image_key:
                 values[key] = list(getattr(feature, kind).value) if kind else []
         return values
@@ -86,19 +86,19 @@ class TfdsSource(Parts):
         return "{}, record {}".format(*self.locate(index))
 
     def identity(self) -> Iterator[str]:
-        """Name of the set; name, size and range of every extent."""
+        """Name of the dataset; name, size and range of every extent."""
         yield self._full_name
         sizes = map_threads(lambda part: size_of(to_path(part.name)), self.parts, chunk=1)
         for (name, start, stop), size in zip(self.parts, sizes, strict=True):
             yield f"{os.path.basename(name)} {size} {start} {stop - start}"
 
     def check(self, _on_bad_image: str) -> TfdsSource:
-        """Opens every file; none is skipped, each holds thousands of examples."""
+        """Opens every file; none is skipped, as each holds thousands of examples."""
         list(map_threads(self._file, self._lengths, chunk=1))
         return self
 
     def _file(self, name: str) -> Any:
-        if name not in self._files:  # opened by several threads perhaps: one is kept
+        if name not in self._files:  # several threads may open it: one is kept
             allow_open_files(len(self._lengths))
             expected = self._lengths[name]
             self._files[name] = open_records(name, self._format, expected, self._offsets)
@@ -106,19 +106,19 @@ class TfdsSource(Parts):
 
 
 def data_root(data_dir: str) -> str:
-    """The absolute folder of TFDS's sets; "" stands for $TFDS_DATA_DIR, else TFDS's own default."""
+    """The absolute folder of TFDS datasets; "" means $TFDS_DATA_DIR, else TFDS's own default."""
     chosen = data_dir or os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets"
     return str(full_path(os.path.expanduser(chosen)))
 
 
 def find_prepared(name: str, data_dir: str) -> str:
-    """The directory in which a dataset lies prepared; `data_dir`: see `data_root`, also a bucket's.
+    """The directory of a prepared dataset; for `data_dir` (may be a bucket) see `data_root`.
 
-    Of NAME[/CONFIG][:1.2.3] without a version it is the newest, without a config the only one.
-    UserError where none is there, or several configs.
+    NAME[/CONFIG][:1.2.3] means the newest version if none is given, and the only config.
+    UserError if it does not exist, or there are several configs.
     """
     if (match := NAME.fullmatch(name)) is None:
-        raise UserError(f"dataset.name={name!r} is no TFDS name; write NAME[/CONFIG][:1.2.3].")
+        raise UserError(f"dataset.name={name!r} is not a TFDS name; write NAME[/CONFIG][:1.2.3].")
     root = data_root(data_dir)
     there = {}
     for depth in ("*", "*/*"):
@@ -135,21 +135,21 @@ def find_prepared(name: str, data_dir: str) -> str:
         raise UserError(_not_prepared(name, match["name"], root, [each.string for each in there]))
     if len({each["config"] for each in found}) > 1:
         names = [each.string for each in found]
-        raise UserError(f"dataset.name={name!r}: several configs are there: {', '.join(names)}.")
+        raise UserError(f"dataset.name={name!r}: name one of the configs {', '.join(names)}.")
     return there[max(found, key=lambda each: tuple(map(int, each["version"].split("."))))]
 
 
 def _not_prepared(name: str, base: str, root: str, there: list[str]) -> str:
-    """What to do about a dataset that is not there."""
+    """What to do about a dataset that is not prepared."""
     where = f"dataset.name={name!r}: not prepared in {root} (dataset.data_dir, else $TFDS_DATA_DIR)"
     if there:
         return f"{where}; prepared there: {', '.join(there)}."
     own = {"imagenet2012": "imagenet2012 FOLDER", "imagenet21k": "imagenet21k TAR_OR_FOLDER"}
-    known = [*registered.list_imported_builders(), *own]  # others would need the network
+    known = [*registered.list_imported_builders(), *own]  # others need network access
     if base not in known:
         names = "'digits', 'glyphs', the path of an image folder, or a TFDS name"
         close = nearest(base, [*known, "digits", "glyphs"])
-        return f"dataset.name={name!r}: no such dataset; it takes {names}.{close}"
+        return f"dataset.name={name!r}: no such dataset; expected {names}.{close}"
     what = own.get(base, f"tfds {name}")
     return f"{where}; prepare it with: python scripts/prepare_data.py {what} --data_dir={root}"
 
@@ -157,14 +157,14 @@ def _not_prepared(name: str, base: str, root: str, there: list[str]) -> str:
 def open_prepared(
     directory: str, split: str, label_key: str = "", *, needs_label: bool = True
 ) -> tuple[TfdsSource, tuple[str, ...]]:
-    """Reads the metadata of a prepared directory, no record yet; gives source and class names.
+    """Reads the metadata of a prepared directory, no records; returns source and class names.
 
-    `label_key` is the feature to classify, or a key of COMPUTED_LABELS; "" stands for the
-    supervised feature, or `label`, or for none where no label is needed.
+    `label_key` is the feature to classify, or a key of COMPUTED_LABELS; "" means the
+    supervised feature, else `label`, or none if no label is needed.
     """
     try:
         info = tfds.builder_from_directory(directory).info
-    except Exception as error:  # TFDS raises many kinds, over several lines
+    except Exception as error:  # TFDS raises many kinds, with multi-line texts
         message = f"dataset {directory}: cannot read its metadata ({one_line(error)})."
         raise as_user_error(message, error) from None
     image = image_key(info)
@@ -179,12 +179,12 @@ def open_prepared(
         reason = str(error).splitlines()[0].rstrip(".")
         raise UserError(f"dataset.split={split!r}: {reason}; write {GRAMMAR}.") from None
     if not extents:
-        raise UserError(f"dataset.split={split!r} selects no example.")
+        raise UserError(f"dataset.split={split!r} selects no examples.")
     return TfdsSource(info, extents, image, label), label.class_names if label else ()
 
 
 def _supervised(info: Any) -> tuple[Any, Any]:
-    """Names of the image and the label feature where TFDS says what is learned from what."""
+    """Names of the image and label features, if TFDS declares the dataset supervised."""
     return info.supervised_keys if len(info.supervised_keys or ()) == 2 else ("", "")
 
 
@@ -193,7 +193,7 @@ def _listing(info: Any) -> str:
 
 
 def image_key(info: Any) -> str:
-    """Name of the image feature; UserError where there is none that can be read."""
+    """Name of the image feature; UserError if there is none that can be read."""
     features = info.features
     images = [key for key, each in features.items() if isinstance(each, tfds.features.Image)]
     chosen = next((key for key in (_supervised(info)[0], "image", *images) if key in images), "")
@@ -207,7 +207,7 @@ def image_key(info: Any) -> str:
 
 
 def _label(info: Any, label_key: str) -> Label:
-    """The label that is stored or computed; UserError where there is none."""
+    """The stored or computed label; UserError if there is none."""
     features = info.features
     where = f"dataset {info.full_name}"
     if computed := COMPUTED_LABELS.get(label_key):
@@ -215,14 +215,14 @@ def _label(info: Any, label_key: str) -> Label:
             return computed
         raise UserError(f"{where}: dataset.label_key={label_key!r} is for {computed.dataset}.")
     labels = [key for key, each in features.items() if isinstance(each, tfds.features.ClassLabel)]
-    # The last is that of imagenet2012_real, whose supervised key is a list of labels.
+    # The last is for imagenet2012_real, whose supervised key is a list of labels.
     usual = [label_key] if label_key else [_supervised(info)[1], "label", "original_label"]
     chosen = next((key for key in usual if key in labels and features[key].num_classes), "")
     if not chosen:
-        asked = f"dataset.label_key={label_key!r} is no class label" if label_key else "no label"
+        found = f"dataset.label_key={label_key!r} is not a ClassLabel" if label_key else "no label"
         offered = [key for key, each in COMPUTED_LABELS.items() if each.dataset == info.name]
         alternative = f", or to one of {', '.join(offered)}" if offered else ""
-        way_out = f"set dataset.label_key to a ClassLabel of its features: {_listing(info)}"
-        raise UserError(f"{where}: {asked}; {way_out}{alternative}.")
+        hint = f"set dataset.label_key to a ClassLabel of its features: {_listing(info)}"
+        raise UserError(f"{where}: {found}; {hint}{alternative}.")
     compute = functools.partial(computed_labels.stored, key=chosen)
     return Label(tuple(features[chosen].names), compute)

@@ -1,8 +1,8 @@
-"""torchvision's random transforms of Pillow images: its arguments, its distributions, its pixels.
+"""torchvision's random transforms of Pillow images: same arguments, distributions and pixels.
 
-Pillow computes the pixels, as it does there: equal factors give equal images. They are uint8
-[H, W, 3], or [H, W, 1] without a colour to change. DINO is 2104.14294 (its `main_dino.py`),
-DeiT III is 2204.07118 (its `augment.py`).
+As in torchvision, Pillow computes the pixels: equal factors give equal images. They are uint8
+[H, W, 3], or [H, W, 1] for ops that do not change colour. DINO is 2104.14294 (`main_dino.py`),
+DeiT III is 2204.07118 (`augment.py`).
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ _NORMALIZE = f"normalize({IMAGENET_MEAN}, {IMAGENET_STD})"
 
 @dataclasses.dataclass(frozen=True)
 class RandomResizedCrop(ImageOp):
-    """Cuts a random box and scales it to `size`.
+    """Crops a random box and resizes it to `size`.
 
     Unlike inception_crop the box's share of the image is uniform in `area`, and its width / height
-    log-uniform in `ratio`; after 10 draws that do not fit it is the largest central box.
+    log-uniform in `ratio`; after 10 draws that do not fit, it is the largest central box.
     """
 
     size: Size
@@ -70,7 +70,7 @@ class RandomResizedCrop(ImageOp):
 
 
 class PillowOp(ImageOp):
-    """An op on Pillow images that is applied with probability `p`."""
+    """An op on Pillow images, applied with probability `p`."""
 
     p: float
 
@@ -89,16 +89,16 @@ class PillowOp(ImageOp):
         return np.asarray(self.change(picture, rng)).reshape(image.shape)
 
     def change(self, picture: Any, rng: np.random.Generator) -> Any:
-        """Another Pillow image of the same mode, RGB or L."""
+        """Returns a new Pillow image of the same mode, RGB or L."""
         raise NotImplementedError
 
 
 @dataclasses.dataclass(frozen=True)
 class ColorJitter(PillowOp):
-    """Brightness, contrast, saturation and hue in random order, as in `ColorJitter`.
+    """Changes brightness, contrast, saturation and hue in random order, as `ColorJitter`.
 
-    The first three are scaled by factors that are uniform within +-x of 1 (and not negative), the
-    hue is turned by up to +-`hue` of a full turn.
+    The first three are scaled by factors uniform within +-x of 1 (and not negative), the
+    hue is shifted by up to +-`hue` of a full turn.
     """
 
     brightness: float = 0.0
@@ -110,7 +110,7 @@ class ColorJitter(PillowOp):
     def __post_init__(self) -> None:
         super().__post_init__()
         if min(self.brightness, self.contrast, self.saturation) < 0 or not 0 <= self.hue <= 0.5:
-            raise ValueError(f"{self} must have no negative amount, and hue at most 0.5")
+            raise ValueError(f"{self} must have amounts >= 0, and hue at most 0.5")
 
     def change(self, picture: Any, rng: np.random.Generator) -> Any:
         from PIL import ImageEnhance
@@ -122,12 +122,12 @@ class ColorJitter(PillowOp):
         for i in rng.permutation(4).tolist():
             if i < 3 and amounts[i]:
                 picture = kinds[i](picture).enhance(factors[i])
-            elif i == 3 and self.hue and picture.mode == "RGB":  # HSV and back changes pixels
-                picture = _turn_hue(picture, turn)
+            elif i == 3 and self.hue and picture.mode == "RGB":  # the HSV round trip changes pixels
+                picture = _shift_hue(picture, turn)
         return picture
 
 
-def _turn_hue(picture: Any, turn: float) -> Any:
+def _shift_hue(picture: Any, turn: float) -> Any:
     from PIL import Image
 
     bands = np.array(picture.convert("HSV"))
@@ -137,7 +137,7 @@ def _turn_hue(picture: Any, turn: float) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class GaussianBlur(PillowOp):
-    """Pillow's Gaussian blur, its radius uniform in `sigma`, in pixels (DINO, DeiT III)."""
+    """Pillow's Gaussian blur; radius uniform in `sigma`, in pixels (DINO, DeiT III)."""
 
     p: float
     sigma: tuple[float, float] = (0.1, 2.0)
@@ -154,7 +154,7 @@ class GaussianBlur(PillowOp):
 
 @dataclasses.dataclass(frozen=True)
 class Grayscale(PillowOp):
-    """Luma in every channel, as in `RandomGrayscale`."""
+    """Luma in every channel, as `RandomGrayscale`."""
 
     p: float
 
@@ -164,7 +164,7 @@ class Grayscale(PillowOp):
 
 @dataclasses.dataclass(frozen=True)
 class Solarize(PillowOp):
-    """Inverts values from `threshold` on, as in `RandomSolarize`."""
+    """Inverts values from `threshold` on, as `RandomSolarize`."""
 
     p: float
     threshold: int = 128
@@ -177,7 +177,7 @@ class Solarize(PillowOp):
 
 @dataclasses.dataclass(frozen=True)
 class ThreeAugment(ImageOp):
-    """DeiT III's 3-Augment (section 2.2): grayscale, solarize or blur alike, then colour jitter."""
+    """DeiT III's 3-Augment (sec. 2.2): one of grayscale, solarize, blur, then colour jitter."""
 
     color_jitter: float = 0.3  # of brightness, contrast and saturation
 
@@ -192,7 +192,7 @@ class ThreeAugment(ImageOp):
 
 
 def deit3_train(size: Size, exif: bool = True) -> str:
-    """DeiT III's training with 3-Augment."""
+    """DeiT III's training pipeline with 3-Augment."""
     crop = f"random_resized_crop({size}, method='pillow_bicubic')"
     return f"decode(exif={exif})|{crop}|flip_lr|three_augment|{_NORMALIZE}"
 

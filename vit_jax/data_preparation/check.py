@@ -1,4 +1,4 @@
-"""`check_prepared`: whether a prepared set is still what was written."""
+"""`check_prepared`: verifies that a prepared dataset is unchanged."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from vit_jax.files.manifest import MANIFEST, digest, read_manifest
 
 
 def check_prepared(directory: str, *, full: bool = False) -> list[tuple[str, str]]:
-    """Each damaged file of a prepared `.../NAME/VERSION`, and what is wrong with it.
+    """Lists the damaged files of a prepared `.../NAME/VERSION`, and what is wrong with each.
 
-    `full` decodes every image too. UserError where there are no intact checksums.
+    `full` also decodes every image. UserError if there are no intact checksums.
     """
     folder = Path(os.path.expanduser(directory)).absolute()
     if (manifest := read_manifest(folder)) is None:
-        what = f"holds no {MANIFEST} that is intact"
-        raise UserError(f"{folder}: {what}; give .../NAME/VERSION that we prepared.")
+        what = f"has no intact {MANIFEST}"
+        raise UserError(f"{folder}: {what}; give a .../NAME/VERSION prepared by vit_jax.")
     files, shards = manifest["files"], manifest["note"]["records"]
     image_key = ""
-    if full and not _changed(folder / tfds_reader.INFO_FILE, *files[tfds_reader.INFO_FILE]):
+    if full and not _difference(folder / tfds_reader.INFO_FILE, *files[tfds_reader.INFO_FILE]):
         image_key = tfds_reader.image_key(tfds.builder_from_directory(str(folder)).info)
 
     def reason(name: str) -> str:
-        changed = _changed(folder / name, *files[name])
+        changed = _difference(folder / name, *files[name])
         if not changed and image_key and name in shards:
             return _undecodable(folder / name, image_key)
         return changed
@@ -42,7 +42,7 @@ def check_prepared(directory: str, *, full: bool = False) -> list[tuple[str, str
     return sorted((name, why) for name, why in zip(files, reasons, strict=True) if why)
 
 
-def _changed(path: Path, size: int, sha256: str) -> str:
+def _difference(path: Path, size: int, sha256: str) -> str:
     """How a file differs from its checksum; "" if it does not."""
     try:
         found = digest(path)

@@ -1,4 +1,4 @@
-"""What a prepared set will hold, and where each image is now: byte ranges of files and tars."""
+"""What a prepared set will contain, and where each image is now: byte ranges of files and tars."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ FilesAndRows = tuple[np.ndarray, np.ndarray]  # paths, bytes [F]; rows [N], see 
 
 
 class Listing(NamedTuple):
-    """The examples of a set, split by split, in the order in which they will be stored."""
+    """The examples of a dataset, by split, in the order in which they will be stored."""
 
     class_names: Sequence[str]
-    files: np.ndarray  # that hold the images: paths, bytes [F]
+    files: np.ndarray  # that contain the images: paths, bytes [F]
     splits: dict[str, np.ndarray]  # name to rows [N], see `make_rows`
 
 
 class Place(NamedTuple):
-    """Where images are: a folder, a tar, or `size` bytes of a tar of tars."""
+    """Location of images: a folder, a tar, or `size` bytes of a tar of tars."""
 
     name: str  # WordNet id of their class
     path: str
@@ -35,7 +35,7 @@ class Place(NamedTuple):
 
 
 def make_rows(names: Sequence[bytes], **columns: ArrayLike) -> np.ndarray:
-    """One row per image [N]: its own name, number of its file, first byte there, bytes, class."""
+    """One row per image [N]: its name, number of its file, first byte in it, bytes, class."""
     text = np.array(names, np.bytes_)
     numbers = [("file", "<i4"), ("offset", "<i8"), ("size", "<i8"), ("label", "<i4")]
     rows = np.zeros(len(text), [*numbers, ("name", text.dtype)])
@@ -45,7 +45,7 @@ def make_rows(names: Sequence[bytes], **columns: ArrayLike) -> np.ndarray:
 
 
 def join(parts: Sequence[FilesAndRows]) -> FilesAndRows:
-    """Files [F] and rows [N] of several such pairs, each of which numbers its files from 0."""
+    """Concatenates files [F] and rows [N] of several pairs, each numbering its files from 0."""
     counts = [len(files) for files, _ in parts]
     first = np.repeat(np.cumsum([0, *counts[:-1]]), [len(rows) for _, rows in parts])
     rows = np.concatenate([rows for _, rows in parts])
@@ -64,13 +64,13 @@ def is_image(name: str) -> bool:
 
 
 def fingerprint(source: str, parts: Sequence[str]) -> str:
-    """Hash over relative path, size and time of change of the files in `parts` of a source."""
+    """Hash of relative path, size and modification time of the files in `parts` of a source."""
     digest = hashlib.sha256()
     root = os.fsencode(source if os.path.isdir(source) else os.path.dirname(source))
     paths = [os.fsencode(part) for part in parts if os.path.isfile(part)]
     for part in parts:
         for folder, _, names in os.walk(os.fsencode(part), followlinks=True):
-            # A log that is written beside them is no change.
+            # A log written beside them does not count.
             used = (each for each in names if each.endswith(b".tar") or is_image(os.fsdecode(each)))
             paths += [os.path.join(folder, name) for name in used]
     for path in sorted(paths):
@@ -81,9 +81,9 @@ def fingerprint(source: str, parts: Sequence[str]) -> str:
 
 
 def list_tar(place: Place, wanted: Callable[[str], object]) -> list[tarfile.TarInfo]:
-    """The members, by name, that are `wanted` of an uncompressed tar; reads headers only.
+    """The members of an uncompressed tar that are `wanted` by name; reads only headers.
 
-    UserError where it is no tar or ends too early.
+    UserError if it is not a tar or is truncated.
     """
     name, path, start, size = place
     where = f"{path}: {name}" if name else path
@@ -97,7 +97,7 @@ def list_tar(place: Place, wanted: Callable[[str], object]) -> list[tarfile.TarI
         except tarfile.TarError as error:
             reason = "truncated" if "unexpected end" in str(error) else f"not a tar ({error})"
             raise UserError(f"{where}: {reason}; copy it again.") from None
-        # tarfile ends in silence where a header is damaged, and an inner tar must not run on.
+        # tarfile stops silently at a damaged header, and an inner tar must not run on.
         file.seek(last)
         if last + 512 > end or file.read(512) != bytes(512):
             raise UserError(f"{where}: truncated or damaged at byte {last}; copy it again.")

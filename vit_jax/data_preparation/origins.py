@@ -1,10 +1,10 @@
-"""Where images come from: a row of ORIGINS per kind of source.
+"""Sources of images: one row of ORIGINS per kind.
 
-ImageNet is read as it is downloaded, tars of tars, or from the folders that they unpack to.
+ImageNet is read as downloaded, as tars of tars, or from the unpacked folders.
 
-ImageNet-21k has 21,841 classes in the release of fall 2011 (14,197,122 images) and 19,167 in that
+ImageNet-21k has 21,841 classes in the fall 2011 release (14,197,122 images) and 19,167 in that
 of winter 2021 (13,153,500); the published heads have 21,843 outputs. Labels here number the classes
-that the source has, sorted by WordNet id, so a new head fits the data; `evaluate.py` and
+present in the source, sorted by WordNet id, so a new head fits the data; `evaluate.py` and
 `predict.py` match labels to the outputs of a published head by WordNet id, never by number.
 """
 
@@ -38,7 +38,7 @@ from vit_jax.data_preparation.listing import (
 from vit_jax.errors import UserError
 
 NUM_IMAGES = {"train": 1_281_167, "validation": 50_000}
-PLACES = {  # the first that is there counts
+PLACES = {  # the first that exists is used
     "train": ("ILSVRC2012_img_train.tar", "train"),
     "validation": ("ILSVRC2012_img_val.tar", "validation", "val"),
 }
@@ -49,18 +49,18 @@ _VALIDATION = re.compile(rb"ILSVRC2012_val_(\d{8})\.JPEG", re.IGNORECASE)
 
 
 def imagenet2012_parts(source: str) -> dict[str, str]:
-    """Tar, or else folder, of each split; UserError where there is none."""
+    """Tar or folder of each split; UserError if there is none."""
     found = {}
     for split, names in PLACES.items():
         if paths := [path for name in names if os.path.exists(path := f"{source}/{name}")]:
             found[split] = paths[0]
     if not found:
-        raise UserError(f"{source}: holds none of {', '.join(sum(PLACES.values(), ()))}.")
+        raise UserError(f"{source}: has none of {', '.join(sum(PLACES.values(), ()))}.")
     return found
 
 
 def list_imagenet2012(source: str) -> Listing:
-    """The splits `train` and `validation`, as far as they are there, with TFDS's labels and order.
+    """The splits `train` and `validation`, if present, with TFDS's labels and order.
 
     A split is its original tar, or `train/WORDNET_ID/*.JPEG` and `val/`, flat or in such folders.
     """
@@ -69,12 +69,12 @@ def list_imagenet2012(source: str) -> Listing:
     for split, path in imagenet2012_parts(source).items():
         if classes := _classes(path):
             if unknown := sorted({each.name for each in classes} - set(ids)):
-                raise UserError(f"{path}: {unknown[0]} is no class of ILSVRC 2012.")
+                raise UserError(f"{path}: {unknown[0]} is not a class of ILSVRC 2012.")
             splits[split] = _list_classes(classes, ids)
         elif split == "validation":
             splits[split] = _list_validation(path, ids)
         else:
-            raise UserError(f"{path}: holds no class folders or class tars such as n01440764.")
+            raise UserError(f"{path}: has no class folders or class tars such as n01440764.")
         found, expected = len(splits[split][1]), NUM_IMAGES[split]
         if found != expected:
             logging.warning("%s: %s has %d images, not %d", source, split, found, expected)
@@ -82,14 +82,14 @@ def list_imagenet2012(source: str) -> Listing:
 
 
 def list_imagenet21k(source: str) -> Listing:
-    """One split, `full`, in TFDS's order, of the tar of class tars (`winter21_whole.tar`, after
-    gunzip), or of a folder that holds `n00004475.tar`, or a folder of that name, for each class.
+    """One split, `full`, in TFDS's order, from the tar of class tars (`winter21_whole.tar`, after
+    gunzip), or from a folder with `n00004475.tar`, or a folder of that name, for each class.
     """
     if source.endswith((".gz", ".tgz")):
         raise UserError(f"{source}: a compressed tar has no random access; gunzip it first.")
     classes = _classes(source)
     if not classes:
-        raise UserError(f"{source}: holds no class tars such as n00004475.tar.")
+        raise UserError(f"{source}: has no class tars such as n00004475.tar.")
     ids = [each.name for each in classes]
     files, rows = _list_classes(classes, ids)
     used, rows["label"] = np.unique(rows["label"], return_inverse=True)  # some have no images
@@ -121,7 +121,7 @@ def _classes(path: str) -> list[Place]:
 
 
 def _list_classes(classes: Sequence[Place], ids: Sequence[str]) -> FilesAndRows:
-    """Files [F] and rows [N] of all classes; their labels number the WordNet ids."""
+    """Files [F] and rows [N] of all classes; labels index the WordNet ids."""
     labels = {each: number for number, each in enumerate(ids)}
     listed = map_threads(_list_place, classes, chunk=1)
     found = list(tqdm(listed, "listing classes", len(classes), mininterval=10))
@@ -131,7 +131,7 @@ def _list_classes(classes: Sequence[Place], ids: Sequence[str]) -> FilesAndRows:
 
 
 def _list_place(place: Place) -> FilesAndRows:
-    """The images of one folder or tar; their labels are 0 yet."""
+    """The images of one folder or tar, with labels still 0."""
     path = os.fsencode(place.path)
     if os.path.isdir(path):
         names = sorted(name for name in os.listdir(path) if is_image(os.fsdecode(name)))
@@ -148,27 +148,27 @@ def _list_place(place: Place) -> FilesAndRows:
 
 
 def _list_validation(path: str, ids: Sequence[str]) -> FilesAndRows:
-    """Validation images without class folders, whose names number them."""
+    """Validation images without class folders, numbered by their names."""
     files, rows = _list_place(Place("", path))
     labels = [ids.index(each) for each in validation_labels()]
     for row in rows:
         match = _VALIDATION.fullmatch(row["name"])
         if match is None or not 1 <= int(match[1]) <= len(labels):
             name = os.fsdecode(bytes(row["name"]))
-            raise UserError(f"{path}: {name!r} is not called ILSVRC2012_val_00000001.JPEG or so.")
+            raise UserError(f"{path}: {name!r} is not named like ILSVRC2012_val_00000001.JPEG.")
         row["label"] = labels[int(match[1]) - 1]
     return files, rows
 
 
 def _in_order(source: str, class_names: Sequence[str], splits: dict[str, FilesAndRows]) -> Listing:
-    """The splits, each in the order that TFDS gives it, by the MD5 of split and image's name.
+    """The splits, each in TFDS's order: by the MD5 of split and image name.
 
-    `train[99%:]` holds the same images as in a set that TFDS has prepared itself, and any slice is
-    a random sample of the classes. UserError where a split has no images.
+    `train[99%:]` has the same images as in a dataset prepared by TFDS itself, and any slice is
+    a random sample of the classes. UserError if a split has no images.
     """
     if empty := [split for split, (_, rows) in splits.items() if not len(rows)]:
         endings = ", ".join(EXTENSIONS)
-        raise UserError(f"{source}: no image of split {empty[0]!r} that ends in {endings}.")
+        raise UserError(f"{source}: no images of split {empty[0]!r} ending in {endings}.")
     ordered = {}
     for split, (files, rows) in splits.items():
         keys = [hashlib.md5(split.encode() + name).digest() for name in rows["name"]]
@@ -177,11 +177,11 @@ def _in_order(source: str, class_names: Sequence[str], splits: dict[str, FilesAn
 
 
 class Origin(NamedTuple):
-    """A source, before any of its images is read."""
+    """A source, before any of its images are read."""
 
-    name: str  # of the set that it becomes
+    name: str  # of the prepared dataset
     version: str
-    parts: Sequence[str]  # the files and folders that it consists of
+    parts: Sequence[str]  # the files and folders it consists of
     make_listing: Callable[[str], Listing]
 
 
@@ -194,14 +194,14 @@ def _folder(source: str) -> Origin:
 
 
 def _list_folder(source: str) -> Listing:
-    """The order is the folder's own (see data/folder.py): every slice is what it was."""
+    """The order is the folder's own (see data/folder.py), so slices stay the same."""
     splits = {}
     for split in split_folders(source):
         images, class_names = open_folder(source, split)
-        # TFDS keeps them in a text file, one per line.
+        # TFDS stores them in a text file, one per line.
         if odd := [each for each in class_names if each != each.strip() or not each.isprintable()]:
-            rule = "it has to be UTF-8, on one line, without blanks at its ends. Rename the folder."
-            raise UserError(f"{source}: {odd[0]!r} cannot be the name of a class: {rule}")
+            rule = "use UTF-8, one line, no spaces at the ends. Rename the folder."
+            raise UserError(f"{source}: {odd[0]!r} cannot be a class name: {rule}")
         inside = b"" if images.drawn else os.fsencode(f"{split}/")
         paths = images.paths()
         rows = make_rows(

@@ -1,13 +1,13 @@
-"""`prepare_data`: images as they are downloaded to a TFDS set of random-access shards.
+"""`prepare_data`: from downloaded images to a TFDS dataset of random-access shards.
 
-Beside the set's own folder `NAME/VERSION` lies `NAME/VERSION.incomplete` until it is finished:
+Until it is finished, `NAME/VERSION.incomplete` is beside the dataset's own folder `NAME/VERSION`:
 
-    plan.json     what is being made of what; a second call has to ask for the same
+    plan.json     what is being made from what; a second call has to ask for the same
     receipts/     one file per finished shard
-    prepared/     the shards and, at last, their metadata: this is renamed to NAME/VERSION
+    prepared/     the shards and finally their metadata: this is renamed to NAME/VERSION
 
-A preparation can be killed at any moment; the same command resumes with the shards that are
-missing. What a shard holds follows from the listing alone, whatever threads or interruptions.
+A preparation can be killed at any moment; the same command resumes with the missing shards. The
+contents of a shard depend only on the listing, not on threads or interruptions.
 """
 
 from __future__ import annotations
@@ -61,10 +61,10 @@ def prepare_data(
     on_bad_image: str = "error",
     shard_megabytes: float = 256,
 ) -> Path:
-    """Prepares a set, or resumes a preparation that was interrupted; returns its folder.
+    """Prepares a dataset, or resumes an interrupted preparation; returns its folder.
 
     `kind` is a key of `origins.ORIGINS`, `source` a file or folder; the others are the flags of
-    scripts/prepare_data.py. What was done before an error is kept.
+    scripts/prepare_data.py. Work done before an error is kept.
     """
     check_known("on_bad_image", on_bad_image, ("error", "skip"))
     check_known("source kind", kind, ORIGINS)
@@ -78,7 +78,7 @@ def prepare_data(
     origin = ORIGINS[kind](source)
     name = name or origin.name + (f"_{resize}" if resize else "")
     if NAME.fullmatch(name) is None or "/" in name:
-        raise UserError(f"--name={name!r}: takes letters, digits and underscores, a letter first.")
+        raise UserError(f"--name={name!r}: use letters, digits and underscores, a letter first.")
     plan = {
         "kind": kind,
         "source": source,
@@ -92,7 +92,7 @@ def prepare_data(
         raise UserError(f"{folder} would be inside its own source; give another --data_dir.")
     work = folder.with_name(f"{folder.name}.incomplete")
     if _is_finished(folder, plan):
-        shutil.rmtree(work, ignore_errors=True)  # of a kill between renaming and cleaning
+        shutil.rmtree(work, ignore_errors=True)  # left by a kill between renaming and cleaning up
         return folder
     with _work_folder(work, plan):
         listing = origin.make_listing(source)
@@ -100,7 +100,7 @@ def prepare_data(
         receipts = _write_shards(listing, work, name, plan, num_workers)
         _list_unreadable(receipts, work, on_bad_image)
         if fingerprint(source, origin.parts) != plan["source_fingerprint"]:
-            raise UserError(f"{source}: changed while it was read; delete {work} and begin again.")
+            raise UserError(f"{source}: changed while being read; delete {work} and start again.")
         _finish(work / "prepared", origin.version, listing.class_names, plan, receipts)
         (work / "prepared").rename(folder)
         sync(folder.parent)
@@ -108,60 +108,60 @@ def prepare_data(
 
 
 def _is_finished(folder: Path, plan: dict[str, Any]) -> bool:
-    """Whether a set is prepared already; UserError if it was made by another plan."""
+    """Whether a dataset is already prepared; UserError if it was made with another plan."""
     if not folder.exists():
         return False
     manifest = read_manifest(folder)
     if manifest is None or manifest["note"].get("plan") != plan:
-        made = f"{folder} is there already, made of something else or with other options"
+        made = f"{folder} already exists, made from something else or with other options"
         raise UserError(f"{made}; delete it, or give another --name or --data_dir.")
-    logging.info("%s is prepared already; --check verifies it", folder)
+    logging.info("%s is already prepared; verify it with --check", folder)
     return True
 
 
 @contextlib.contextmanager
 def _work_folder(work: Path, plan: dict[str, Any]) -> Iterator[None]:
-    """A folder for an unfinished preparation by this plan and process; removed at the end."""
+    """Locks a folder for this preparation, by this plan and process; removed at the end."""
     try:
         for each in ("receipts", "prepared"):
             (work / each).mkdir(parents=True, exist_ok=True)
-        lock = open(work / "lock", "a")  # noqa: SIM115 - closed below; NFS locks what is written
+        lock = open(work / "lock", "a")  # noqa: SIM115 - closed below; NFS wants it writable
     except OSError as error:
         raise UserError(f"{work}: cannot be written ({error.strerror}); see --data_dir.") from None
     with lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except (BlockingIOError, PermissionError):
-            raise UserError(f"{work}: another process is at work there.") from None
+            raise UserError(f"{work}: another process is working there.") from None
         except OSError as error:  # not every file system has locks
-            logging.warning("%s: cannot be locked (%s); prepare it once at a time", work, error)
-        for stale in work.rglob(f"*{UNFINISHED}"):  # what a kill left half-written
+            logging.warning("%s: cannot be locked (%s); run one preparation at a time", work, error)
+        for stale in work.rglob(f"*{UNFINISHED}"):  # left half-written by a kill
             stale.unlink()
         path = work / "plan.json"
         begun = read_object(path) if path.exists() else plan
         for key, value in plan.items():
             if value != (found := begun.get(key)):
-                how = f"{work} was begun with {key}={found!r}, not {value!r}"
-                raise UserError(f"{how}; give the same, or delete it to begin again.")
+                how = f"{work} was started with {key}={found!r}, not {value!r}"
+                raise UserError(f"{how}; use the same, or delete it to start again.")
         yield
-    # NFS keeps a deleted file that is open under another name, so the lock is closed before.
+    # NFS keeps a deleted open file under another name, so the lock is closed first.
     shutil.rmtree(work, ignore_errors=True)
 
 
 def _write_shards(
     listing: Listing, work: Path, name: str, plan: dict[str, Any], num_workers: int
 ) -> Receipts:
-    """Writes the shards that are missing; returns the receipts of all."""
+    """Writes the missing shards; returns the receipts of all."""
     shards = _shards(listing, work, name, plan["shard_megabytes"])
     finished = [shard for shard in shards if shard.receipt.exists() and shard.path.exists()]
     kinds = {"records": int, "num_bytes": int, "bytes": int, "sha256": str, "unreadable": list}
     there = {shard: read_object(shard.receipt, **kinds) for shard in finished}
     missing = [shard for shard in shards if shard not in there]
     if there:
-        logging.info("%d of %d shards are there already", len(there), len(shards))
+        logging.info("%d of %d shards already exist", len(there), len(shards))
     parts = (listing.splits[each.split]["size"][each.start : each.stop] for each in missing)
     needed, free = sum(int(sizes.sum()) for sizes in parts), shutil.disk_usage(work).free
-    if not plan["resize"] and needed > free:  # smaller copies have no known size
+    if not plan["resize"] and needed > free:  # the size of smaller copies is unknown
         raise UserError(
             f"{work}: {size_text(needed)} are needed, {size_text(free)} are free there; see "
             "--data_dir."
@@ -176,7 +176,7 @@ def _write_shards(
 
 
 def _shards(listing: Listing, work: Path, name: str, megabytes: float) -> list[Shard]:
-    """Cuts the splits into shards of about the same size: neighbours in the listing's order."""
+    """Cuts the splits into shards of similar size, of consecutive examples of the listing."""
     shards = []
     for split, rows in listing.splits.items():
         ends = np.cumsum(rows["size"], dtype=np.int64)
@@ -191,28 +191,28 @@ def _shards(listing: Listing, work: Path, name: str, megabytes: float) -> list[S
 
 
 def _list_unreadable(receipts: Receipts, work: Path, on_bad_image: str) -> None:
-    """Lists the images that were left out, and refuses them unless they are to be skipped."""
+    """Lists the images that were left out; UserError unless they are to be skipped."""
     if not (bad := [where for receipt in receipts.values() for where in receipt["unreadable"]]):
         return
     path = work / "prepared" / "unreadable_images.txt"
     write_atomically(path, "\n".join(map(str, bad)) + "\n")
     report = f"{counted(len(bad), 'image')} cannot be decoded, such as {bad[0]}; all in {path}"
     if on_bad_image == "error":
-        mend = f"to mend them, delete the folder {work.name} too"
-        raise UserError(f"{report}. --on_bad_image=skip finishes without them; {mend}.")
-    logging.warning("%s, and left out", report)
+        fix = f"to fix them, also delete the folder {work.name}"
+        raise UserError(f"{report}. --on_bad_image=skip finishes without them; {fix}.")
+    logging.warning("%s; skipped", report)
 
 
 def _finish(
     folder: Path, version: str, class_names: Sequence[str], plan: dict[str, Any], receipts: Receipts
 ) -> None:
-    """Writes the metadata, as of `imagenet2012`, and the checksums, all safe on disk at the end."""
+    """Writes the metadata, like that of `imagenet2012`, and checksums; all synced at the end."""
     splits = []
     for split, group in itertools.groupby(receipts, lambda shard: shard.split):
         of_split = [receipts[shard] for shard in group]
         lengths = [receipt["records"] for receipt in of_split]
         if not sum(lengths):
-            raise UserError(f"no image of split {split!r} can be decoded; see {folder}.")
+            raise UserError(f"no images of split {split!r} can be decoded; see {folder}.")
         size = sum(receipt["num_bytes"] for receipt in of_split)
         splits.append(tfds.core.SplitInfo(name=split, shard_lengths=lengths, num_bytes=size))
         logging.info("%s: %d examples in %d shards", split, sum(lengths), len(lengths))
@@ -244,24 +244,24 @@ def _finish(
 
 
 def build_tfds(name: str, data_dir: str, manual_dir: str = "") -> str:
-    """Lets TFDS download and prepare one of its sets, adds checksums, returns the directory.
+    """Lets TFDS download and prepare one of its datasets, adds checksums, returns the directory.
 
     `name` is `NAME[/CONFIG][:VERSION]`, `manual_dir` a folder with files that TFDS cannot download.
     """
     match = NAME.fullmatch(name)
     known = registered.list_imported_builders()
     if match is None or match["name"] not in known:
-        raise UserError(f"{name!r} is no set of TFDS.{nearest(name.split('/')[0], known)}")
+        raise UserError(f"{name!r} is not a TFDS dataset.{nearest(name.split('/')[0], known)}")
     check_local("--data_dir", data_dir)
     root = data_root(data_dir)
     config = tfds.download.DownloadConfig(manual_dir=manual_dir or None, try_download_gcs=False)
-    logging.info("TFDS prepares %s in %s", name, root)
+    logging.info("TFDS is preparing %s in %s", name, root)
     try:
         builder = tfds.builder(name, data_dir=root, file_format="array_record")
         builder.download_and_prepare(download_config=config)
     except ImportError as error:
         raise missing_package(f"preparing {name}", str(error.name), "tf") from None
-    except Exception as error:  # many kinds, over several lines
+    except Exception as error:  # many kinds, with multi-line texts
         lines = str(error).splitlines() or [type(error).__name__]
         raise UserError(f"TFDS cannot prepare {name} ({lines[0]}).") from error
     folder = Path(builder.data_dir)

@@ -1,4 +1,4 @@
-"""A shard from its images: whole or not at all, and always the same bytes."""
+"""Writes a shard from its images: complete or not at all, and always with the same bytes."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ from vit_jax.errors import UserError, one_line
 from vit_jax.files.manifest import digest
 from vit_jax.files.paths import replacing, write_atomically
 
-# One record per group, as Grain and TFDS want it for random access; JPEGs compress no further.
+# One record per group, as Grain and TFDS need for random access; JPEGs do not compress further.
 WRITER_OPTIONS = "group_size:1,uncompressed"
 
 
 class Shard(NamedTuple):
-    """Examples `start:stop` of a split, which become a file."""
+    """Examples `start:stop` of a split, stored in one file."""
 
     path: Path  # of the finished file
-    receipt: Path  # of the JSON file that says that it is finished, and what it holds
+    receipt: Path  # of the JSON file that marks it as finished, with its contents
     split: str
     start: int
     stop: int
 
 
 def write_shard(shard: Shard, listing: Listing, short_side: int, quality: int) -> dict[str, Any]:
-    """Writes a shard under another name, syncs and renames it, then leaves a receipt, its result.
+    """Writes a shard under another name, syncs and renames it, then writes and returns a receipt.
 
-    Images that cannot be decoded are left out, and listed in it as `unreadable`.
+    Images that cannot be decoded are left out, and listed there as `unreadable`.
     """
     found: list[tuple[int, bytes, str]] = []  # position, record, where the image is
     for position, image, where in _read_images(listing, shard):
@@ -73,7 +73,7 @@ def write_shard(shard: Shard, listing: Listing, short_side: int, quality: int) -
 
 
 def _read_images(listing: Listing, shard: Shard) -> Iterator[tuple[int, bytes, str]]:
-    """Position in the split, file and place of each image, in the order of their bytes on disk."""
+    """Position in the split, file and location of each image, in the order of bytes on disk."""
     rows = listing.splits[shard.split][shard.start : shard.stop]
     in_file_order = np.lexsort((rows["offset"], rows["file"])).tolist()
     for number, group in itertools.groupby(in_file_order, lambda position: rows["file"][position]):
@@ -91,9 +91,9 @@ def _read_images(listing: Listing, shard: Shard) -> Iterator[tuple[int, bytes, s
 
 
 def shrink(data: bytes, short_side: int, quality: int) -> bytes:
-    """A larger image file's short side scaled down to `short_side` pixels, as a JPEG, upright.
+    """Downscales the short side of a larger image file to `short_side` pixels: an upright JPEG.
 
-    ValueError where the file cannot be decoded.
+    ValueError if the file cannot be decoded.
     """
     pixels = decode_image(data, channels=3, exif=True)
     short = min(pixels.shape[:2])

@@ -1,6 +1,6 @@
-"""Model cards: what weights are, what they take and the Python that loads them (tests run it).
+"""Model cards: the weights, their inputs, and the Python that loads them (run by tests).
 
-A card states what is known. It holds no date and no path of this machine, so that the same weights
+A card states what is known. It has no date and no local path, so that the same weights
 get the same card.
 """
 
@@ -20,7 +20,7 @@ from vit_jax.parameters.names import count_parameters
 from vit_jax.pretrained.fit.adapt import report_text
 from vit_jax.pretrained.zoo.resolve import describe_source
 
-# What loads a format, if not vit_jax, in Hugging Face's spelling; `cards/` has the Python for it.
+# Libraries that load a format, in Hugging Face's spelling; `cards/` has the Python for each.
 LIBRARIES = {"timm": "timm", "huggingface": "transformers", "stablehlo": "jax", "onnx": "onnx"}
 _CARDS = Path(__file__).parent / "cards"
 
@@ -37,7 +37,7 @@ def write_card(
 ) -> None:
     """Writes the card of weights that are complete on disk, in the folder or beside the file.
 
-    `images`: what the model takes, if not any number of scaled images; `output`: the result's name.
+    `images`: the model's input, if not any number of scaled images; `output`: the result's name.
     """
     description, library = model.description, LIBRARIES.get(format, "vit_jax")
     batch, dtype = None, np.dtype(np.int32 if model.is_text else np.float32)
@@ -56,7 +56,7 @@ def write_card(
         output=output,
     )
     limit = f"differed from vit_jax by at most {check['tolerance']:.2g} {check['unit']}"
-    found = {**_facts(model, batch, dtype), "Checked": f"read again, it {limit}", **(facts or {})}
+    found = {**_facts(model, batch, dtype), "Checked": f"read back, it {limit}", **(facts or {})}
     card = (
         (_CARDS / "card.md")
         .read_text()
@@ -79,13 +79,13 @@ def _facts(model: Model, batch: int | None, dtype: np.dtype[Any]) -> dict[str, s
     shape = ", ".join(map(str, (batch or "batch", *description.image_shape)))
     pixels = "pixels from 0 to 255, which the model scales itself"
     if model.is_text:
-        pixels = "the numbers of tokens"
+        pixels = "token ids"
     elif dtype != np.uint8:
         ends = [", ".join(f"{x:.4g}" for x in end) for end in input_range(description)]
         pixels = f"black is {ends[0]}, white is {ends[1]}"
     what = "" if model.is_text else " (height, width, channels)"
     count, names = description.model["num_classes"], len(model.class_names)
-    named = f"with {names} names in the JSON file" if names else "of unknown names"
+    named = f"with {names} names in the JSON file" if names else "with unknown names"
     source, entry = Path(model.source), describe_source(model.source)
     published = f"`{entry.name}` at {entry.url}. {entry.note}".rstrip() if entry else "not known"
     accuracy = "; ".join(map(str, entry.accuracy)) if entry else ""

@@ -1,4 +1,4 @@
-"""Weights of any format in any other, checked on the way."""
+"""Converts weights of any format to any other, and verifies the result."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ from vit_jax.workdir.description import MODEL_FILE
 ORBAX = "orbax"
 FORMAT_NAMES = (*FORMATS, ORBAX)
 OF_TORCH = ("timm", "huggingface")
-# big_vision's class token is the sum of two parameters of ours, so that float32 rounds differently
-# once; everything else is moved and not computed.
+# big_vision's class token is the sum of two of our parameters, so float32 rounds differently
+# once; everything else is moved, not computed.
 LOGITS_TOLERANCE = 1e-5
 _SUFFIXES = (".npz", ".json", ".md")  # of a file, what describes it, and its card
 
@@ -41,21 +41,21 @@ _SUFFIXES = (".npz", ".json", ".md")  # of a file, what describes it, and its ca
 def convert_checkpoint(
     source: str, destination: str, *, format: str, drop_head: bool = False, **model_options: Any
 ) -> dict[str, Any]:
-    """Reads `source`, writes `destination`, reads that again and compares.
+    """Reads `source`, writes `destination`, reads that back and compares.
 
     Args:
       source: of the model, see `load_model`, which takes `model_options`.
-      destination: a file NAME.npz, beside which NAME.json and NAME.md (the model card) are written;
+      destination: a file NAME.npz, with NAME.json and NAME.md (the model card) next to it;
         or, for timm, huggingface and orbax, a folder. It must not exist, or be empty.
       format: one of `FORMAT_NAMES`.
-      drop_head: leave head and pre_logits out; the model gives its representation.
+      drop_head: omit head and pre_logits; the model returns its representation.
 
     Returns:
-      What `finish` says, `notes` (what the format cannot say) and `parameters_identical`.
+      The result of `finish`, `notes` (what the format cannot store) and `parameters_identical`.
 
     Raises:
-      UserError: see `load_model`; the format cannot hold the model; the destination exists; or
-        what was written does not give the same logits (it is removed).
+      UserError: see `load_model`; the format cannot store the model; the destination exists; or
+        the written model gives different logits (it is removed).
     """
     check_known("--format", format, FORMAT_NAMES)
     target = Path(os.path.expanduser(destination))
@@ -79,13 +79,13 @@ def convert_checkpoint(
 
 
 def check_destination(target: Path, format: str, *, is_file: bool = False) -> None:
-    """Raises UserError unless it is new or an empty folder, and named like what is written."""
+    """Raises UserError unless it is new or an empty folder, with a suitable name."""
     if is_file != (target.suffix == ".npz"):
-        what = "a file, call it NAME.npz" if is_file else "a folder; leave the ending out"
+        what = "a file, name it NAME.npz" if is_file else "a folder; omit the extension"
         raise UserError(f"{target}: --format={format} writes {what}.")
     for path in map(target.with_suffix, _SUFFIXES) if is_file else (target,):
         if path.exists() and (is_file or not path.is_dir() or any(path.iterdir())):
-            raise UserError(f"{path} exists; remove it, or choose another destination.")
+            raise UserError(f"{path} exists; delete it, or choose another destination.")
 
 
 def check_same(
@@ -93,16 +93,16 @@ def check_same(
 ) -> dict[str, Any]:
     """The `max_difference` of pairs of arrays, its `tolerance`, and the `unit` of both.
 
-    A UserError where it is larger, or shape or type are others.
+    UserError if it is larger, or if shapes or dtypes differ.
     """
     worst = 0.0
     for expected, found in pairs:
         same = (found.shape, found.dtype) == (expected.shape, expected.dtype)
         difference = np.max(np.abs(found - expected)) if same else np.inf
-        worst = float(np.maximum(worst, difference))  # unlike max, it keeps NaN
+        worst = float(np.maximum(worst, difference))  # unlike max, propagates NaN
     if not worst <= tolerance:
         raise UserError(
-            f"{what} was written and read again, and differs by {worst:.2g} {unit} from the model "
+            f"{what} was written and read back, and differs by {worst:.2g} {unit} from the model "
             f"(allowed: {tolerance:.2g}); it was removed. Please report this."
         )
     return {"max_difference": worst, "tolerance": tolerance, "unit": unit}
@@ -111,10 +111,10 @@ def check_same(
 def finish(
     path: Path, target: Path, model: Model, format: str, check: dict[str, Any], **card: Any
 ) -> dict[str, Any]:
-    """Writes the card of what lies at `path` and is to become `target`; returns the report.
+    """Writes the card of the result at `path`, which will become `target`; returns the report.
 
     That is `source`, `source_format`, `destination`, `format`, `files`, `num_parameters`, `arrays`
-    (what became of each), and what `check_same` found.
+    (what happened to each), and the result of `check_same`.
     """
     write_card(path, model, format, check, **card)
     files = (file.relative_to(path.parent) for file in path.parent.rglob("*") if file.is_file())
@@ -131,22 +131,22 @@ def finish(
 
 
 def report_text(report: dict[str, Any]) -> str:
-    """The report of `convert_checkpoint` or `export_model` for people."""
+    """The report of `convert_checkpoint` or `export_model` as text."""
     lines = [
         f"{report['source']} ({report['source_format']}) -> "
         f"{report['destination']} ({report['format']}), {report['num_parameters']:,} parameters",
         *arrays_text(report["arrays"]).splitlines(),
         *(f"note: {note}" for note in report.get("notes", ())),
-        f"read again: differs by {report['max_difference']:.2g} {report['unit']} "
+        f"read back: differs by {report['max_difference']:.2g} {report['unit']} "
         f"(at most {report['tolerance']:.2g})",
-        *(["parameters: bit for bit the same"] if report.get("parameters_identical") else ()),
+        *(["parameters: bit-identical"] if report.get("parameters_identical") else ()),
         *(f"wrote {file}" for file in report["files"]),
     ]
     return "\n  ".join(lines)
 
 
 def write(path: Path, format: str, params: dict[str, np.ndarray], description: Description) -> None:
-    """Writes flat parameters and their description, in whatever files the format has."""
+    """Writes flat parameters and their description, in the files of the format."""
     if format == ORBAX:
         path.mkdir()
         manager = CheckpointManager(path, every_steps=1, keep=1)
@@ -156,7 +156,7 @@ def write(path: Path, format: str, params: dict[str, np.ndarray], description: D
         return
     row = FORMATS[format]
     row.write(path, params, description, input_settings(description)[0] if row.is_folder else None)
-    # Which have positions as parameters only.
+    # Those formats only have positions as parameters.
     if format in OF_TORCH and "position_embedding" in description.model:
         sizes = {**description.model, "position_embedding": "learned"}
         description = dataclasses.replace(description, model=sizes)
@@ -165,9 +165,9 @@ def write(path: Path, format: str, params: dict[str, np.ndarray], description: D
 
 
 def input_settings(description: Description) -> tuple[InputSettings, list[str]]:
-    """What timm and Hugging Face store of the preprocessing, and notes on what they cannot.
+    """The part of the preprocessing that timm and Hugging Face store, and notes on what is lost.
 
-    Ops that they have no words for (a random one, another order) become a plain resize.
+    Ops that they cannot express (random ones, another order) become a plain resize.
     """
     height, width, channels = description.image_shape
     found: dict[str, Any] = {"method": "bilinear", "resize": (height, width), "crop": None}
@@ -182,7 +182,7 @@ def input_settings(description: Description) -> tuple[InputSettings, list[str]]:
             found["method"] = "bicubic" if "bicubic" in op.method else "bilinear"
             found["resize"] = op.size if isinstance(op, ResizeSmall) else op.shape
             if "pillow" not in op.method:
-                notes.append("resizing there is antialiased, as Pillow does it; here it is not.")
+                notes.append("resizing there is antialiased, as in Pillow; here it is not.")
         elif isinstance(op, CentralCrop):
             found["crop"] = op.shape
         elif isinstance(op, Normalize):
@@ -193,29 +193,29 @@ def input_settings(description: Description) -> tuple[InputSettings, list[str]]:
         elif not isinstance(op, Decode):
             lost.append(type(op).__name__)
     if lost:
-        notes.append(f"of the preprocessing, {', '.join(lost)} is not written.")
+        notes.append(f"not stored of the preprocessing: {', '.join(lost)}.")
     return InputSettings(**found), notes
 
 
 def lost_conventions(name: str, description: Description) -> list[str]:
-    """What a reader of the format other than ours will not know of the model, in sentences."""
+    """What other readers of the format will not know about the model, in sentences."""
     model, by = description.model, description.probabilities_by
     if name == ORBAX:
-        return []  # ours says all
+        return []  # ours stores everything
     notes = input_settings(description)[1] if name in OF_TORCH else []
     if name in OF_TORCH and model.get("position_embedding", "learned") != "learned":
-        notes.append("The fixed positions are written as learned ones: this format has no others.")
+        notes.append("Fixed positions are stored as learned ones: this format has no others.")
     for key, assumed in FORMATS[name].holds(model).assumed.items():
         if model[key] != assumed:
-            notes.append(f"{key}={model[key]} is said beside the file only; others take {assumed}.")
+            notes.append(f"{key}={model[key]} is only kept beside the file; others use {assumed}.")
     if name != "huggingface" and by != "softmax":
-        notes.append(f"probabilities_by={by} is said beside the file only.")
+        notes.append(f"probabilities_by={by} is only kept beside the file.")
     return notes
 
 
 @contextlib.contextmanager
 def unfinished(target: Path) -> Iterator[Path]:
-    """A path beside it; without an error all files of its folder are moved, the target last."""
+    """A temporary path beside it; on success all files of its folder are moved, the target last."""
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.") as scratch:
         yield Path(scratch) / target.name
@@ -225,5 +225,5 @@ def unfinished(target: Path) -> Iterator[Path]:
 
 @functools.partial(jax.jit, static_argnums=0)  # compiled once for equal modules
 def compute_logits(module: Any, params: Any, images: Any) -> Any:
-    """Of the model's input [B, H, W, C]: float32 [B, K], or the representation of a bare model."""
+    """Of the model's input [B, H, W, C]: float32 [B, K], or the representation without a head."""
     return module.apply({"params": params}, images, train=False)

@@ -1,11 +1,11 @@
-"""From a JAX function to an ONNX file.
+"""Converts a JAX function to an ONNX file.
 
-The function is traced once, with a symbolic size where the batch is free. Calls are inlined, what
-depends on parameters only is computed at once (weight standardisation becomes a plain kernel), and
-every other equation goes through a table of the primitives that our models use.
+The function is traced once, with a symbolic size if the batch is free. Calls are inlined, what
+depends only on parameters is computed immediately (weight standardisation becomes a plain kernel),
+and every other equation goes through a table of the primitives that our models use.
 
-This is ours because jax2onnx 0.17 cannot be installed beside the orbax-checkpoint that we need, and
-writes max pooling that ONNX Runtime refuses; PyTorch has no twin for BiT, nor for pre_logits.
+This is our own because jax2onnx 0.17 cannot be installed with the orbax-checkpoint that we need,
+and its max pooling is rejected by ONNX Runtime; BiT and pre_logits have no PyTorch equivalent.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from jax.extend import core
 from vit_jax.errors import UserError, import_extra
 
 INPUT_NAME = "images"
-OPSET = 18  # the first in which all reductions take their axes in one way
-# Protocol buffers end at 2 GiB; beyond, constants stand in a file of their own.
+OPSET = 18  # the first in which all reductions take axes the same way
+# Protocol buffers are limited to 2 GiB; above that, constants are in a separate file.
 MAX_SINGLE_FILE = 2**31 - 2**24
 
 # A tensor of the graph, by name, or a value known before the graph runs.
@@ -31,9 +31,9 @@ Operand = str | np.ndarray
 
 
 class Graph:
-    """Nodes in the order in which they run, and the constants that they use.
+    """Nodes in execution order, and the constants they use.
 
-    Shapes are those of JAX; a size that is no int is the free batch.
+    Shapes are JAX's; a size that is not an int is the free batch.
     """
 
     def __init__(self) -> None:
@@ -58,13 +58,13 @@ class Graph:
         return x if list(order) == sorted(order) else self.add("Transpose", x, perm=list(order))
 
     def reshape(self, x: Operand, shape: Sequence[Any]) -> Operand:
-        """One size may depend on a free batch; it is left open."""
+        """One size may depend on a free batch; it is inferred at run time."""
         if isinstance(x, np.ndarray):
             return x.reshape(shape)
         return self.add("Reshape", x, integers([s if isinstance(s, int) else -1 for s in shape]))
 
     def sizes(self, shape: Sequence[Any]) -> Operand:
-        """A shape as an operand; a free batch is read from the images when the graph runs."""
+        """A shape as an operand; a free batch is read from the images at run time."""
         if all(isinstance(size, int) for size in shape):
             return integers(shape)
         batch = self.add("Shape", INPUT_NAME, start=0, end=1)
@@ -91,7 +91,7 @@ def write_onnx(
     *,
     output_name: str,
 ) -> None:
-    """Writes a pure function with one array as result, and checks the file's form.
+    """Writes a pure function with one array as result, and checks that the file is valid.
 
     Constants of a large model go into `PATH.data`; the first size of `images` may be symbolic.
 
@@ -102,7 +102,7 @@ def write_onnx(
     helper = onnx.helper
     closed, result = jax.make_jaxpr(function, return_shape=True)(dict(params), images)
     graph = Graph()
-    # Dicts are flattened in the order of their sorted keys.
+    # Dicts are flattened in sorted order of their keys.
     arguments: list[Operand] = [np.asarray(params[name]) for name in sorted(params)]
     [output] = _inline(graph, closed.jaxpr, closed.consts, [*arguments, INPUT_NAME])
     graph.add("Identity", output, output=output_name)
@@ -119,7 +119,7 @@ def write_onnx(
         ir_version=helper.find_min_ir_version_for(opsets),  # older runtimes read it too
         producer_name="vit_jax",
     )
-    for name, value in graph.constants.items():  # last: the helpers above copy what they are given
+    for name, value in graph.constants.items():  # last: the helpers above copy their inputs
         model.graph.initializer.append(onnx.numpy_helper.from_array(value, name))
     is_large = sum(value.nbytes for value in graph.constants.values()) > MAX_SINGLE_FILE
     onnx.save_model(model, path, save_as_external_data=is_large, location=f"{path.name}.data")
@@ -156,15 +156,15 @@ def _inline(
             results = [EMITTERS[name](graph, eqn, *inputs)]
         else:
             raise UserError(
-                f"--format=onnx: the model uses the JAX primitive {name!r}, for which there is no "
-                "conversion; export to stablehlo, or add it to vit_jax/export/onnx.py."
+                f"--format=onnx: the model uses the JAX primitive {name!r}, which has no "
+                "ONNX conversion; use --format=stablehlo, or add it to vit_jax/export/onnx.py."
             )
         known.update(zip(eqn.outvars, results, strict=True))
     return [read(atom) for atom in jaxpr.outvars]
 
 
 def _integer_pow(graph: Graph, eqn: Any, x: Operand) -> Operand:
-    """By products: the general power is slow, and undefined for negative bases in some runtimes."""
+    """As products: the general power is slow, and undefined for negative bases in some runtimes."""
     product = x
     for _ in range(eqn.params["y"] - 1):
         product = graph.add("Mul", product, x)
@@ -178,13 +178,13 @@ def _broadcast_in_dim(graph: Graph, eqn: Any, x: Operand) -> Operand:
     x = x if aligned == list(given) else graph.reshape(x, aligned)
     if aligned == list(shape):
         return x
-    # 1 leaves a size as it is, also a free one.
+    # 1 keeps a size, including a free one.
     grown = [1 if size == old else size for size, old in zip(shape, aligned, strict=True)]
     return graph.add("Expand", x, graph.sizes(grown))
 
 
 def _slice(graph: Graph, eqn: Any, x: Operand) -> Operand:
-    """Of the axes that are cut; the batch, which may be free, is not."""
+    """Slices the given axes, but not the batch, which may be free."""
     before, after = eqn.invars[0].aval.shape, eqn.outvars[0].aval.shape
     axes = [axis for axis, size in enumerate(before) if size != after[axis]]
     starts = [eqn.params["start_indices"][axis] for axis in axes]
@@ -193,7 +193,7 @@ def _slice(graph: Graph, eqn: Any, x: Operand) -> Operand:
 
 
 def _gather(graph: Graph, eqn: Any, x: Operand, start: Operand) -> Operand:
-    """`x[:, 0]` and `x[:, :2]` where the batch is free, or the rows of a table by their numbers."""
+    """`x[:, 0]` and `x[:, :2]` with a free batch, or rows of a table by index."""
     [axis] = eqn.params["dimension_numbers"].start_index_map
     if not isinstance(start, np.ndarray):
         rows = graph.reshape(start, eqn.invars[1].aval.shape[:-1])
@@ -232,7 +232,7 @@ def _conv_general_dilated(graph: Graph, eqn: Any, x: Operand, kernel: Operand) -
 
 
 def _reduce_window_max(graph: Graph, eqn: Any, x: Operand) -> Operand:
-    """Of images [B, H, W, C]."""
+    """For images [B, H, W, C]."""
     low, high = zip(*eqn.params["padding"][1:3], strict=True)
     result = graph.add(
         "MaxPool",
@@ -244,10 +244,10 @@ def _reduce_window_max(graph: Graph, eqn: Any, x: Operand) -> Operand:
     return graph.transpose(result, (0, 2, 3, 1))
 
 
-# Primitives that call a function, and the key under which they hold it.
+# Primitives that call a function, and the key under which they store it.
 CALLS = {"custom_jvp_call": "call_jaxpr", "jit": "jaxpr", "remat2": "jaxpr"}
 
-# Primitives that are operators of ONNX by another name.
+# Primitives that are ONNX operators under another name.
 DIRECT = {
     "add": "Add",
     "div": "Div",

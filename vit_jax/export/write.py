@@ -1,6 +1,6 @@
-"""Finished models for programs that know nothing of this one: StableHLO and ONNX.
+"""Exports finished models for other programs: StableHLO and ONNX.
 
-What is written is read again, and has to give the logits of the model that it was made from, or
+The written files are read back and must reproduce the logits of the original model, or
 nothing is left on disk.
 """
 
@@ -27,14 +27,14 @@ from vit_jax.parameters.names import flatten_names, unflatten_names
 from vit_jax.workdir.description import MODEL_FILE, PARAMS_FILE
 
 # Largest difference, in standard deviations of the logits. JAX compiles the same operations twice,
-# so that only the order of float32 sums may change (measured: 0 for B/16). ONNX Runtime has kernels
-# of its own: 6e-6 for B/16, 8e-6 for H/14 and R50+B/16; B/16 with the other form of GELU: 3e-4.
+# so only the order of float32 sums may change (measured: 0 for B/16). ONNX Runtime has its own
+# kernels: 6e-6 for B/16, 8e-6 for H/14 and R50+B/16; B/16 with the other form of GELU: 3e-4.
 TOLERANCES = {"stablehlo": 1e-5, "onnx": 1e-4}
 # One bfloat16 rounding is 4e-3 of a value.
 BFLOAT16_TOLERANCE = 5e-2
 
 INPUTS: dict[str, Any] = {"float": np.float32, "uint8": np.uint8}
-# What the result is called, and how logits become it.
+# Name of the result, and how it is computed from logits.
 OUTPUTS: dict[str, tuple[str, Callable[[jax.Array], jax.Array]]] = {
     "logits": ("logits", lambda logits: logits),
     "softmax": ("probabilities", jax.nn.softmax),
@@ -42,7 +42,7 @@ OUTPUTS: dict[str, tuple[str, Callable[[jax.Array], jax.Array]]] = {
 }
 PLATFORMS = ("cpu", "cuda", "rocm", "tpu")  # of StableHLO, compiled into one file
 READERS = {
-    "stablehlo": f"jax {jax.__version__} and releases of six months after it, as it promises; on "
+    "stablehlo": f"jax {jax.__version__} and releases up to six months later, as it promises; on "
     f"{', '.join(PLATFORMS)}",
     "onnx": f"ONNX Runtime and others, with operator set {OPSET}",
 }
@@ -67,16 +67,16 @@ def export_model(
       source: of the model, see `load_model`, which takes `model_options`.
       destination: a folder that does not exist yet, or is empty.
       format: a key of `TOLERANCES`.
-      input: `float`, scaled as the model's preprocessing scales, or `uint8`, raw pixels.
+      input: `float`, scaled by the model's preprocessing, or `uint8`, raw pixels.
       output: `logits`, or probabilities by `softmax` or `sigmoid` (the loss it was trained with).
       batch: number of images; None leaves it free.
 
     Returns:
-      What `convert.finish` says.
+      The result of `convert.finish`.
 
     Raises:
-      UserError: an unknown setting; the destination is taken; a package is missing; the model has
-        an operation without ONNX form; or what was written computes something else.
+      UserError: an unknown setting; the destination exists; a package is missing; the model has
+        an operation without ONNX equivalent; or the written files compute something else.
     """
     check_known("--format", format, TOLERANCES)
     check_known("--input", input, INPUTS)
@@ -86,9 +86,9 @@ def export_model(
     convert.check_destination(target := to_path(destination), format)
     model = load_model(source, **model_options)
     if output != "logits" and not model.description.model["num_classes"]:
-        raise UserError(f"--output={output}: {model.source} has no head, and no classes.")
+        raise UserError(f"--output={output}: {model.source} has no head, so no classes.")
     if format == "onnx" and model.module.dtype != jnp.float32:
-        raise UserError("--dtype: ONNX files compute in float32; leave it out.")
+        raise UserError("--dtype: ONNX files compute in float32; omit it.")
     free: Any = batch or jax.export.symbolic_shape("b")[0]
     dtype = np.int32 if model.is_text else INPUTS[input]
     images = jax.ShapeDtypeStruct((free, *model.description.image_shape), dtype)
@@ -110,7 +110,7 @@ def export_model(
 def create_forward(model: Model, output: str) -> Callable[[Any, Any], Any]:
     """(flat parameters, images [B, H, W, C]) -> logits or probabilities [B, K]."""
     module = model.module
-    if hasattr(module, "attention"):  # kernels are for one platform
+    if hasattr(module, "attention"):  # kernels are platform-specific
         module = module.clone(attention="reference")
 
     def forward(params: Mapping[str, Any], images: jax.Array) -> jax.Array:
@@ -123,7 +123,7 @@ def create_forward(model: Model, output: str) -> Callable[[Any, Any], Any]:
 
 
 def scale_pixels(model: Model, images: Any) -> jax.Array:
-    """uint8 [B, H, W, C] -> the floats that the model's preprocessing makes of them."""
+    """uint8 [B, H, W, C] -> the floats that the model's preprocessing turns them into."""
     black, white = (end[None, None, None] for end in input_range(model.description))
     return jnp.asarray(images, jnp.float32) * ((white - black) / np.float32(255)) + black
 
@@ -131,17 +131,17 @@ def scale_pixels(model: Model, images: Any) -> jax.Array:
 def _write_stablehlo(
     model: Model, folder: Path, images: jax.ShapeDtypeStruct, output: str
 ) -> Callable[[np.ndarray], Any]:
-    """Writes, reads again, and returns what was read as a function.
+    """Writes, reads back, and returns the result as a function.
 
-    Parameters stand beside the program: inside it they would take longer to compile and to load.
+    Parameters are stored separately: inside the program they would slow down compiling and loading.
     """
-    import_extra("--format=stablehlo", "flatbuffers", "export")  # what jax.export writes with
+    import_extra("--format=stablehlo", "flatbuffers", "export")  # used by jax.export
     params = flatten_names(model.params)
     specs = {k: jax.ShapeDtypeStruct(v.shape, v.dtype) for k, v in params.items()}
     forward = jax.jit(create_forward(model, output))
     frames = "jax_traceback_in_locations_limit"
     before = getattr(jax.config, frames)
-    try:  # programs name the lines they come from: folders of this machine, and of whoever calls
+    try:  # programs contain source locations: folders of this machine and the caller's
         jax.config.update(frames, 0)
         program = jax.export.export(forward, platforms=PLATFORMS)(specs, images)
     finally:
@@ -162,7 +162,7 @@ def _write_onnx(
     name, path, params = OUTPUTS[output][0], folder / "model.onnx", flatten_names(model.params)
     write_onnx(path, create_forward(model, output), params, images, output_name=name)
     options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3  # errors; it comments on every shape that it cannot infer
+    options.log_severity_level = 3  # errors only; it warns of every shape it cannot infer
     session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     return lambda images: session.run([name], {INPUT_NAME: images})[0]
 
@@ -174,19 +174,19 @@ def compare(
     images: jax.ShapeDtypeStruct,
     output: str,
 ) -> dict[str, Any]:
-    """Compares what was read again with the model itself on seeded images, on CPU."""
-    try:  # an accelerator would round products to fewer bits than either file
+    """Compares what was read back with the model itself on seeded images, on CPU."""
+    try:  # an accelerator may round products more coarsely than either file
         cpu = jax.local_devices(backend="cpu")[0]
     except RuntimeError as error:
         raise UserError(
-            "the file is checked on the CPU, which JAX_PLATFORMS excludes; add ',cpu' to it."
+            "the file is verified on the CPU, which JAX_PLATFORMS excludes; add ',cpu' to it."
         ) from error
     unit = "standard deviations of the logits" if output == "logits" else "in probabilities"
     is_float32 = model.module.dtype == jnp.float32
     tolerance = TOLERANCES[format] if is_float32 else BFLOAT16_TOLERANCE
     rng, pairs = np.random.default_rng(0), []
     with jax.default_device(cpu):
-        # A free batch has to work for several sizes.
+        # A free batch must work for several sizes.
         for batch in images.shape[:1] if isinstance(images.shape[0], int) else (1, 3):
             given = inputs = model.sample(batch)
             if not model.is_text:

@@ -1,6 +1,6 @@
-"""A manifest of a folder: size and hash of each file, so that changed bytes are noticed.
+"""A manifest of a folder: size and hash of each file, to detect changes.
 
-The hash is SHA-256; in a bucket it is the MD5 of which the server keeps account, as `md5:HEX`.
+The hash is SHA-256; in a bucket it is the MD5 stored by the server, as `md5:HEX`.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ T = TypeVar("T")
 def write_manifest(
     folder: Path, note: dict[str, Any], known: Mapping[str, list[Any]] | None = None
 ) -> None:
-    """Writes `folder/checksums.json`, with a note that JSON can hold; an old one is replaced.
+    """Writes `folder/checksums.json`, with a JSON-serialisable note; replaces an old one.
 
     The file is {"files": {relative name: [bytes, hash]}, "note": note, "sha256": of the rest},
-    written last: a folder with a manifest is a finished one. `known` are digests of files that the
-    caller has read itself.
+    written last: a folder with a manifest is finished. `known` are digests of files that the
+    caller has already read.
     """
     known = known or known_digests(folder)
-    # Less the manifest, and what a kill left of one.
+    # Without the manifest and unfinished copies of it.
     names = [name for name in names_below(folder) if not name.startswith(MANIFEST)]
     with ThreadPoolExecutor(_THREADS) as pool:
         digests = pool.map(lambda name: known.get(name) or digest(folder / name), names)
@@ -41,7 +41,7 @@ def write_manifest(
 
 
 def read_manifest(folder: Path) -> dict[str, Any] | None:
-    """The manifest of a folder, or None where it is missing or damaged."""
+    """The manifest of a folder, or None if it is missing or damaged."""
     try:
         manifest = json.loads(read_or_none((folder / MANIFEST).read_bytes) or b"")
         intact = manifest.pop("sha256") == _digest_of_json(manifest)
@@ -51,9 +51,9 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
 
 
 def read_or_none(read: Callable[[], T]) -> T | None:
-    """What `read` gives, or None for a file that is missing, closed to us or on a bad sector.
+    """The result of `read`, or None for a file that is missing, inaccessible or on a bad sector.
 
-    Any other OSError is raised: it may pass, and an intact file must not count as damaged.
+    Any other OSError is raised: it may be temporary, and an intact file must not count as damaged.
     """
     for _ in range(2):
         try:
@@ -61,7 +61,7 @@ def read_or_none(read: Callable[[], T]) -> T | None:
         except (FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError):
             return None
         except OSError as error:
-            if error.errno != errno.EIO:  # a bad sector, if it says so again
+            if error.errno != errno.EIO:  # a bad sector if it fails again
                 raise
     return None
 
@@ -84,7 +84,7 @@ def damaged_files(folder: Path) -> list[str]:
 
 
 def digest(path: Path, kind: str = "sha256") -> list[Any]:
-    """[size in bytes, hash in hex] of a file; `md5:` goes before an MD5."""
+    """[size in bytes, hash in hex] of a file; an MD5 is prefixed with `md5:`."""
     with path.open("rb") as file:
         found = hashlib.file_digest(file, kind).hexdigest()  # type: ignore[arg-type]
         return [file.tell(), f"md5:{found}" if kind == "md5" else found]

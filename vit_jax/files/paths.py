@@ -1,7 +1,7 @@
-"""Paths of this machine and of buckets, and files that have their old content or the new one.
+"""Local and bucket paths, and atomic writes: a file has its old content or its new one.
 
 A bucket is gs://BUCKET/FOLDER, through etils.epath and gcsfs, with the methods of pathlib. It has
-no rename, but an object is replaced as a whole, and the server knows its MD5.
+no rename, but objects are replaced as a whole, and the server knows their MD5.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from vit_jax.errors import UserError, as_user_error, missing_package, one_line, 
 
 BUCKET = "gs://"
 _ADDRESS = re.compile(r"gs://[a-z0-9][a-z0-9._-]{1,220}[a-z0-9](/[^/?#*\[\]]+)+")
-# Orbax writes it as the last object of a step, which has no rename to complete it.
+# The last object that Orbax writes of a step, in place of a rename.
 COMMITTED = "commit_success.txt"
 
 
@@ -38,53 +38,53 @@ def is_bucket(path: str | os.PathLike[str]) -> bool:
 
 
 def to_path(path: str | os.PathLike[str]) -> Path:
-    """A path with the methods of pathlib, which act on the bucket where it is a gs:// address.
+    """A path with the methods of pathlib, which also work on gs:// addresses.
 
-    `~` is the home. UserError where the address is malformed, or gcsfs is not installed.
+    `~` is expanded. UserError if the address is malformed, or gcsfs is not installed.
     """
     if not is_bucket(path):
         return Path(os.path.expanduser(path))
     text = os.fspath(path).rstrip("/")
     if not _ADDRESS.fullmatch(text) or not text.isprintable() or {".", ".."} & {*text.split("/")}:
-        raise UserError(f"{text!r} is no folder in a bucket, such as gs://BUCKET/FOLDER.")
+        raise UserError(f"{text!r} is not a folder in a bucket, such as gs://BUCKET/FOLDER.")
     if importlib.util.find_spec("gcsfs") is None:
         raise missing_package(text, "gcsfs", "gcs")
-    os.environ.setdefault("EPATH_USE_TF", "0")  # not TensorFlow's client where it is installed
-    # Plain buckets: the API that recognises other kinds needs permissions of its own.
+    os.environ.setdefault("EPATH_USE_TF", "0")  # not TensorFlow's client, even if installed
+    # Plain buckets: the API that detects other kinds needs extra permissions.
     os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
     import fsspec
     from etils import epath
 
-    # Other processes write too, so an earlier listing of a folder says nothing.
+    # Other processes write too, so do not cache folder listings.
     fsspec.config.conf.setdefault("gcs", {})["use_listings_cache"] = False
     return cast(Path, epath.Path(text))
 
 
 def full_path(path: str | os.PathLike[str]) -> Path:
-    """The absolute path without links."""
+    """The absolute path with links resolved."""
     return to_path(path) if is_bucket(path) else to_path(path).resolve()
 
 
 def bucket_files() -> Any:
-    """The fsspec file system of all buckets."""
+    """The fsspec file system for all buckets."""
     import fsspec
 
-    return fsspec.filesystem("gcs", finalize_on_close=True)  # epath's own, which it caches
+    return fsspec.filesystem("gcs", finalize_on_close=True)  # the same cached instance as epath's
 
 
 def make_folder(path: Path) -> None:
-    """Makes a folder and those above it; a bucket has none, and gcsfs would make the bucket."""
+    """Creates a folder and its parents; not in a bucket, where gcsfs would create the bucket."""
     if not is_bucket(path):
         path.mkdir(parents=True, exist_ok=True)
 
 
 def size_of(path: Path) -> int:
-    """Bytes of a file."""
+    """Size of a file in bytes."""
     return bucket_files().size(str(path)) if is_bucket(path) else path.stat().st_size
 
 
 def move(source: Path, target: Path) -> None:
-    """Moves a file or a folder, to another disk if need be; in a bucket on the server's side."""
+    """Moves a file or folder, also across disks; within a bucket the server does it."""
     if not is_bucket(source):
         shutil.move(source, target)
         return
@@ -95,9 +95,9 @@ def move(source: Path, target: Path) -> None:
 
 
 def remove(path: Path) -> None:
-    """Removes a file, or a folder with all that is in it."""
+    """Removes a file, or a folder with its contents."""
     if is_bucket(path):
-        with suppress(FileNotFoundError):  # a request repeated because its reply was lost
+        with suppress(FileNotFoundError):  # a request retried after a lost reply
             bucket_files().rm(str(path), recursive=True)
     elif path.is_dir():
         shutil.rmtree(path)
@@ -107,7 +107,7 @@ def remove(path: Path) -> None:
 
 @contextmanager
 def uploaded(path: Path) -> Iterator[Path]:
-    """A file, or a new folder, of this machine that becomes `path` of a bucket at the end."""
+    """A local file or new folder that is uploaded to `path` in a bucket at the end."""
     with tempfile.TemporaryDirectory() as folder:
         local = Path(folder) / path.name
         yield local
@@ -119,7 +119,7 @@ def uploaded(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def local_copy(path: Path) -> Iterator[Path]:
-    """A file of this machine with the content of `path`; `path` itself outside a bucket."""
+    """A local file with the content of `path`; `path` itself outside buckets."""
     if not is_bucket(path):
         yield path
         return
@@ -130,16 +130,16 @@ def local_copy(path: Path) -> Iterator[Path]:
 
 
 def cache_dir() -> Path:
-    """The folder that downloads are kept in; it need not exist."""
+    """The folder for downloads; it may not exist yet."""
     base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     return Path(os.path.expanduser(os.environ.get("VIT_JAX_CACHE") or f"{base}/vit_jax"))
 
 
 def cached_copy(path: Path) -> Path:
-    """A copy of a bucket's object in the cache, fetched unless this version of it is there."""
+    """A copy of a bucket's object in the cache, downloaded unless this version is there."""
     local = cache_dir() / "data" / str(path).removeprefix(BUCKET)
     found = bucket_files().info(str(path))
-    # An object that is replaced has another MD5, one that was composed of parts has none.
+    # A replaced object has another MD5; a composite object has none.
     size, version = int(found["size"]), str(found.get("md5Hash") or found.get("generation", ""))
     note = local.with_name(f"{local.name}.version")
     is_known = local.exists() and note.exists() and note.read_text() == version
@@ -147,9 +147,9 @@ def cached_copy(path: Path) -> Path:
         return local
     local.parent.mkdir(parents=True, exist_ok=True)
     if size > (free := shutil.disk_usage(local.parent).free):
-        found = f"{path} has {size_text(size)}, and {size_text(free)} are free in {local.parent}"
-        ways = "set VIT_JAX_CACHE to a larger disk, or prepare the set as array_record"
-        raise UserError(f"{found}: {ways}, of which only what is needed is read.")
+        found = f"{path} has {size_text(size)}, only {size_text(free)} are free in {local.parent}"
+        ways = "set VIT_JAX_CACHE to a larger disk, or prepare the dataset as array_record"
+        raise UserError(f"{found}: {ways}, which is read in parts.")
     with replacing(local) as unfinished:
         bucket_files().get_file(str(path), str(unfinished))
     write_atomically(note, version)
@@ -164,7 +164,7 @@ def names_below(folder: Path) -> list[str]:
 
 
 def known_digests(folder: Path) -> dict[str, list[Any]]:
-    """[size, "md5:HEX"] by relative name of files below a folder, as far as a bucket knows them."""
+    """[size, "md5:HEX"] by relative name of files below a folder, if known by the bucket."""
     return {
         name: [int(each["size"]), f"md5:{base64.b64decode(each['md5Hash']).hex()}"]
         for name, each in (_objects(folder) if is_bucket(folder) else {}).items()
@@ -173,7 +173,7 @@ def known_digests(folder: Path) -> dict[str, list[Any]]:
 
 
 def _objects(folder: Path) -> Mapping[str, dict[str, Any]]:
-    """Resources of the objects below a folder, by relative name."""
+    """Metadata of the objects below a folder, by relative name."""
     found = bucket_files().find(str(folder), detail=True)
     return {name.removeprefix(f"{folder}/".removeprefix(BUCKET)): found[name] for name in found}
 
@@ -183,9 +183,9 @@ UNFINISHED = ".unfinished"  # ends the names of files that are being written
 
 @contextmanager
 def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """A path to write to; its file takes the place of `path` only when it is complete and on disk.
+    """Yields a path to write to, which replaces `path` once it is complete and on disk.
 
-    An object of a bucket is written on this machine first.
+    An object of a bucket is first written locally.
     """
     if is_bucket(path):
         with uploaded(to_path(path)) as local:
@@ -205,7 +205,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Writes text; names of files in it, as Linux has them, need not be text."""
+    """Writes text; file names in it, as on Linux, need not be valid UTF-8."""
     with replacing(path) as temporary:
         temporary.write_text(text, encoding="utf-8", errors="surrogateescape")
 
@@ -215,27 +215,27 @@ def write_json(path: str | os.PathLike[str], value: Any) -> None:
 
 
 def read_json(path: str | os.PathLike[str]) -> Any:
-    """Reads a JSON file; a UserError names one that is missing, unreadable or not JSON."""
+    """Reads a JSON file; UserError if it is missing, unreadable or not JSON."""
     try:
         return json.loads(to_path(path).read_bytes())
     except OSError as error:
         raise as_user_error(f"{path} cannot be read: {one_line(error)}.", error) from error
-    except (ValueError, RecursionError) as error:  # ValueError: of JSON and of UTF-8
+    except (ValueError, RecursionError) as error:  # ValueError: from JSON or UTF-8
         raise UserError(f"{path} is damaged, not a JSON file: {error}.") from error
 
 
 def read_object(path: str | os.PathLike[str], **kinds: type | UnionType) -> dict[str, Any]:
-    """Reads a JSON file that holds an object with keys of these kinds; errors as `read_json`."""
+    """Reads a JSON file with an object that has keys of these kinds; errors as `read_json`."""
     if not isinstance(value := read_json(path), dict):
-        raise UserError(f"{path} is damaged, it holds no JSON object; restore or remove it.")
+        raise UserError(f"{path} is damaged, it is not a JSON object; restore or delete it.")
     if wrong := wrong_keys(value, kinds):
-        found = f"{path} is damaged, {wrong[0]!r} is missing or of a wrong kind"
-        raise UserError(f"{found}; restore or remove it.")
+        found = f"{path} is damaged, {wrong[0]!r} is missing or has the wrong type"
+        raise UserError(f"{found}; restore or delete it.")
     return value
 
 
 def wrong_keys(value: Mapping[str, Any], kinds: Mapping[str, type | UnionType]) -> list[str]:
-    """Keys that are missing or of another kind; a bool is no number, nor is 2^63."""
+    """Keys that are missing or of another type; a bool is not a number, nor is 2^63."""
 
     def is_of(found: Any, kind: type | UnionType) -> bool:
         if type(found) is bool:
@@ -247,13 +247,13 @@ def wrong_keys(value: Mapping[str, Any], kinds: Mapping[str, type | UnionType]) 
 
 @contextmanager
 def reading(name: str) -> Iterator[None]:
-    """Turns a value of a wrong kind into a UserError that names the file it is from."""
+    """Turns a value of the wrong type into a UserError that names its file."""
     try:
         yield
     except UserError:
         raise
     except (TypeError, ValueError, AttributeError, LookupError, OverflowError) as error:
-        raise UserError(f"{name} holds a value of a wrong kind ({error!r}).") from error
+        raise UserError(f"{name} has a value of the wrong type ({error!r}).") from error
 
 
 def free_name(path: Path) -> Path:
@@ -264,7 +264,7 @@ def free_name(path: Path) -> Path:
 
 def write_arrays(path: str | os.PathLike[str], arrays: Mapping[str, np.ndarray]) -> Path:
     """Writes an `.npz` of named arrays; the same arrays give the same bytes. Returns `path`."""
-    # Not np.savez, which takes the names as keyword arguments: one of them may be called `file`.
+    # Not np.savez, which takes names as keyword arguments: one of them may be `file`.
     with replacing(path) as temporary, zipfile.ZipFile(temporary, "w") as archive:
         for name, array in arrays.items():
             with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
@@ -273,7 +273,7 @@ def write_arrays(path: str | os.PathLike[str], arrays: Mapping[str, np.ndarray])
 
 
 def csv_text(rows: Iterable[Iterable[Any]]) -> str:
-    """CSV whose cells no spreadsheet takes for formulas: before those a ' is put."""
+    """CSV in which spreadsheets see no formulas: cells like formulas are prefixed with '."""
     text = io.StringIO(newline="")
     csv.writer(text).writerows(
         [f"'{cell}" if str(cell).startswith(("=", "+", "@")) else cell for cell in row]
@@ -283,12 +283,12 @@ def csv_text(rows: Iterable[Iterable[Any]]) -> str:
 
 
 def sync(path: Path) -> None:
-    """Waits until the disk has a file's bytes, or the names in a folder."""
+    """Waits until a file's bytes, or a folder's entries, are on disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     except OSError:
-        if not path.is_dir():  # some network file systems cannot do it for folders, and need not
+        if not path.is_dir():  # some network file systems cannot sync folders, and need not
             raise
     finally:
         os.close(descriptor)

@@ -1,6 +1,6 @@
-"""What the pictures show, as arrays: figure 7 of the paper, figure 6 (rollout), and CKA.
+"""The arrays behind the pictures: the paper's figures 6 (rollout) and 7, and CKA.
 
-L: blocks, B: images, H: heads, N: tokens, of which those of the grid come last.
+L: blocks, B: images, H: heads, N: tokens, those of the grid last.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from vit_jax.errors import UserError
 
 
 def principal_filters(kernel: np.ndarray, count: int = 28) -> tuple[np.ndarray, np.ndarray]:
-    """The directions in which the filters differ most from their mean (figure 7, left).
+    """Principal components of the embedding filters (figure 7, left).
 
     Args:
-      kernel: of the patch embedding or of a root convolution, [P, Q, C, D].
-      count: no more than there are.
+      kernel: of the patch embedding or root convolution, [P, Q, C, D].
+      count: maximum number of components.
 
     Returns:
       Components [count, P, Q, C] of norm 1, the largest entry positive, and the share of the
@@ -31,11 +31,11 @@ def principal_filters(kernel: np.ndarray, count: int = 28) -> tuple[np.ndarray, 
 
 
 def position_similarity(embeddings: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
-    """Cosine similarity of the position embedding of each place with all (figures 7 and 10).
+    """Cosine similarity of each position embedding with all others (figures 7 and 10).
 
     Args:
       embeddings: [N, D], those of other tokens first.
-      grid: rows and columns of places.
+      grid: rows and columns of positions.
 
     Returns:
       [rows, columns, rows, columns]
@@ -49,10 +49,10 @@ def position_similarity(embeddings: np.ndarray, grid: tuple[int, int]) -> np.nda
 def mean_distance(
     attention: np.ndarray, grid: tuple[int, int], pixels: tuple[int, int]
 ) -> np.ndarray:
-    """Mean distance between a query's place and the places it attends to (figure 7, right; D.7).
+    """Mean distance between a query and the positions it attends to (figure 7, right; D.7).
 
-    Weights on other tokens (class, distillation) have no place: they are left out, and those on
-    the grid scaled to sum to 1. All queries of the grid and all images count alike.
+    Other tokens (class, distillation) have no position: weights on them are dropped, and those on
+    the grid are rescaled to sum to 1. All queries of the grid and all images count equally.
 
     Args:
       attention: [L, B, H, N, N].
@@ -75,11 +75,11 @@ def uniform_distance(grid: tuple[int, int], pixels: tuple[int, int]) -> float:
 
 
 def rollout(attention: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
-    """How much of each place reaches the output (Abnar & Zuidema, 2005.00928): [B, rows, columns].
+    """Contribution of positions to the output (Abnar & Zuidema, 2005.00928): [B, rows, columns].
 
-    Attention rollout, as in figure 6 (D.8): weights of the heads are averaged, half of each row is
-    the residual connection, and the blocks are multiplied. Seen from the first token if it has no
-    place (the class token), else the mean over all.
+    Attention rollout, as in figure 6 (D.8): weights are averaged over heads, half of each row is
+    the residual connection, and the blocks are multiplied. Taken from the first token if it is not
+    in the grid (the class token), else averaged over all.
 
     Args:
       attention: [L, B, H, N, N].
@@ -96,9 +96,9 @@ def rollout(attention: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
 
 
 def class_token_attention(attention: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
-    """What each head of the last block looks at from the class token: [B, H, rows, columns].
+    """Attention of each head of the last block from the class token: [B, H, rows, columns].
 
-    Without a class token the mean over all queries.
+    Without a class token, the mean over all queries.
     """
     last = np.asarray(attention[-1], np.float64)  # [B, H, N, N]
     others = last.shape[-1] - grid[0] * grid[1]
@@ -107,7 +107,7 @@ def class_token_attention(attention: np.ndarray, grid: tuple[int, int]) -> np.nd
 
 
 def _distances(grid: tuple[int, int], pixels: tuple[int, int]) -> np.ndarray:
-    """Between all places: [N, N] pixels."""
+    """Distances between all positions: [N, N] pixels."""
     places = np.stack(np.meshgrid(*map(np.arange, grid), indexing="ij"), axis=-1).reshape(-1, 2)
     return np.linalg.norm((places[:, None] - places[None]) * np.asarray(pixels), axis=-1)
 
@@ -117,18 +117,18 @@ def cka_of_layers(layers: Sequence[np.ndarray], others: Sequence[np.ndarray]) ->
 
     tr(K L) / sqrt(tr(K K) tr(L L)) with K = X X^T and L = Y Y^T, each estimated without bias (Song
     et al., as in "Do wide and deep networks learn the same things?", 2010.15327, equation 3): 1
-    where the features are the same but for rotation and scale; 0 on average for independent
-    features however few the examples, so that it may be negative.
+    if the features are equal up to rotation and scale; 0 on average for independent
+    features, for any number of examples, so it may be negative.
 
     Args:
       layers, others: features [n, D] of each layer, of the same n >= 4 examples in the same order;
-        D may differ. Takes n^2 numbers per layer.
+        D may differ. Needs n^2 numbers per layer.
 
     Returns:
-      [len(layers), len(others)]; 0 for features that do not vary.
+      [len(layers), len(others)]; 0 for constant features.
 
     Raises:
-      UserError: numbers of examples differ, or there are too few.
+      UserError: the numbers of examples differ, or there are fewer than 4.
     """
     sizes = {len(features) for features in (*layers, *others)}
     if len(sizes) != 1 or min(sizes) < 4:
@@ -138,10 +138,10 @@ def cka_of_layers(layers: Sequence[np.ndarray], others: Sequence[np.ndarray]) ->
 
 
 def _kernel(features: np.ndarray) -> np.ndarray:
-    """The inner products of different examples [n, n], centred, with norm 1."""
+    """Inner products of different examples [n, n], centred, with norm 1."""
     features = features.astype(np.float64)
     n = len(features)
-    features = features - features.mean(0)  # changes no centred kernel, and saves digits
+    features = features - features.mean(0)  # no effect on the centred kernel, saves precision
     kernel = features @ features.T
     np.fill_diagonal(kernel, 0.0)
     rows = kernel.sum(0) / (n - 2)

@@ -1,4 +1,4 @@
-"""Which output of a model stands for which class of a dataset."""
+"""Maps the classes of a dataset to the outputs of a model."""
 
 from __future__ import annotations
 
@@ -23,44 +23,44 @@ def match_classes(
     num_outputs: int,
     *,
     ignore_names: bool = False,
-    hint: str = "--ignore_class_names takes label i for output i",
+    hint: str = "--ignore_class_names uses label i as output i",
 ) -> np.ndarray:
     """The model's output for each label of the dataset, int32 [number of labels].
 
-    Classes are matched by name. WordNet ids, as ImageNet's folders are called, stand for the names
-    in `pretrained/labels`, and for those of Hugging Face, which add synonyms.
+    Classes are matched by name. WordNet ids, the names of ImageNet's folders, map to the names
+    in `pretrained/labels`, and to those of Hugging Face, which add synonyms.
 
     Args:
       dataset_names: in the order of the labels.
-      model_names: in the order of the outputs; empty where they are not known.
+      model_names: in the order of the outputs; empty if unknown.
       num_outputs: of the model.
-      ignore_names: label i is output i; a class whose name is a number, that output.
-      hint: how an error ends.
+      ignore_names: label i is output i; if class names are numbers, they are the outputs.
+      hint: the end of an error message.
 
     Raises:
       UserError: more labels than outputs, a class that the model does not have, or no names to
-        compare and different numbers.
+        compare and different numbers of classes.
     """
     num_labels = len(dataset_names)
     in_order = np.arange(num_labels, dtype=np.int32)
     if num_labels > num_outputs:
         raise UserError(
-            f"the dataset has {num_labels} classes, the model only {num_outputs} outputs."
+            f"the dataset has {num_labels} classes, but the model only {num_outputs} outputs."
         )
-    if not model_names:  # those of ImageNet, if the data are
+    if not model_names:  # ImageNet's names, if the data are ImageNet's
         for key, count in LABELS.items():
             if count == num_outputs and set(dataset_names) <= set(wordnet_ids(key)):
                 model_names = class_names(key)
         if not model_names and num_labels != num_outputs and not ignore_names:
             raise UserError(
-                f"the model has {num_outputs} outputs of unknown names, the dataset {num_labels} "
+                f"the model has {num_outputs} outputs with unknown names, the dataset {num_labels} "
                 f"classes; {hint}."
             )
     if ignore_names or not model_names:
         if set(dataset_names) <= set(map(str, range(num_outputs))):
-            logging.info("Class names are numbers: class n is output n.")
+            logging.info("Class names are numbers: using class n as output n.")
             return np.array([int(name) for name in dataset_names], np.int32)
-        logging.info("Class names are not compared: label i is output i.")
+        logging.info("Ignoring class names: using label i as output i.")
         return in_order
     if tuple(dataset_names) == tuple(model_names):
         return in_order
@@ -75,7 +75,7 @@ def match_classes(
     matched = np.array([outputs[name] for name in dataset_names], np.int32)
     moved = np.flatnonzero(matched != in_order)
     logging.info(
-        f"Classes are matched by name: {len(moved)} of {num_labels} labels have another number in "
+        f"Matched classes by name: {len(moved)} of {num_labels} labels have another index in "
         f"the model, which has {num_outputs - num_labels} more classes (they count as wrong)."
     )
     return matched
@@ -83,7 +83,7 @@ def match_classes(
 
 @dataclasses.dataclass(frozen=True)
 class _Relabel(Op):
-    """A last op that turns a dataset's labels into the model's."""
+    """A final op that replaces a dataset's labels by the model's outputs."""
 
     outputs: tuple[int, ...]
     num_outputs: int
@@ -98,14 +98,14 @@ class _Relabel(Op):
 
 
 def relabel(dataset: Dataset, outputs: np.ndarray, num_outputs: int) -> Dataset:
-    """The same examples with the model's output `outputs[label]` as their label."""
+    """The same examples with the output `outputs[label]` as their label."""
     op = _Relabel(tuple(int(output) for output in outputs), num_outputs)
     ops = (*dataset.preprocess.ops, op)
     return dataclasses.replace(dataset, preprocess=Chain(ops))
 
 
 def _outputs_by_name(model_names: Sequence[str]) -> dict[str, int]:
-    """Names that mean one output only."""
+    """Names that belong to exactly one output."""
     names = list(enumerate(model_names))
     for key, count in LABELS.items():
         if count == len(model_names) and _are_published(model_names, class_names(key)):
@@ -115,9 +115,9 @@ def _outputs_by_name(model_names: Sequence[str]) -> dict[str, int]:
 
 
 def _are_published(model_names: Sequence[str], published: Sequence[str]) -> bool:
-    """Whether the names are ImageNet's in its order, however many synonyms they are written with.
+    """Whether the names are ImageNet's in its order, with or without synonyms.
 
-    A few may be called otherwise; in another order nearly all would.
+    A few may differ; in another order nearly all would.
     """
     first = [name.split(",")[0].strip().lower() for name in model_names]
     same = [a == b.split(",")[0].lower() for a, b in zip(first, published, strict=True)]

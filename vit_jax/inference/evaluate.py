@@ -1,4 +1,4 @@
-"""Measures a model, of any format, on a labelled dataset."""
+"""Evaluates a model of any format on a labelled dataset."""
 
 from __future__ import annotations
 
@@ -53,34 +53,34 @@ def evaluate(
     prompts: Sequence[str] = (),
     **model_options: Any,
 ) -> dict[str, Any]:
-    """Loads a model and measures it on every example of a split.
+    """Loads a model and evaluates it on every example of a split.
 
     Args:
       source: of the model, see `load_model`, which takes `model_options`.
-      dataset, split, data_dir, label_key: see `create_dataset`; without a dataset what the run was
-        tested on whose work directory `source` is.
-      on_bad_image: also there; "" for what the run did whose work directory `source` is.
-      batch_size: over all devices; rounded up to what they can share.
+      dataset, split, data_dir, label_key: see `create_dataset`; by default the test data of the
+        run if `source` is a work directory.
+      on_bad_image: as there; "" for the setting of the run if `source` is a work directory.
+      batch_size: over all devices; rounded up to a multiple of their number.
       real: path of `real.json`, see `real_labels`.
       ignore_class_names: see `match_classes`.
-      classes: `all` of the model's outputs compete, or those that are `present` among the labels of
-        the split, as the papers of ImageNet-A (1907.07174), ImageNet-R (2006.16241) and ObjectNet
-        count.
+      classes: `all` outputs of the model compete, or only those `present` among the labels of
+        the split, as in the papers of ImageNet-A (1907.07174), ImageNet-R (2006.16241) and
+        ObjectNet.
       loss: key of `LOSSES` that the model was trained with, which also gives the probabilities; ""
-        for what its description says, else softmax.
-      prompts: texts with {} for a class's name: a tower of images tells the classes by them, with
-        the tower of texts in the same file (zero-shot); its loss and calibration mean nothing.
-      output: folder for `evaluation.json`, `classes.csv` (one line per class), and where images
+        for the one in its description, else softmax.
+      prompts: texts with {} for a class name: an image tower then classifies by them, with the
+        text tower of the same file (zero-shot); its loss and calibration are meaningless.
+      output: folder for `evaluation.json`, `classes.csv` (one line per class), and if images
         have one label `examples.csv` (one per example) and `confusion.csv`.
 
     Returns:
       `accuracy`, `accuracy_top5` (with more than 5 outputs), `loss`, `calibration_error`,
       `macro_f1`, `per_class` (see `per_class_scores`), `num_examples`, with ReaL labels
-      `accuracy_real` and `num_examples_real`, and what was measured on what. Where images have
-      several labels `mAP`, `loss` and `num_examples`.
+      `accuracy_real` and `num_examples_real`, and what was evaluated on what. If images have
+      several labels, `mAP`, `loss` and `num_examples`.
 
     Raises:
-      UserError: model and dataset do not go together, a file is missing or damaged.
+      UserError: model and dataset do not match, or a file is missing or damaged.
     """
     check_known("--classes", classes, ("all", "present"))
     model = load_model(source, **model_options)
@@ -95,7 +95,7 @@ def evaluate(
         texts = load_model(f"{source}#txt", **text_options)
         model = model.zero_shot(texts, data.class_names, prompts)
     if model.description.probabilities_by == "none":
-        raise UserError(f"{source}: its outputs are a regression's, no classes to be compared.")
+        raise UserError(f"{source}: its outputs are regression targets, not classes.")
     outputs = match_classes(
         data.class_names,
         model.description.class_names,
@@ -107,10 +107,10 @@ def evaluate(
     only = classes.removeprefix("all")
     for flag, value in (("real", real), ("loss", loss), ("classes", only)):
         if several and value:
-            raise UserError(f"--{flag}={value!r} is for images of one label.")
+            raise UserError(f"--{flag}={value!r} needs images with one label each.")
     sets = real_labels(data, real) if real else None
     folder = to_path(output)
-    if output:  # it is found now if that cannot be
+    if output:  # fail now if it cannot be created
         folder.mkdir(parents=True, exist_ok=True)
     start = time.perf_counter()
     kept = present_outputs(data, outputs) if only else None
@@ -151,8 +151,8 @@ def evaluate(
     return results
 
 
-class _OfSomeClasses(Classification):
-    """The arg-max, the probabilities and the loss over some of the model's outputs."""
+class _SubsetClassification(Classification):
+    """Arg-max, probabilities and loss over a subset of the model's outputs."""
 
     def __init__(self, task: Task, outputs: np.ndarray, **kwargs: Any):
         super().__init__(task, **kwargs)
@@ -163,7 +163,7 @@ class _OfSomeClasses(Classification):
 
 
 def present_outputs(data: Dataset, outputs: np.ndarray) -> np.ndarray:
-    """The outputs, in order, of the labels that the split has; reads all labels and no image."""
+    """The sorted outputs of the labels in the split; reads all labels but no images."""
     labels = {int(data.source[i]["label"]) for i in range(data.num_examples)}
     return np.unique(outputs[sorted(labels)])
 
@@ -182,7 +182,7 @@ def measure_examples(
 
     Args:
       outputs: of the model, for each label of the data, [K].
-      kept: those that compete, see `present_outputs`; None is all.
+      kept: those that compete, see `present_outputs`; None: all.
       several, loss, batch_size: see `evaluate`.
     """
     if kept is None:
@@ -193,6 +193,6 @@ def measure_examples(
     if several:
         task = dataclasses.replace(task, class_names=data.class_names)
         return AveragePrecisionEvaluator(MultiLabel(task), reader).examples(model.placed_params)
-    objective = _OfSomeClasses(task, kept, loss=loss or model.description.probabilities_by)
+    objective = _SubsetClassification(task, kept, loss=loss or model.description.probabilities_by)
     arrays = ClassificationEvaluator(objective, reader).examples(model.placed_params)
     return arrays | {name: kept[arrays[name]] for name in ("label", "prediction")}

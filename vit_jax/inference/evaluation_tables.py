@@ -1,4 +1,4 @@
-"""What an evaluation writes, one CSV file per point of view, and prints."""
+"""The files that an evaluation writes (CSV), and the text it prints."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def write_examples(
     """`examples.csv`, one line per example.
 
     Args:
-      examples: what each is called, in the order of `arrays`.
-      names: of the model's outputs; those without one go by their number.
+      examples: their names, in the order of `arrays`.
+      names: of the model's outputs; outputs without a name use their number.
       arrays: see `ClassificationEvaluator.examples`.
     """
     columns = [arrays[key].tolist() for key in ("label", "prediction", "confidence", "loss")]
@@ -43,7 +43,7 @@ def write_examples(
 
 
 def confusion_matrix(labels: np.ndarray, predictions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The classes [K] among labels or predictions [N], and int [K, K]: row i was taken for j."""
+    """The classes [K] among labels or predictions [N], and int [K, K]: i predicted as j."""
     found, places = np.unique(np.stack([labels, predictions]), return_inverse=True)
     rows, columns = places.reshape(2, -1)
     cells = np.bincount(rows * len(found) + columns, minlength=len(found) ** 2)
@@ -51,9 +51,9 @@ def confusion_matrix(labels: np.ndarray, predictions: np.ndarray) -> tuple[np.nd
 
 
 def write_confusion(folder: Path, names: Mapping[int, str], arrays: dict[str, np.ndarray]) -> None:
-    """`confusion.csv`, a row per class and a column per prediction; see `confusion_matrix`.
+    """`confusion.csv`, one row per class and one column per prediction; see `confusion_matrix`.
 
-    Classes that are neither a label nor a prediction are left out.
+    Omits classes that are neither labels nor predictions.
     """
     found, counts = confusion_matrix(arrays["label"], arrays["prediction"])
     columns = [names.get(number, number) for number in found.tolist()]
@@ -66,7 +66,7 @@ def per_class_scores(
 ) -> list[dict[str, Any]]:
     """`class`, `images`, `accuracy` (recall), `precision` and `f1` of each class.
 
-    See `class_scores`; of `names` and `arrays` see `write_examples`.
+    See `class_scores`; for `names` and `arrays` see `write_examples`.
     """
     scores = class_scores(arrays["label"], arrays["prediction"])
     columns = [each.tolist() for each in scores]
@@ -90,7 +90,7 @@ def write_classes(folder: Path, scores: Sequence[Mapping[str, Any]]) -> None:
 def write_average_precisions(
     folder: Path, class_names: Sequence[str], outputs: np.ndarray, arrays: dict[str, np.ndarray]
 ) -> None:
-    """`classes.csv`: each class, how many images have it, and its average precision.
+    """`classes.csv`: each class, its number of images, and its average precision.
 
     Args:
       class_names: of the dataset.
@@ -107,7 +107,7 @@ def write_average_precisions(
 
 
 def _write_csv(path: Path, rows: Iterable[Sequence[Any]]) -> None:
-    """Names of files are any bytes."""
+    """File names may be any bytes."""
     with open(path, "w", newline="", encoding="utf-8", errors="surrogateescape") as file:
         file.write(csv_text(rows))
 
@@ -118,14 +118,14 @@ def table(results: dict[str, Any]) -> str:
     lines = [f"{count} of {results['dataset']} {results['split']}"]
     lines += [text.format(results[key]) for key, text in _ROWS.items() if key in results]
     if "num_examples_real" in results:
-        lines.append(f"(ReaL over the {results['num_examples_real']} images that have labels)")
+        lines.append(f"(ReaL over the {results['num_examples_real']} images with labels)")
     if "per_class" in results:
         lines += ["", *_class_lines(results["per_class"])]
     return "\n".join(lines)
 
 
 def _class_lines(scores: Sequence[Mapping[str, Any]]) -> list[str]:
-    """A line per class; of more than 20 the 10 of lowest accuracy."""
+    """One line per class; if there are more than 20, the 10 with the lowest accuracy."""
     shown, title = list(scores), "class"
     if len(shown) > 20:
         having = [each for each in shown if each["images"]]

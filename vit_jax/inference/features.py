@@ -1,4 +1,4 @@
-"""Features of images or whole datasets, written into a file."""
+"""Writes features of images or whole datasets to a file."""
 
 from __future__ import annotations
 
@@ -36,34 +36,34 @@ def extract_features(
     batch_size: int = 64,
     **model_options: Any,
 ) -> dict[str, tuple[int, ...]]:
-    """Loads a model and writes features of images into an `.npz`.
+    """Loads a model and writes features of images to an `.npz`.
 
-    It holds a float32 array [N, ...] per feature; `names` [N], where each image is stored; and for
+    It has a float32 array [N, ...] per feature; `names` [N], the location of each image; and for
     a dataset `labels` [N] int32 and `class_names`.
 
     Args:
       source: of the model, see `load_model`, which takes `model_options`.
-      images: with a `split`, the name or folder of one dataset; else image files, and folders of
-        which all images are taken.
+      images: with a `split`, the name or folder of one dataset; else image files, and folders
+        whose images are all used.
       features: names of `models/features.py`.
       output: path of the `.npz`.
       split, data_dir, label_key, on_bad_image: see `create_dataset`.
-      batch_size: over all devices; rounded up to what they can share.
+      batch_size: over all devices; rounded up to a multiple of their number.
 
     Returns:
       The shapes of the arrays by feature.
 
     Raises:
-      UserError: an unknown feature, an image that cannot be read, or no place to write to.
+      UserError: an unknown feature, an unreadable image, or an output that cannot be written.
     """
     target = to_path(output)
     if target.suffix != ".npz" or target.is_dir():
-        raise UserError(f"--output={output}: name a file that ends in .npz.")
+        raise UserError(f"--output={output}: must be a file name ending in .npz.")
     model = load_model(source, **model_options)
     names = check_features(model.module, features)
     if split:
         if len(images) != 1:
-            raise UserError(f"--split={split} goes with one dataset, not with {len(images)} names.")
+            raise UserError(f"--split={split} takes one dataset, not {len(images)} names.")
         data = model.open_dataset(
             name=images[0],
             split=split,
@@ -100,26 +100,26 @@ def _write_rows(
     parts: Iterable[Mapping[str, np.ndarray]],
     **others: np.ndarray,
 ) -> None:
-    """Writes an `.npz` whose large arrays arrive in parts; it appears as a whole or not at all.
+    """Writes an `.npz` whose large arrays arrive in parts; it appears complete or not at all.
 
-    Rows wait in one file per array, in a hidden folder beside the target: while they are packed,
-    the disk holds them twice.
+    Rows are buffered in one file per array, in a hidden folder beside the target: while they are
+    packed, they are on disk twice.
 
     Args:
-      path: its folder is made, a file of that name is replaced.
+      path: its folder is created, a file of that name is replaced.
       specs: shape [N, ...] and dtype of every large array.
-      parts: the next rows [n, ...] of all of them; N in all.
+      parts: the next rows [n, ...] of all of them; N in total.
       others: small arrays.
 
     Raises:
-      UserError: no room on the disk.
+      UserError: not enough disk space.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     sizes = [math.prod(spec.shape) * spec.dtype.itemsize for spec in specs.values()]
     needed, free = 2 * sum(sizes), shutil.disk_usage(path.parent).free
     if needed > free:
         raise UserError(
-            f"--output={path}: needs {size_text(needed)}, the disk has {size_text(free)} left."
+            f"--output={path}: needs {size_text(needed)}, but only {size_text(free)} are free."
         )
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
         arrays: dict[str, Any] = {

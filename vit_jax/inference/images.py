@@ -1,4 +1,4 @@
-"""What a loaded model is fed with: its preprocessing, fitting batches, and images on disk."""
+"""Input of a loaded model: its preprocessing, matching batches, and images on disk."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import cv2
 import numpy as np
 
 from vit_jax.data.decode import decode_image, doubts, pillow_pixels
-from vit_jax.data.folder import EXTENSIONS, find_below, say_others
+from vit_jax.data.folder import EXTENSIONS, find_below, warn_unused
 from vit_jax.data.ops import (
     CentralCrop,
     CornerCrop,
@@ -31,10 +31,10 @@ from vit_jax.models.description import Description
 
 
 def input_chain(description: Description) -> tuple[Chain, ArraySpec]:
-    """The ops from a stored image to the model's input, less those of other columns; its spec.
+    """The ops from a stored image to the model's input, without those of other columns; its spec.
 
     Raises:
-      UserError: a mistake in the ops, or they end in another size than the model takes.
+      UserError: invalid ops, or their output is not the size that the model takes.
     """
     spec = description.eval_preprocess
     chain = Chain(tuple(op for op in parse(spec).ops if not op.columns))
@@ -45,16 +45,16 @@ def input_chain(description: Description) -> tuple[Chain, ArraySpec]:
         raise UserError(f"preprocess {spec!r}: {error}") from error
     if image.shape != description.image_shape:
         raise UserError(
-            f"preprocess {spec!r} gives images of {image.shape}, the model takes "
-            f"{description.image_shape}; make them agree, with --preprocess or --image_size."
+            f"preprocess {spec!r} gives images of {image.shape}, but the model takes "
+            f"{description.image_shape}; set --preprocess or --image_size."
         )
     return chain, ArraySpec(image.shape, image.dtype)
 
 
 def input_range(description: Description) -> tuple[np.ndarray, np.ndarray]:
-    """What a model is given for black and for white pixels: float32 [C] each.
+    """Input values of black and of white pixels: float32 [C] each.
 
-    Every preprocessing that we know is affine in the pixels, so this is all of it.
+    All our preprocessing is affine in the pixels, so this defines it.
     """
     found = []
     for value in (0, 255):
@@ -71,11 +71,11 @@ def input_range(description: Description) -> tuple[np.ndarray, np.ndarray]:
 def at_image_size(description: Description, size: tuple[int, int]) -> Description:
     """The same model for images of another size, [height, width].
 
-    Its preprocessing stays what it was, at that size: where it cuts a part from the middle, the
-    same part; a rectangle of another shape than before takes the whole image.
+    Its preprocessing is kept, at that size: a central crop keeps its fraction; for another aspect
+    ratio than before, the whole image is used.
 
     Raises:
-      UserError: the patches do not divide the images.
+      UserError: the image size is not a multiple of the patch size.
     """
     before = description.image_shape
     try:
@@ -116,7 +116,7 @@ def spell(op: Any) -> str:
 
 
 def find_images(arguments: Iterable[str]) -> list[str]:
-    """Files as they are given; of folders, all images below them, sorted by path.
+    """Files as given; for folders, all images below them, sorted by path.
 
     Raises:
       UserError: a folder without images.
@@ -127,31 +127,31 @@ def find_images(arguments: Iterable[str]) -> list[str]:
             found.append(argument)
             continue
         images, others = find_below(argument)
-        say_others(argument, others)
+        warn_unused(argument, others)
         below = sorted((os.path.join(argument, name) for name in images), key=Path)
         if not below:
             raise UserError(
-                f"{argument}: no image in this folder or below ({', '.join(EXTENSIONS)})."
+                f"{argument}: no images in this folder or below ({', '.join(EXTENSIONS)})."
             )
         found += below
     return found
 
 
 def example_names(source: Source) -> list[str]:
-    """Where each example is stored: a path, or a file and a record's number."""
+    """Where each example is stored: a path, or a file and a record number."""
     return [source.describe(index) for index in range(len(source))]
 
 
 class Images:
-    """Images of any kind as examples for the pipeline, without labels.
+    """Images of any kind as unlabelled examples for the pipeline.
 
     Args:
       images: paths, bytes of files, Pillow images, or uint8 pixels [H, W, C] or [H, W].
       description: of the model.
 
     Attributes:
-      failures: by index, what was wrong with an image; it is filled while they are read. Such an
-        image is black.
+      failures: by index, what was wrong with an image; filled while they are read. Such an
+        image is replaced by a black one.
     """
 
     def __init__(self, images: Sequence[Any], description: Description):
@@ -185,11 +185,11 @@ class Images:
         return {"image": np.zeros(spec.shape, spec.dtype)}
 
     def _stored(self, image: Any) -> bytes | np.ndarray:
-        """The image as the first op takes it."""
+        """The image as input of the first op."""
         if isinstance(image, str | os.PathLike):
             path = Path(os.path.expanduser(image))
             if path.exists() and not path.is_file():
-                raise ValueError("it is a folder, a pipe or a device, no image")
+                raise ValueError("it is a folder, a pipe or a device, not an image")
             image = path.read_bytes()
         decode = self._chain.ops[0]
         if hasattr(image, "convert"):
@@ -201,9 +201,9 @@ class Images:
 
 
 class Inputs:
-    """Arrays [B, ...] that are a model's input already, as examples for the pipeline.
+    """Arrays [B, ...] that are already model inputs, as examples for the pipeline.
 
-    That is floats [B, H, W, C], or the tokens of texts [B, T].
+    Floats [B, H, W, C], or text tokens [B, T].
     """
 
     def __init__(self, inputs: np.ndarray):

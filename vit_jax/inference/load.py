@@ -1,4 +1,4 @@
-"""Weights of any format as a model that is ready to use, or as the teacher of another."""
+"""Loads weights of any format as a ready-to-use model, or as the teacher of another."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from vit_jax.parameters.names import abstract_params, flatten_names, unflatten_n
 from vit_jax.pretrained.formats.stored import Stored
 from vit_jax.pretrained.load import read_source
 
-# How a model is trained and computed, not what it is.
+# Attributes of how a model is trained and computed, not of what it is.
 _TRAINING = ("remat", "scan", "dtype", "attention", "position_stddev")
 
 
@@ -38,24 +38,24 @@ def load_model(
     dtype: str = "float32",
     preprocess: str = "",
 ) -> Model:
-    """Loads weights of any format together with the model that they are for.
+    """Loads weights of any format together with their model.
 
-    Sizes come from what lies beside the weights (our `model.json`, a `config.json`), from the zoo,
+    Sizes come from the files beside the weights (our `model.json`, a `config.json`), from the zoo,
     or from the shapes of the arrays. The head is kept.
 
     Args:
       source: see `vit_jax.pretrained.load.read_source`.
-      image_size: pixels of a side, or (height, width), if other than the weights' own; position
+      image_size: side in pixels, or (height, width), if different from the weights' own; position
         embeddings are interpolated.
-      num_heads: of the attention, where the file does not tell.
-      grid: rows and columns of tokens of the file, where they are no square.
-      posemb: how positions are interpolated, `bilinear` or `bicubic`.
+      num_heads: of the attention, if not stored in the file.
+      grid: rows and columns of the file's tokens, if not square.
+      posemb: interpolation of positions, `bilinear` or `bicubic`.
       dtype: of the computation, `float32` or `bfloat16`.
-      preprocess: ops from an image to the input, in place of the weights' own.
+      preprocess: ops from an image to the input, replacing the weights' own.
 
     Raises:
-      UserError: see `read_source`; also if arrays are missing, sizes contradict each other, or
-        the weights' own ops are Python functions: no file makes us run code.
+      UserError: see `read_source`; also if arrays are missing, sizes are inconsistent, or
+        the weights' own ops are Python functions: files must not run code.
     """
     stored = read_source(source, num_heads=num_heads, grid=grid)
     size = (image_size, image_size) if isinstance(image_size, int) else image_size
@@ -66,7 +66,7 @@ def load_model(
         module = create_model(**sizes, dtype=dtype)
         description = dataclasses.replace(
             description,
-            # Every attribute, also those that an older description does not have.
+            # Every attribute, including those that older descriptions lack.
             model=attributes(module, sizes["name"]),
             eval_preprocess=description.eval_preprocess
             or (f"official_eval({image_shape[:2]})" if grid else ""),
@@ -74,7 +74,7 @@ def load_model(
         if not preprocess:
             check_no_code(str(source), description.eval_preprocess)
         if size is not None and grid is None:
-            raise UserError(f"--image_size={size}: {source} takes texts.")
+            raise UserError(f"--image_size={size}: {source} takes texts, not images.")
         if size is not None and size != image_shape[:2]:
             description = at_image_size(description, size)
         if preprocess:
@@ -91,7 +91,7 @@ def load_model(
     if _shapes(params) == _shapes(like):
         params = {name: params[name] for name in like}
     else:
-        from vit_jax.pretrained.fit.adapt import adapt_params  # or an error that names the arrays
+        from vit_jax.pretrained.fit.adapt import adapt_params  # or an error that lists the arrays
 
         params, report = adapt_params(
             params,
@@ -116,7 +116,7 @@ def load_model(
 def _infer(
     source: Any, stored: Stored, grid: tuple[int, int] | None, size: tuple[int, int] | None
 ) -> Description:
-    from vit_jax.pretrained.infer import infer_description  # for the files of others
+    from vit_jax.pretrained.infer import infer_description  # for files of other projects
 
     try:
         return infer_description(stored, grid=grid, image_size=size)
@@ -144,22 +144,22 @@ def load_teacher(
     dtype: str,
     preprocess: str = "",
 ) -> tuple[Callable[[Any, jax.Array], jax.Array], Any]:
-    """A model of any format for images of that shape and these classes, to train another with.
+    """Loads a model of any format as teacher for images of that shape and these classes.
 
     Args:
-      key: of the config, for errors.
+      key: config key, for errors.
       source: see `load_model`.
       image_shape: [H, W, C]; position embeddings are interpolated.
-      class_names: of the data, found among the model's in any order.
+      class_names: of the data, matched with the model's in any order.
       dtype: of its computations.
-      preprocess: of the data, whose pixels may have a scale of their own.
+      preprocess: of the data, which may scale pixels differently.
 
     Returns:
       (params, images) -> logits [B, K] in the order of `class_names`, to be compiled;
       and its parameters, on the host.
 
     Raises:
-      UserError: see `load_model`; also other channels, or not the classes of the data.
+      UserError: see `load_model`; also if channels or classes do not match the data.
     """
     model = _load_for(key, source, image_shape, dtype)
     found = model.description
@@ -176,7 +176,7 @@ def load_teacher(
 
 
 def _rescaled(description: Description, preprocess: str) -> Callable[[jax.Array], jax.Array]:
-    """From images as `preprocess` scales them to a model with a normalisation of its own."""
+    """Maps images scaled by `preprocess` to the input of a model with its own normalisation."""
     given = dataclasses.replace(description, eval_preprocess=preprocess or "decode")
     ranges = (*input_range(given), *input_range(description))
     low, high, black, white = (x.reshape(1, 1, 1, -1) for x in ranges)
@@ -186,13 +186,13 @@ def _rescaled(description: Description, preprocess: str) -> Callable[[jax.Array]
 
 
 class Tower(NamedTuple):
-    """A model up to its representation, one of several that are trained together."""
+    """A model up to its representation, one of several trained together."""
 
     module: Any  # images -> [B, D]
     width: int  # D
-    to_input: Callable[[jax.Array], jax.Array]  # from images as the data have them
-    params: Any  # on the host; None where they are to be drawn
-    description: Description  # of a new one without preprocessing
+    to_input: Callable[[jax.Array], jax.Array]  # from images as in the data
+    params: Any  # on the host; None to initialise randomly
+    description: Description  # for a new one without preprocessing
 
 
 def load_tower(
@@ -201,7 +201,7 @@ def load_tower(
     """The weights of `source` for images of that shape, [H, W, C]; or a new model of that variant.
 
     Raises:
-      UserError: see `load_model`; also other channels.
+      UserError: see `load_model`; also if channels do not match.
     """
     if source in VARIANTS and not os.path.exists(source):
         module, params = create_model(source, num_classes=0, dtype=dtype), None
@@ -219,11 +219,11 @@ def load_tower(
 
 
 def _load_for(key: str, source: str, image_shape: tuple[int, ...], dtype: str) -> Model:
-    """`load_model` for images of a training; its UserErrors name the key of the config."""
+    """`load_model` for training images; its UserErrors name the config key."""
     try:
         model = load_model(source, image_size=(image_shape[0], image_shape[1]), dtype=dtype)
         if (taken := model.description.image_shape) != image_shape:
-            raise UserError(f"it takes images of {taken}, the data have {image_shape}.")
+            raise UserError(f"it takes images of {taken}, but the data have {image_shape}.")
     except UserError as error:
         raise as_user_error(f"{key}={source!r}: {error}", error) from error
     return model

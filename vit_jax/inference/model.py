@@ -1,4 +1,4 @@
-"""A model that is ready to use: images in, classes, features or attention out."""
+"""A ready-to-use model: images in; classes, features or attention out."""
 
 from __future__ import annotations
 
@@ -32,29 +32,29 @@ from vit_jax.parameters.sharding import BATCH_AXES, create_mesh, replicated
 
 @dataclasses.dataclass(frozen=True)
 class Model:
-    """A model and its parameters; `inference.load.load_model` makes it.
+    """A model and its parameters; created by `inference.load.load_model`.
 
     An image is the path of a file, its bytes, a Pillow image, or uint8 pixels [H, W, C] or [H, W],
     of any size; images are one, a list of them, or uint8 [B, H, W, C]. Float arrays [B, H, W, C]
-    are taken as what `preprocess` returned. `module.apply({"params": params}, images, train=False)`
-    takes such floats and gives logits [B, K] float32. A model of texts takes strings in the place
-    of images, and `preprocess` gives their tokens, int32 [B, T].
+    are taken as outputs of `preprocess`. `module.apply({"params": params}, images, train=False)`
+    takes such floats and returns logits [B, K] float32. A text model takes strings instead
+    of images, and `preprocess` returns their tokens, int32 [B, T].
     """
 
-    module: Any  # of linen
+    module: Any  # a linen module
     params: Any  # nested dict of numpy float32 arrays, loop form of the blocks
     description: Description  # sizes, classes, and how an image file becomes an input
-    format: str  # in which the weights were found
-    source: str  # where
-    report: dict[str, Any]  # what became of every array, see `fit.adapt.adapt_params`
+    format: str  # of the weights
+    source: str  # of the weights
+    report: dict[str, Any]  # what happened to every array, see `fit.adapt.adapt_params`
 
     @property
     def is_text(self) -> bool:
-        """Whether it takes texts, and not images."""
+        """Whether it takes texts instead of images."""
         return family_of(self.module).input == "text"
 
     def sample(self, count: int, seed: int = 0) -> np.ndarray:
-        """Random input, to compare what two programs make of it."""
+        """Random input, to compare the outputs of two programs."""
         rng, shape = np.random.default_rng(seed), (count, *self.description.image_shape)
         if self.is_text:
             return rng.integers(0, self.module.vocab_size, shape).astype(np.int32)
@@ -62,13 +62,13 @@ class Model:
 
     @property
     def class_names(self) -> tuple[str, ...]:
-        """Of the outputs; () if they are not known."""
+        """Names of the outputs; () if unknown."""
         return self.description.class_names
 
     def preprocess(self, images: Any) -> np.ndarray:
         """The model's input: float32 [B, H, W, C]; one image is a batch of one.
 
-        For a model of texts: their tokens, int32 [B, T].
+        For a text model its tokens, int32 [B, T].
 
         Raises:
           UserError: an image cannot be read.
@@ -87,7 +87,7 @@ class Model:
         return self.features(images, "logits", batch_size=batch_size)
 
     def predict(self, images: Any, *, top: int = 5) -> list[Any]:
-        """The most probable classes: [(class, probability), ...], for a batch one such list each.
+        """The most probable classes: [(class, probability), ...], for a batch one list per image.
 
         Raises:
           UserError: the model has no head, or an image cannot be read.
@@ -107,27 +107,27 @@ class Model:
 
         Args:
           examples: see `stream`.
-          top: how many classes; no more than there are.
+          top: how many classes, at most as many as there are.
           loss: `softmax`, where the probabilities of all classes add up to 1, or `sigmoid`, one
-            probability for each; "" for the one that the model was trained with, if that is known.
-          batch_size: over all devices; rounded up to what they can share.
+            probability for each; "" for the one that the model was trained with, if known.
+          batch_size: over all devices; rounded up to a multiple of their number.
 
         Raises:
-          UserError: the model has no head, or a mistake in an argument.
+          UserError: the model has no head, or an argument is invalid.
         """
         num_outputs = self.description.model["num_classes"]
         if type(top) is not int or top < 1:
             raise UserError(f"--top={top!r} must be an integer, at least 1.")
         if not num_outputs:
             raise UserError(
-                "the model has no head, so it names no class; extract features instead."
+                "the model has no head, so it predicts no classes; extract features instead."
             )
         if loss:
             check_known("--loss", loss, PROBABILITIES)
         by = loss or self.description.probabilities_by or "softmax"
         if by == "none" or (num_outputs == 1 and by == "softmax"):
-            found = "a regression's, no classes" if by == "none" else "one, whose softmax is 1"
-            raise UserError(f"the model's outputs are {found}; read its logits (features) instead.")
+            found = "regression targets" if by == "none" else "a single logit, whose softmax is 1"
+            raise UserError(f"the model's outputs are {found}; use its logits (features) instead.")
         to_probabilities = PROBABILITIES[by]
         names = self.class_names or [f"class {i}" for i in range(num_outputs)]
         for part in self.stream(["logits"], examples, batch_size):
@@ -154,14 +154,14 @@ class Model:
         N: class and distillation token, if any, then the grid row by row.
 
         Raises:
-          UserError: the model has none, or an image cannot be read.
+          UserError: the model has no attention, or an image cannot be read.
         """
         return self.look(images, batch_size=batch_size)["attention"]
 
     def look(
         self, images: Any, what: str | Sequence[str] = "attention", *, batch_size: int = 8
     ) -> dict[str, np.ndarray]:
-        """What happens inside every block: float32 arrays [L, B, ...], those of `models/look.py`.
+        """Internals of every block: float32 arrays [L, B, ...], see `models/look.py`.
 
         Raises:
           UserError: an unknown name, a model without attention, or an image cannot be read.
@@ -180,14 +180,14 @@ class Model:
     def stream(
         self, names: Sequence[str], examples: Any, batch_size: int, key: str = "--features"
     ) -> Iterator[dict[str, np.ndarray]]:
-        """Features of examples, a few at a time, on all devices: `{name: float32 [n, ...]}`.
+        """Features of examples, batch by batch on all devices: `{name: float32 [n, ...]}`.
 
-        With `labels` among the names also the examples' own, int32.
+        If `labels` is among the names, also the examples' labels, int32.
 
         Args:
           names: of `models/features.py`.
           examples: see `pipeline.Examples`, such as a `Dataset` or `Images`.
-          batch_size: over all devices; rounded up to what they can share.
+          batch_size: over all devices; rounded up to a multiple of their number.
           key: for errors.
         """
         features = check_features(self.module, [name for name in names if name != "labels"], key)
@@ -196,9 +196,9 @@ class Model:
         return self._outputs(("features", *names), make, examples, batch_size, labels=labels)
 
     def open_dataset(self, **options: Any) -> Dataset:
-        """A split in the model's own preprocessing; see `create_dataset` for the other options.
+        """A split with the model's own preprocessing; see `create_dataset` for the other options.
 
-        `on_bad_image` "" is that of the run.
+        `on_bad_image` "" means that of the run.
 
         Raises:
           UserError: see there; or the preprocessing does not fit the model.
@@ -209,17 +209,17 @@ class Model:
 
     @property
     def on_bad_image(self) -> str:
-        """What the run whose work directory this is did with damaged images; else `error`."""
+        """How the run of this work directory treated damaged images; else `error`."""
         match self._run_config():
             case {"dataset": {"on_bad_image": str(setting)}}:
                 return setting
         return "error"
 
     def test_data(self) -> dict[str, str]:
-        """The data set, for `open_dataset`, that the run whose work directory this is tested on.
+        """The test dataset, for `open_dataset`, of the run of this work directory.
 
         Raises:
-          UserError: it is no work directory, or the run has no evaluator.
+          UserError: it is not a work directory, or the run has no evaluator.
         """
         match self._run_config():
             case {"dataset": dict() as training, "evaluators": dict() as evaluators} if evaluators:
@@ -232,26 +232,24 @@ class Model:
                         "label_key": chosen["label_key"]
                         or ("" if chosen["dataset"] else training["label_key"]),
                     }
-        raise UserError(
-            f"{self.source} is not a run that says what it was tested on: give --dataset."
-        )
+        raise UserError(f"{self.source} is not a run with test data: give --dataset.")
 
     def _run_config(self) -> Any:
-        """The config of the run whose work directory this is, or a checkpoint of; else None."""
+        """The config of the run of this work directory or checkpoint; else None."""
         path = Path(os.path.expanduser(self.source.partition("#")[0]))
-        folder = path if path.is_dir() else path.parent  # also of RUN/best
+        folder = path if path.is_dir() else path.parent  # also for RUN/best
         config = folder / "config.json"
         return read_json(config) if config.is_file() else None
 
     def without_head(self) -> Model:
-        """The same model up to its representation; UserError: it has no head."""
+        """The same model up to its representation; UserError if it has no head."""
         description, flat = self.description, flatten_names(self.params)
         headless = {"num_classes": 0, "representation_size": None}
         sizes = {key: headless.get(key, value) for key, value in description.model.items()}
         description = dataclasses.replace(description, model=sizes, class_names=())
         module = self.module.clone(**{key: sizes[key] for key in headless if key in sizes})
         kept = flatten_names(abstract_params(module, description.image_shape))
-        dropped = dict.fromkeys(flat.keys() - kept, "left out as asked (--drop_head)")
+        dropped = dict.fromkeys(flat.keys() - kept, "dropped (--drop_head)")
         if not dropped:
             raise UserError(f"--drop_head: {self.source} has no head.")
         report = {
@@ -263,28 +261,28 @@ class Model:
         return Model(module, params, description, self.format, self.source, report)
 
     def zero_shot(self, texts: Model, class_names: Sequence[str], prompts: Sequence[str]) -> Model:
-        """This tower of images with a head that tells classes by their names (2103.00020, 3.1).
+        """This image tower with a head that classifies by class names (2103.00020, 3.1).
 
-        The weights of a class are the direction of the mean embedding of its name in all prompts.
+        The weights of a class are the direction of its name's mean embedding over all prompts.
         An embedding's length scales all logits of an image: their order is that of the cosines.
 
         Args:
-          texts: the tower of texts that was trained with this one.
+          texts: the text tower trained with this one.
           class_names: in the order of the new outputs.
-          prompts: texts with {} in the place of a name.
+          prompts: texts with {} in place of a name.
 
         Raises:
           UserError: a prompt without {}, or towers of different widths.
         """
         if not all("{}" in prompt for prompt in prompts):
-            raise UserError(f"prompts={list(prompts)} must have {{}} in the place of a name.")
+            raise UserError(f"prompts={list(prompts)} must have {{}} in place of a name.")
         every = [prompt.format(name) for name in class_names for prompt in prompts]
         found = texts.features(every, "logits")  # [K * P, D]
         found /= np.linalg.norm(found, axis=-1, keepdims=True)
         means = found.reshape(len(class_names), len(prompts), -1).mean(axis=1)
         kernel = (means / np.linalg.norm(means, axis=-1, keepdims=True)).T  # [D, K]
         flat, bias = flatten_names(self.params), np.zeros(len(class_names), np.float32)
-        if self.description.model["num_classes"]:  # a head that makes the embedding
+        if self.description.model["num_classes"]:  # a head that computes the embedding
             bias, kernel = flat["head/bias"] @ kernel, flat["head/kernel"] @ kernel
         sizes = {**self.description.model, "num_classes": len(class_names)}
         names = tuple(class_names)
@@ -294,7 +292,7 @@ class Model:
         return Model(module, params, description, self.format, self.source, self.report)
 
     def reader(self, dataset: Any, batch_size: int) -> Reader:
-        """Reads examples on all devices, with a thread for every core.
+        """Reads examples on all devices, with one thread per core.
 
         Raises:
           UserError: `batch_size` is not positive.
@@ -319,7 +317,7 @@ class Model:
         return jax.device_put(self.params, replicated(self.mesh))
 
     def _examples(self, images: Any) -> Any:
-        """Images, or texts, as a user gives them, for the pipeline."""
+        """Images or texts as given by a user, for the pipeline."""
         if self.is_text:
             is_input = getattr(images, "dtype", None) == np.int32
             return Inputs(np.asarray(images) if is_input else self.preprocess(images))
@@ -327,23 +325,23 @@ class Model:
             size = self.description.image_shape
             if images.shape[1:] != size:
                 raise UserError(
-                    f"float images are the model's input, [B, {', '.join(map(str, size))}], not "
+                    f"float images must be model inputs, [B, {', '.join(map(str, size))}], not "
                     f"{list(images.shape)}; `preprocess` takes uint8 pixels of any size."
                 )
             black, white = input_range(self.description)
             low, high = np.minimum(black, white), np.maximum(black, white)
-            span = high - low  # as much as that beyond it is left to noise
+            span = high - low  # tolerance for noise
             if not np.all((images >= low - span) & (images <= high + span)):
                 found = f"{np.min(images):.4g} to {np.max(images):.4g}"
                 raise UserError(
-                    f"float images are the model's input, {low.min():.3g} to {high.max():.3g} for "
+                    f"float images must be model inputs, {low.min():.3g} to {high.max():.3g} for "
                     f"black and white, not {found}; `preprocess` takes uint8 pixels."
                 )
             examples: Any = Inputs(np.asarray(images))
         else:
             examples = Images(images if _is_batch(images) else [images], self.description)
         if not examples.num_examples:
-            raise UserError("there are no images.")
+            raise UserError("no images given.")
         return examples
 
     def _outputs(
@@ -355,7 +353,7 @@ class Model:
         *,
         labels: bool = False,
     ) -> Iterator[dict[str, np.ndarray]]:
-        """Outputs of `make()(params, images)`, which is compiled once for each `key`."""
+        """Outputs of `make()(params, images)`, compiled once per `key`."""
         if key not in self._steps:
             function = of_batches(make(), family_of(self.module).input)
 
@@ -375,7 +373,7 @@ class Model:
         return f"Model({self.source!r}, {self._sizes()})"
 
     def __str__(self) -> str:
-        """Three lines: what it is, what it takes and gives, how images are prepared."""
+        """Three lines: the model, its inputs and outputs, and the preprocessing."""
         model = self.description.model
         title = f"{MODELS[model['name']].title.partition(' (')[0]} {variant_of(model)}".strip()
         names = f": {list_names(self.class_names, 3)}" if self.class_names else ""

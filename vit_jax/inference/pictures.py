@@ -1,4 +1,4 @@
-"""What `analysis.py` computes, as pictures for a page's width."""
+"""Draws the results of `analysis.py` as figures of page width."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 _WIDTH = 7.0  # inches, a page's
-_DARKEST = 0.6  # of the colours of attention, over black pixels
-_MOST_PLACES = 7  # per side, of which similarities are drawn
+_DARKEST = 0.6  # of attention colours, over black pixels
+_MAX_POSITIONS = 7  # per side, whose similarities are drawn
 
 
 def _sheet(rows: int, columns: int, height: float, title: str = "") -> tuple[Any, Any]:
@@ -28,7 +28,7 @@ def _sheet(rows: int, columns: int, height: float, title: str = "") -> tuple[Any
 
 
 def draw_filters(components: np.ndarray, shares: np.ndarray) -> Any:
-    """Components [K, P, Q, C] and the variance they explain [K], each in its own range."""
+    """Components [K, P, Q, C] and the variance they explain [K], each with its own colour range."""
     columns = min(7, len(components))
     rows = -(-len(components) // columns)
     title = f"Embedding filters, first {len(components)} principal components"
@@ -50,12 +50,12 @@ def draw_filters(components: np.ndarray, shares: np.ndarray) -> Any:
 
 
 def draw_positions(similarity: np.ndarray) -> Any:
-    """Similarities [R, C, R, C]: for some of the places, those with all others.
+    """Similarities [R, C, R, C]: for some positions, those with all others.
 
-    The colours end at the highest similarity of two places: every place has 1 with itself.
+    The colours end at the highest similarity of two positions: each has 1 with itself.
     """
     rows, columns = (
-        np.unique(np.linspace(0, size - 1, min(size, _MOST_PLACES)).round().astype(int))
+        np.unique(np.linspace(0, size - 1, min(size, _MAX_POSITIONS)).round().astype(int))
         for size in similarity.shape[:2]
     )
     cell = (_WIDTH - 1) / len(columns) * similarity.shape[2] / similarity.shape[3]
@@ -79,7 +79,7 @@ def draw_positions(similarity: np.ndarray) -> Any:
 
 
 def draw_distances(distances: np.ndarray, uniform: float) -> Any:
-    """Mean attention distances [L, H] in pixels, a point per head.
+    """Mean attention distances [L, H] in pixels, one point per head.
 
     `uniform` is the distance of uniform attention.
     """
@@ -101,11 +101,11 @@ def draw_distances(distances: np.ndarray, uniform: float) -> Any:
 
 
 def draw_rollout(images: np.ndarray, maps: np.ndarray, names: Sequence[str]) -> Any:
-    """Images [B, H, W, C] in [0, 1], each beside its overlay with a map [B, rows, columns]."""
+    """Images [B, H, W, C] in [0, 1], each next to its overlay with a map [B, rows, columns]."""
     pairs = 1 if len(images) == 1 else 2
     rows = -(-len(images) // pairs)
     aspect = images.shape[1] / images.shape[2]
-    captions = [_wrapped(name, pairs * 2) for name in names]
+    captions = [_wrap(name, pairs * 2) for name in names]
     lines = max(caption.count("\n") + 1 for caption in captions)
     height = rows * (0.85 * _WIDTH / (2 * pairs) * aspect + 0.15 * lines + 0.1) + 0.5
     figure, axes = _sheet(rows, 2 * pairs, height, "Attention rollout: what the output attends to")
@@ -126,7 +126,7 @@ def draw_heads(images: np.ndarray, maps: np.ndarray, names: Sequence[str]) -> An
     columns = min(shown, 6) + 1
     lines = -(-shown // (columns - 1))
     aspect = images.shape[1] / images.shape[2]
-    captions = [_wrapped(name, columns) for name in names]
+    captions = [_wrap(name, columns) for name in names]
     room = 0.15 * (1 if lines > 1 else max(caption.count("\n") + 2 for caption in captions))
     height = len(images) * lines * (0.85 * _WIDTH / columns * aspect + room) + 0.5
     of = f"{shown} of {maps.shape[1]} heads" if shown < maps.shape[1] else f"{shown} heads"
@@ -138,7 +138,7 @@ def draw_heads(images: np.ndarray, maps: np.ndarray, names: Sequence[str]) -> An
         _show(block[0, 0], image)
         place: Any = {"ha": "center", "va": "top", "transform": block[0, 0].transAxes}
         text = block[0, 0].text(0.5, -0.04, captions[number], **place, fontsize=8, parse_math=False)
-        text.set_in_layout(lines == 1)  # else the cell below has room for it
+        text.set_in_layout(lines == 1)  # otherwise the cell below has room for it
         for cell in (*block[1:, 0], *block[:, 1:].flat[shown:]):
             cell.remove()
         for head, (cell, weights) in enumerate(zip(block[:, 1:].flat, heads[:shown], strict=False)):
@@ -149,13 +149,13 @@ def draw_heads(images: np.ndarray, maps: np.ndarray, names: Sequence[str]) -> An
 
 
 def color_range(maps: np.ndarray) -> tuple[float, float]:
-    """What the darkest and the brightest colour of overlays stand for; 1 % may be brighter."""
+    """Map values of the darkest and the brightest overlay colours; 1 % may be brighter."""
     low, high = np.percentile(maps, (0, 99))
     return float(low), float(max(high, low + 1e-6))
 
 
 def overlay(image: np.ndarray, weights: np.ndarray, ends: tuple[float, float]) -> np.ndarray:
-    """A grey image in the colours of its map.
+    """A grey image tinted by its map.
 
     Args:
       image: [H, W, C] in [0, 1].
@@ -170,7 +170,7 @@ def overlay(image: np.ndarray, weights: np.ndarray, ends: tuple[float, float]) -
 
 
 def _scale(ends: tuple[float, float]) -> Any:
-    """Roots, so that one peak does not leave all else dark."""
+    """Square roots, so that one peak does not darken everything else."""
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import PowerNorm
 
@@ -186,8 +186,8 @@ def _add_scale(figure: Any, axes: Any, ends: tuple[float, float], label: str) ->
     bar.ax.tick_params(labelsize=8)
 
 
-def _wrapped(name: str, columns: int) -> str:
-    """A name in lines that fit below one of so many pictures."""
+def _wrap(name: str, columns: int) -> str:
+    """A name wrapped to fit below one of so many pictures."""
     return "\n".join(textwrap.wrap(name, int(0.85 * _WIDTH / columns / 0.08)))
 
 
@@ -213,7 +213,7 @@ def _show(axis: Any, image: np.ndarray) -> None:
 
 
 def _smooth(weights: np.ndarray, size: tuple[int, int]) -> np.ndarray:
-    """A map [rows, columns] at the size of the image, between the centres of tokens linear."""
+    """A map [rows, columns] at the size of the image, linear between token centres."""
     import cv2
 
     enlarged = cv2.resize(weights.astype(np.float32), size[::-1], interpolation=cv2.INTER_LINEAR)

@@ -1,4 +1,4 @@
-"""What a model sees on photographs: the most probable classes, as text, JSON or a picture."""
+"""Predictions on images: the most probable classes, as text, JSON or a picture."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ def predict(
     picture: str = "",
     **model_options: Any,
 ) -> int:
-    """Loads a model and prints what it sees on images; unreadable ones are named on stderr.
+    """Loads a model and prints its predictions on images; unreadable ones are listed on stderr.
 
     Args:
       source: of the model, see `load_model`, which takes `model_options`.
-      images: files, and folders of which all images are taken.
+      images: files, and folders whose images are all used.
       top, loss, batch_size: see `predict_images`.
       as_json: print one JSON object per line.
-      picture: file to draw the first `MAX_PICTURES` images into.
+      picture: file in which to draw the first `MAX_PICTURES` images.
 
     Returns:
       How many images could not be read.
@@ -48,7 +48,7 @@ def predict(
     """
     paths = find_images(images)
     picture = os.path.expanduser(picture)
-    if picture:  # what else would go wrong after all images are done
+    if picture:  # fail before the images, not after
         import_extra("--picture", "matplotlib", "embedded")
         check_known("the ending of --picture", Path(picture).suffix, PICTURE_ENDINGS)
         Path(picture).parent.mkdir(parents=True, exist_ok=True)
@@ -80,7 +80,7 @@ def predict_images(
 
     Yields:
       `{"image": path, "predictions": [{"class": name, "output": number, "probability": p}, ...]}`,
-      or `{"image": path, "error": why}` where the image cannot be read.
+      or `{"image": path, "error": why}` if the image cannot be read.
     """
     images = Images(paths, model.description)
     answers = model.answers(images, top=top, loss=loss, batch_size=batch_size)
@@ -92,7 +92,7 @@ def predict_images(
 
 
 def as_text(found: dict[str, Any]) -> str:
-    """One line, or for several classes a line for the image and one for each class."""
+    """One line, or for several classes a line for the image and one per class."""
     rows = [
         f"{100 * row['probability']:9.2f} %  {escaped(row['class'])}"
         for row in found["predictions"]
@@ -118,7 +118,7 @@ def draw_predictions(found: list[dict[str, Any]], path: str) -> None:
     axes = figure.subplots(rows, columns, squeeze=False, subplot_kw=bare)
     for axis, each in zip(axes.flat, found, strict=False):
         pixels = decode_image(Path(each["image"]).read_bytes(), channels=3, exif=True)
-        step = max(1, max(pixels.shape[:2]) // 600)  # enough for the sheet, and 48 photographs fit
+        step = max(1, max(pixels.shape[:2]) // 600)  # enough for the sheet; 48 fit in memory
         axis.imshow(pixels[::step, ::step])
         axis.set_title(printable(Path(each["image"]).name)[-34:], **style)
         lines = (
@@ -131,5 +131,5 @@ def draw_predictions(found: list[dict[str, Any]], path: str) -> None:
 
 
 def printable(path: str) -> str:
-    """A file's name is any bytes; what is no UTF-8 cannot be printed."""
+    """File names are any bytes; what is not UTF-8 cannot be printed."""
     return escaped(os.fsencode(path).decode(errors="replace"))

@@ -1,4 +1,4 @@
-"""What can be told from the features of a model, of any format: few-shot, linear probe, k-NN."""
+"""Evaluates the features of a model of any format: few-shot, linear probe, k-NN."""
 
 from __future__ import annotations
 
@@ -29,27 +29,27 @@ def probe(
     batch_size: int = 128,
     **model_options: Any,
 ) -> dict[str, Any]:
-    """Loads a model, computes a feature of two splits once, and measures it in several ways.
+    """Loads a model, computes a feature of two splits once, and evaluates it in several ways.
 
     Args:
       source: of the model, see `load_model`, which takes `model_options`.
       dataset, data_dir, label_key: see `create_dataset`.
-      on_bad_image: also there; "" for what the run did whose work directory `source` is.
-      train_split: of the images that are fitted.
-      split: of those that are measured.
+      on_bad_image: as there; "" for the setting of the run if `source` is a work directory.
+      train_split: of the images to fit.
+      split: of the images to evaluate.
       kinds: some of `OF_FEATURES`, with their defaults.
-      seeds: choices of images, for few_shot.
+      seeds: selections of images, for few_shot.
       feature: see `FrozenFeaturesEvaluator`.
-      batch_size: over all devices; rounded up to what they can share.
+      batch_size: over all devices; rounded up to a multiple of their number.
 
     Returns:
-      The metrics as `KIND/METRIC`, `num_examples`, and what was measured on what.
+      The metrics as `KIND/METRIC`, `num_examples`, and what was evaluated on what.
 
     Raises:
-      UserError: model and dataset do not go together, a file is missing or damaged.
+      UserError: model and dataset do not match, or a file is missing or damaged.
     """
     if not kinds:
-        raise UserError(f"--kinds is empty; there are {', '.join(OF_FEATURES)}.")
+        raise UserError(f"--kinds is empty; choose from {', '.join(OF_FEATURES)}.")
     for kind in kinds:
         check_known("--kinds", kind, OF_FEATURES)
     model = load_model(source, **model_options)

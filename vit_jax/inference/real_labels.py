@@ -1,4 +1,4 @@
-"""ReaL labels: what is really to be seen on ImageNet's validation images (2006.07159).
+"""ReaL labels: corrected labels of ImageNet's validation images (2006.07159).
 
 `real.json` of github.com/google-research/reassessed-imagenet is a list of 50,000 lists of labels,
 in the order of the files ILSVRC2012_val_00000001.JPEG to ..._00050000.JPEG.
@@ -20,25 +20,25 @@ _NUMBER = re.compile(r"ILSVRC2012_val_(\d{8})")
 
 
 def real_labels(dataset: Dataset, path: str) -> list[list[int]]:
-    """The labels of every example, in the dataset's numbering of the classes.
+    """The labels of every example, in the dataset's class numbering.
 
     Args:
       dataset: ImageNet's validation images, or some of them, with all 1,000 classes.
       path: of `real.json`.
 
     Raises:
-      UserError: the file is something else, or does not fit the dataset.
+      UserError: the file is not real.json, or does not match the dataset.
     """
     labels, source = read_json(to_path(path)), dataset.source
     if not isinstance(labels, list) or not all(map(_is_labels, labels)):
-        raise UserError(f"--real={path} is no list of lists of labels; is it real.json?")
+        raise UserError(f"--real={path} is not a list of lists of labels; is it real.json?")
     numbers = list(map_threads(lambda i: _number(source, i), range(len(source)), chunk=256))
     if max(numbers) > len(labels):
         raise UserError(f"--real={path} ends before image {max(numbers)} of {dataset.name}.")
     found = [labels[number - 1] for number in numbers]
     highest = max(itertools.chain.from_iterable(found), default=-1)
     if highest < 0:
-        raise UserError(f"--real={path}: no image of {dataset.split!r} has a ReaL label.")
+        raise UserError(f"--real={path}: no images of {dataset.split!r} have ReaL labels.")
     if highest >= dataset.num_classes:
         raise UserError(
             f"--real={path}: labels go up to {highest}, but {dataset.name} has only "
@@ -52,15 +52,15 @@ def _is_labels(value: Any) -> bool:
 
 
 def _number(source: Any, index: int) -> int:
-    """Of an image among the 50,000, counted from 1."""
-    if hasattr(source, "stored"):  # of TFDS
+    """The number of an image among the 50,000, from 1."""
+    if hasattr(source, "stored"):  # TFDS
         name = b"".join(source.stored(index).get("file_name", [])).decode()
     else:
         name = os.path.basename(source.describe(index))
     match = _NUMBER.search(name)
     if match is None or not int(match[1]):
         raise UserError(
-            f"--real: example {index} is called {name!r}, not ILSVRC2012_val_00000001.JPEG or so; "
+            f"--real: example {index} is called {name!r}, not like ILSVRC2012_val_00000001.JPEG; "
             "ReaL labels are for ImageNet's validation images."
         )
     return int(match[1])

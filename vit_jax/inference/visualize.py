@@ -1,4 +1,4 @@
-"""The paper's looks inside a model, of any format: figure 7, figure 6, and what came after."""
+"""The paper's visualisations of a model of any format: figures 6 and 7, and later ones."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from vit_jax.models.look import can_show
 from vit_jax.models.resnet import weight_standardize
 from vit_jax.parameters.names import flatten_names, image_kernel, role_of, with_role
 
-MOST_IMAGES = 128  # of appendix D.7
+MOST_IMAGES = 128  # as in appendix D.7
 _DRAWN = {"rollout": 8, "heads": 4}
 OF_PARAMETERS = ("filters", "positions")
 OF_IMAGES = ("attention_distance", "rollout", "heads", "cka")
@@ -45,13 +45,13 @@ def visualize(
     batch_size: int = 8,
     **model_options: Any,
 ) -> list[Path]:
-    """Loads a model and draws what is inside; what it does not have is left out and said.
+    """Loads a model and draws its internals; what it does not have is skipped with a message.
 
     Args:
       source: of the model, see `load_model`, which takes `model_options`.
-      images: files, and folders of which the images are taken: `MOST_IMAGES`, evenly spread.
-        Without any, only the pictures of parameters are drawn.
-      what: some of `OF_PARAMETERS` and `OF_IMAGES`; () is all.
+      images: files, and folders whose images are used: `MOST_IMAGES`, evenly spaced.
+        Without images, only the pictures of parameters are drawn.
+      what: some of `OF_PARAMETERS` and `OF_IMAGES`; () means all.
       output: folder for `WHAT.png`.
       against: another model, for `cka`.
       batch_size: images at a time.
@@ -72,7 +72,7 @@ def visualize(
         raise UserError("--what=cka needs --against=ANOTHER_MODEL.")
     model = load_model(source, **model_options)
     if model.is_text:
-        raise UserError(f"{source} reads text; visualize.py draws models of images.")
+        raise UserError(f"{source} is a text model; visualize.py draws image models.")
     drawings = of_parameters(model)
     if paths:
         drawings |= of_images(model, paths, [Path(path).name for path in paths], batch_size)
@@ -80,7 +80,7 @@ def visualize(
             other = load_model(against, **model_options)
             drawings["cka"] = lambda: _cka(model, other, paths, batch_size)
     else:
-        logging.info("Without --images: only %s.", " and ".join(OF_PARAMETERS))
+        logging.info("Without --images, only %s are drawn.", " and ".join(OF_PARAMETERS))
     written = []
     to_path(output).mkdir(parents=True, exist_ok=True)
     for name, draw in drawings.items():
@@ -98,7 +98,7 @@ def visualize(
     return written
 
 
-# Each draws a figure, or says why there is none.
+# Each draws a figure, or returns a string with why it cannot.
 Drawing = Callable[[], Any]
 
 
@@ -109,8 +109,8 @@ def of_parameters(model: Model) -> dict[str, Drawing]:
     def filters() -> Any:
         name = image_kernel(flat)
         if not name:
-            return "the model has no convolution that reads the image"
-        # A ResNet convolves with the standardised weights.
+            return "the model has no convolution on the image"
+        # A ResNet convolves with standardised weights.
         is_resnet = role_of(name) == "image"
         kernel = weight_standardize(flat[name]) if is_resnet else flat[name]
         return pictures.draw_filters(*principal_filters(np.asarray(kernel)))
@@ -132,7 +132,7 @@ def of_images(
     batch_size: int,
     draw_rollout: Callable[..., Any] = pictures.draw_rollout,
 ) -> dict[str, Drawing]:
-    """The drawings of `OF_IMAGES` that take one model, of images as `Model` takes them."""
+    """The drawings of `OF_IMAGES` that need one model, for images as `Model` takes them."""
     if "attention" not in can_show(model.module):
         missing = "the model has no attention"
         return dict.fromkeys(("attention_distance", "rollout", "heads"), lambda: missing)
@@ -159,10 +159,10 @@ def of_images(
 def head_distances(
     model: Model, images: Sequence[Any], batch_size: int
 ) -> tuple[np.ndarray, float]:
-    """How far each head looks, [L, H] pixels, and the distance of uniform attention."""
+    """Attention distance of each head, [L, H] pixels, and that of uniform attention."""
     grid = model.description.grid
     pixels = model.module.pixels_per_token
-    found = [  # a batch at a time: the weights of 128 images would fill the memory
+    found = [  # in batches: the weights of 128 images would fill the memory
         mean_distance(model.attention(part), grid, pixels) * len(part)
         for part in _parts(images, batch_size)
     ]
@@ -170,18 +170,18 @@ def head_distances(
 
 
 def photos(model: Model, images: Sequence[Any], size: int = 256) -> np.ndarray:
-    """What the model sees of images, [B, H, W, C] in [0, 1], finer where its input is small.
+    """The images as the model sees them, [B, H, W, C] in [0, 1], finer if its input is small.
 
     Args:
       images: as `Model` takes them.
-      size: of the longer side in pixels, roughly.
+      size: of the longer side in pixels, approximately.
     """
     height, width, _ = model.description.image_shape
     scale = max(1, round(size / max(height, width)))
     try:
         large = at_image_size(model.description, (scale * height, scale * width))
         inputs = dataclasses.replace(model, description=large).preprocess(images)
-    except UserError:  # its preprocessing has no other size
+    except UserError:  # its preprocessing has a fixed size
         inputs = model.preprocess(images)
     black, white = input_range(model.description)
     return np.clip((inputs - black) / (white - black), 0, 1)
@@ -197,7 +197,7 @@ def _cka(model: Model, other: Model, paths: list[str], batch_size: int) -> Any:
 
 
 def _layers(model: Model, paths: list[str], batch_size: int) -> list[np.ndarray]:
-    """The mean over the tokens after each block: L times [B, D]."""
+    """The mean over tokens after each block: L times [B, D]."""
     parts = [
         model.look(part, "tokens", batch_size=batch_size)["tokens"].mean(axis=2)
         for part in _parts(paths, batch_size)
@@ -206,7 +206,7 @@ def _layers(model: Model, paths: list[str], batch_size: int) -> list[np.ndarray]
 
 
 def spread(items: Sequence[Any], count: int) -> list[Any]:
-    """At most so many, evenly spread: a folder is sorted by class."""
+    """At most `count` items, evenly spaced: a folder is sorted by class."""
     step = max(len(items) / count, 1.0)
     return [items[int(i * step)] for i in range(min(len(items), count))]
 

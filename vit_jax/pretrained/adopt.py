@@ -1,4 +1,4 @@
-"""What fine-tuning takes over from its source: all that the parameters do not show."""
+"""What fine-tuning adopts from its source beyond the parameters: conventions and pixel scaling."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from vit_jax.workdir.description import CHECKPOINTS, CONFIG_FILE
 
 
 def adopt(config: ConfigDict, workdir: str, *, rescales: bool = True) -> ConfigDict:
-    """A copy of the config with what `pretrained.source` states of its model and its pixels.
+    """Returns a copy of the config with the conventions and normalisation of `pretrained.source`.
 
-    That is each convention of the model's family (GELU, epsilon, ...) but those of
-    `pretrained.keep`, and the normalisation of pixels, unless the config has one. A run that has
-    checkpoints is resumed with what it has taken; its source need not be there any more. Unless it
-    `rescales`, another normalisation is only said.
+    That is each convention of the model's family (GELU, epsilon, ...) except those in
+    `pretrained.keep`, and the normalisation of pixels, unless the config has its own. A run with
+    checkpoints resumes with what it adopted; its source need not exist any more. Without
+    `rescales`, a different normalisation is only reported.
 
     Raises:
-      UserError: nothing there, or it cannot be read; see `read_source`.
+      UserError: the source does not exist or cannot be read; see `read_source`.
     """
     keys, config = config.pretrained, copy.deepcopy(config)
     source, family = keys.source, MODELS[config.model.name]
     folder = full_path(workdir)
     saved: dict[str, Any] = {}
     if names_below(folder / CHECKPOINTS):
-        with contextlib.suppress(UserError):  # claim_workdir says what is wrong with it
+        with contextlib.suppress(UserError):  # claim_workdir reports the error
             saved = read_object(folder / CONFIG_FILE, pretrained=dict, model=dict, dataset=dict)
     stated: Mapping[str, Any] = {}
     if saved.get("pretrained", {}).get("source") == unsigned(source):
@@ -48,11 +48,11 @@ def adopt(config: ConfigDict, workdir: str, *, rescales: bool = True) -> ConfigD
             raise as_user_error(f"pretrained.source={source!r}: {error}", error) from error
         known = stored.description
         spec = known.eval_preprocess if known else stored.eval_preprocess
-        if recognise(stored.params) == config.model.name:  # else it will not fit
+        if recognise(stored.params) == config.model.name:  # otherwise it will not fit
             stated = {**stored.conventions, **(known.model if known else {})}
     taken = []
     of_head = () if keys.reset_head else family.head_conventions
-    with reading(f"what {source} says of its model"):
+    with reading(f"the model description of {source}"):
         for key in (*family.conventions, *of_head):
             value = stated.get(key, config.model[key])
             if value != config.model[key] and f"model.{key}" not in keys.keep:
@@ -61,18 +61,18 @@ def adopt(config: ConfigDict, workdir: str, *, rescales: bool = True) -> ConfigD
     if family.input == "image" and spec:
         taken += _adopt_scale(config, source, spec, rescales)
     if taken:
-        logging.info("Taken over from %s: %s.", source, ", ".join(taken))
+        logging.info("Adopted from %s: %s.", source, ", ".join(taken))
     return config
 
 
 def _scale(spec: str) -> Any:
-    """The op that gives pixels another scale than [-1, 1]; None without one."""
+    """The op that scales pixels to another range than [-1, 1]; None if there is none."""
     ops = [op for op in parse(spec).ops if isinstance(op, Normalize | ValueRange)]
     return ops[-1] if ops and ops[-1] != ValueRange() else None
 
 
 def _adopt_scale(config: ConfigDict, source: str, spec: str, rescales: bool) -> list[str]:
-    """Puts the normalisation of `spec` behind all ops of the config that have none."""
+    """Appends the normalisation of `spec` to every pipeline of the config that has none."""
     theirs = _scale(spec)
     places = {"dataset.preprocess": config.dataset, "dataset.eval_preprocess": config.dataset}
     for key, section in config.evaluators.items():
@@ -88,7 +88,7 @@ def _adopt_scale(config: ConfigDict, source: str, spec: str, rescales: bool) -> 
         own = any(isinstance(op, Normalize | ValueRange) for op in ops)
         if own or is_gray or not rescales:
             logging.warning(
-                f"{source} was trained on pixels in {theirs or 'the range [-1, 1]'}, {key} gives "
+                f"{source} was trained on pixels in {theirs or 'the range [-1, 1]'}, but {key} has "
                 f"{ours or 'the range [-1, 1]'}."
             )
             continue

@@ -1,7 +1,7 @@
-"""Files of weights as named arrays: `.npz`, safetensors, PyTorch's, and the index of several.
+"""Weight files as named arrays: `.npz`, safetensors, PyTorch's, and the index of several.
 
-A file is recognised by its content. The result is its true arrays or a UserError of one line;
-pickled code is never run. `.npz` and zipped `.pth` files are verified by checksums; safetensors
+The format is detected from the contents. The result is the exact arrays or a one-line UserError;
+pickled code is never run. `.npz` and zipped `.pth` files are verified by checksum; safetensors
 and the stream format of torch < 1.6 have none: a flipped bit goes unnoticed there.
 """
 
@@ -25,76 +25,76 @@ from vit_jax.pretrained import torch_file
 Arrays = dict[str, np.ndarray]
 
 _MAX_INDEX = 16 << 20  # bytes
-# Trained weights shrink to 0.9 when compressed, a small file of zeros a thousandfold.
+# Compression shrinks trained weights to about 0.9, a small file of zeros a thousandfold.
 _MAX_EXPANSION = 20
 _FREE_EXPANSION_BYTES = 512 << 20
-_BFLOAT16 = ("<V2", "|V2")  # numpy has none of its own: it writes the bytes without their type
-# How other files begin (in lower case), and what they are.
-_OTHERS = {
+_BFLOAT16 = ("<V2", "|V2")  # numpy has no bfloat16: it writes untyped bytes
+# First bytes (lower-cased) of other kinds of file, and what they are.
+_OTHER_FORMATS = {
     b"version https://git-lfs": "a Git LFS pointer; fetch the file itself with git lfs pull",
-    b"<": "an HTML or XML page, as a failed download leaves; fetch the file again",
-    b"\x93numpy": "a single array of numpy (.npy), without names",
-    b"\x89hdf": "an HDF5 file, as Keras and TensorFlow write",
+    b"<": "an HTML or XML page, usually a failed download; download the file again",
+    b"\x93numpy": "a single numpy array (.npy) without a name",
+    b"\x89hdf": "an HDF5 file, as written by Keras and TensorFlow",
     b"\x1f\x8b": "gzip-compressed; unpack it first",
-    b"\x80": "a pickle, and pickled code is never run",
-    b"\x81": "a msgpack file, as flax.serialization writes",
+    b"\x80": "a pickle; pickled code is never run",
+    b"\x81": "a msgpack file, as written by flax.serialization",
 }
 
 
 def read_arrays(path: str | os.PathLike[str], entry: str = "") -> Arrays:
-    """Reads all arrays of a file, in the types in which they are stored (`bfloat16` included).
+    """Reads all arrays of a file, in their stored dtypes (including `bfloat16`).
 
-    The index of several files (`model.safetensors.index.json`) gives the arrays of all of them.
-    `entry` names one of several state dicts in a file of PyTorch's.
+    For the index of several files (`model.safetensors.index.json`), reads all of them.
+    `entry` selects one of several state dicts in a PyTorch file.
 
     Raises:
-      UserError: no such file, something else than weights (it says what), or damaged.
+      UserError: no such file, not weights (the message says what it is), or damaged.
     """
     path = Path(path)
     try:
-        # Asked first: opening a pipe would wait for a writer.
+        # Checked first: opening a pipe would wait for a writer.
         if path.exists() and not path.is_file():
             raise UserError("it is a folder or a device, not a file")
         arrays = _read_file(path, entry)
         if not arrays:
-            raise UserError("it holds no arrays")
+            raise UserError("it has no arrays")
         for name, array in arrays.items():
             if not isinstance(name, str) or not name.isprintable():
-                raise UserError(f"{name!r:.80} is no name of an array")
+                raise UserError(f"{name!r:.80} is not the name of an array")
             if array.dtype.kind not in "biuf" and array.dtype != ml_dtypes.bfloat16:
-                raise UserError(f"array {name!r:.80} has type {array.dtype}; only numbers are read")
+                raise UserError(f"array {name!r:.80} has non-numeric type {array.dtype}")
         return arrays
     except UserError as error:
-        text = f"cannot read {path}: {str(error).rstrip('.')}{_of_cache(path)}."
+        text = f"cannot read {path}: {str(error).rstrip('.')}{_cache_hint(path)}."
         raise as_user_error(text, error) from error
     except OSError as error:
         raise as_user_error(f"cannot read {path}: {error.strerror or error}.", error) from error
     except Exception as error:  # a hostile file makes the libraries raise anything
         reason = f"{type(error).__name__}: {error}"
         raise UserError(
-            f"cannot read {path}: it is incomplete or damaged, fetch it again ({reason!r:.90})"
-            f"{_of_cache(path)}."
+            f"cannot read {path}: it is incomplete or damaged, download it again ({reason!r:.90})"
+            f"{_cache_hint(path)}."
         ) from error
 
 
-def _of_cache(path: Path) -> str:
+def _cache_hint(path: Path) -> str:
     is_ours = path.absolute().is_relative_to(cache_dir().absolute())
-    return "; it is in the cache: delete it, and it is fetched again" if is_ours else ""
+    return "; it is in the cache: delete it to download it again" if is_ours else ""
 
 
 def _read_shards(path: Path) -> Arrays:
-    """Reads the files that an index beside them names; UserError where they do not agree."""
+    """Reads the files listed in an index next to them; UserError if they are inconsistent."""
     index = json.loads(path.read_bytes())["weight_map"]
     arrays: Arrays = {}
     places: dict[str, str] = {}
     for file in sorted(set(index.values())):
         if file != Path(file).name or file == path.name:
-            raise UserError(f"it names {file!r:.80}, not a file of weights beside it")
+            raise UserError(f"it lists {file!r:.80}, which is not a weight file next to it")
         found = read_arrays(path.parent / file)
         places |= dict.fromkeys(found, file)
         arrays |= found
     if wrong := sorted(places.items() ^ index.items()):
-        raise UserError(f"it and its files disagree, first about {wrong[0][0]!r:.80}")
+        raise UserError(f"it disagrees with its files, first on {wrong[0][0]!r:.80}")
     return {name: arrays[name] for name in index}
 
 
@@ -110,46 +110,46 @@ def _read_file(path: Path, entry: str) -> Arrays:
             return torch_file.read_zip(archive, entry) if is_torch else _read_npz(archive)
         if head.startswith(torch_file.STREAM_MAGIC):
             return torch_file.read_stream(file, entry)
-    # The length of the header comes first; as text it would be an absurd one.
+    # The header length comes first; read as text it would be absurdly large.
     if head[8:9] == b"{" and not head[:8].decode("latin-1").isprintable():
-        # Not through a mapping: a disk that fails would end the process.
+        # Not memory-mapped: a failing disk would kill the process.
         with safe_open(path, framework="np", backend="pread") as tensors:
             return {name: tensors.get_tensor(name) for name in tensors.offset_keys()}
-    kind = f"of no known kind, or damaged; it begins with {head[:40]!r}" if head else "empty"
-    for magic, text in _OTHERS.items():
+    kind = f"of an unknown format, or damaged; it starts with {head[:40]!r}" if head else "empty"
+    for magic, text in _OTHER_FORMATS.items():
         kind = text if head.lstrip().lower().startswith(magic) else kind
     raise UserError(
-        f"it is {kind}; .npz, .safetensors and PyTorch's .pth/.pt/.bin files are read, and the "
-        ".json index of several"
+        f"it is {kind}; .npz, .safetensors and PyTorch's .pth/.pt/.bin files and the "
+        ".json index of several are supported"
     )
 
 
 def _open_zip(file: BinaryIO) -> zipfile.ZipFile:
-    """A zip file; UserError for a damaged directory or more than `_MAX_EXPANSION`."""
+    """Opens a zip file; UserError for a damaged directory or more than `_MAX_EXPANSION`."""
     archive = zipfile.ZipFile(file)
     members = archive.infolist()
-    # `zipfile` does not compare: a damaged length in the directory makes members disappear.
+    # `zipfile` does not check: with a damaged length in the directory, members disappear.
     file.seek(-12 - len(archive.comment), os.SEEK_END)
     if int.from_bytes(file.read(2), "little") not in (len(members), 0xFFFF):
-        raise UserError("its zip directory is damaged, fetch it again")
+        raise UserError("its zip directory is damaged, download it again")
     size = os.fstat(file.fileno()).st_size
     expanded = sum(member.file_size for member in members)
     if expanded > max(_FREE_EXPANSION_BYTES, _MAX_EXPANSION * size):
-        raise UserError(f"its {size} bytes claim to expand to {expanded}, as weights never do")
+        raise UserError(f"its {size} bytes claim to expand to {expanded}, which weights never do")
     return archive
 
 
 def _read_npz(archive: zipfile.ZipFile) -> Arrays:
-    """Reads an `.npz` file, plain or compressed, whose arrays are checked against their CRC-32."""
+    """Reads an `.npz` file, plain or compressed, and checks its arrays against their CRC-32."""
     arrays = {}
     for member in archive.infolist():
         name = member.filename.removesuffix(".npy")
         if name == member.filename:
-            raise UserError(f"it is a zip file of {name!r:.80} and the like")
+            raise UserError(f"it is a zip file with other contents ({name!r:.80}, ...)")
         with archive.open(member) as stream:
             array = np.lib.format.read_array(stream, allow_pickle=False)
-            if stream.read(1):  # the checksum is that of the whole
-                raise UserError(f"array {name!r:.80} is longer than its shape says")
+            if stream.read(1):  # the checksum covers all of it
+                raise UserError(f"array {name!r:.80} has more data than its shape")
         arrays[name] = array.view(ml_dtypes.bfloat16) if array.dtype.str in _BFLOAT16 else array
     return arrays
 
@@ -157,17 +157,17 @@ def _read_npz(archive: zipfile.ZipFile) -> Arrays:
 def write_safetensors(
     path: str | os.PathLike[str], arrays: Arrays, metadata: dict[str, str]
 ) -> None:
-    """Writes a safetensors file, atomically: the same bytes for the same arrays in any order.
+    """Writes a safetensors file atomically; same bytes for the same arrays in any order.
 
-    UserError for a type that the format lacks, or a place that cannot be written to.
+    UserError for a dtype that the format lacks, or a path that cannot be written.
     """
-    # The library writes the memory as it lies there.
+    # The library writes memory as it is laid out.
     contiguous = {name: np.asarray(array, order="C") for name, array in arrays.items()}
     with replacing(path) as temporary:
         temporary.touch()
         mode = temporary.stat().st_mode
         try:
             save_file(contiguous, temporary, metadata)
-            temporary.chmod(mode)  # the library makes a file that only its owner may read
+            temporary.chmod(mode)  # the library creates a file readable only by its owner
         except SafetensorError as error:
             raise UserError(f"cannot write {path}: {error}.") from error

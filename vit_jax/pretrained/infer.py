@@ -1,4 +1,4 @@
-"""From parameters to the model they belong to: every size shows in a shape."""
+"""Infers the model from its parameters: every size shows in a shape."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from vit_jax.pretrained.formats.stored import Stored, check_description
 
 
 def num_prefix_tokens(names: Collection[str]) -> int:
-    """Number of tokens before those of the image: class and distillation token."""
+    """Number of tokens before the image's: class and distillation token."""
     return len(with_role("token", names))
 
 
 def num_tokens(params: Shapes) -> int | None:
-    """All tokens that the parameters are for; None where any number will do, or it is not told."""
+    """Number of all tokens; None if any number works, or it cannot be inferred."""
     name, axis = MODELS[recognise(params)].sequence or ("", 0)
     shape = params[name].shape if name in params else ()
     return shape[axis] if axis < len(shape) else None
 
 
 def model_sizes(params: Shapes) -> dict[str, Any]:
-    """The kind of model and its attributes, None where they are not told, or there is none."""
+    """The kind of model and its attributes, None if they cannot be inferred or do not exist."""
     name = recognise(params)
     return {"name": name, **MODELS[name].infer(params)}
 
 
 def missing_sizes(sizes: Mapping[str, Any]) -> list[str]:
-    """Attributes without which there is no model and that nothing tells."""
+    """Required attributes of the model that cannot be inferred."""
     keys = MODELS[sizes["name"]].keys
     return [
         key
@@ -44,23 +44,23 @@ def missing_sizes(sizes: Mapping[str, Any]) -> list[str]:
 
 
 def infer_model(params: Shapes, conventions: Mapping[str, Any]) -> dict[str, Any]:
-    """Keyword arguments of `create_model`, of which `conventions` do not show in a shape.
+    """Keyword arguments of `create_model`; `conventions` are those that no shape shows.
 
-    UserError: an array without which there is no such model is missing or damaged.
+    UserError: an array that the model requires is missing or damaged.
     """
     sizes = model_sizes(params)
     if missing := missing_sizes(sizes):
         title = MODELS[sizes["name"]].title.partition(" (")[0]
-        raise UserError(f"this is no whole {title}: nothing tells its {missing[0]}.")
+        raise UserError(f"this {title} is incomplete: cannot infer its {missing[0]}.")
     heads = [name.rpartition("/")[0] for name in with_role("head", params)]
     num_classes = (layer_width(params, heads[0]) if heads else None) or 0
     known = MODELS[sizes["name"]].keys
-    told = {key: value for key, value in conventions.items() if key in known}
-    return {**sizes, "num_classes": num_classes, **told}
+    kept = {key: value for key, value in conventions.items() if key in known}
+    return {**sizes, "num_classes": num_classes, **kept}
 
 
 def grid_of_images(params: Shapes, image_size: tuple[int, int] | None) -> tuple[int, int] | None:
-    """Rows and columns of tokens of images [height, width]; None where either is not known."""
+    """Rows and columns of tokens for images [height, width]; None if either is unknown."""
     if image_size is None or missing_sizes(model_sizes(params)):
         return None
     pixels = create_model(**infer_model(params, {})).pixels_per_token
@@ -68,12 +68,12 @@ def grid_of_images(params: Shapes, image_size: tuple[int, int] | None) -> tuple[
 
 
 def known_grid(stored: Stored) -> tuple[int, int] | None:
-    """Rows and columns of tokens, where something beside the arrays tells them."""
+    """Rows and columns of tokens, if known from something other than the arrays."""
     if stored.description is not None:
         return stored.description.grid
     grid, count = grid_of_images(stored.params, stored.image_size), num_tokens(stored.params)
     if grid is None or count is None:
-        return None  # not told, or damaged: named as a mismatch
+        return None  # unknown, or damaged: reported as a mismatch
     return grid if count - num_prefix_tokens(stored.params) == grid[0] * grid[1] else None
 
 
@@ -83,10 +83,10 @@ def infer_description(
     grid: tuple[int, int] | None = None,
     image_size: tuple[int, int] | None = None,
 ) -> Description:
-    """What the arrays of `stored`, which has no description, and the files beside it show.
+    """Infers the description of `stored`, which has none, from its arrays and the files beside it.
 
-    `grid`, rows and columns of tokens, is for files that are no square, `image_size` for those
-    that are for images of any size. UserError: sizes cannot be told, or contradict each other.
+    `grid`, rows and columns of tokens, is needed if they are not square, `image_size` for models
+    that accept any size. UserError if sizes cannot be inferred, or are inconsistent.
     """
     params = stored.params
     model = infer_model(params, stored.conventions)
@@ -102,8 +102,8 @@ def infer_description(
         grid, shape = module.token_grid(size), size
     elif grid is None:
         raise UserError(
-            "no position embeddings are stored, so the file does not tell the size of its "
-            "images; give it (--image_size)."
+            "no position embeddings are stored, so the image size cannot be "
+            "inferred; give it (--image_size)."
         )
     height, width = shape or (grid[0] * pixels[0], grid[1] * pixels[1])
     # Without that array, or with other axes, the file will not fit.
@@ -119,7 +119,7 @@ def infer_description(
         grid=grid,
         class_names=stored.class_names if model["num_classes"] else (),
         eval_preprocess=preprocess or f"official_eval({size_text})",
-        # The softmax of a single output is 1, whatever it is.
+        # The softmax of a single output is always 1.
         probabilities_by="sigmoid" if by == "softmax" and model["num_classes"] == 1 else by,
     )
     return check_description(description, "label_names, id2label")

@@ -1,4 +1,4 @@
-"""From a source to parameters in our names, or to parameters that fit a model."""
+"""Loads parameters from a source, in our names or adapted to a model."""
 
 from __future__ import annotations
 
@@ -42,28 +42,28 @@ def load_pretrained(
     model: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Loads published or own weights into the shape of a model.
+    """Loads published or own weights in the shapes of a model.
 
     Args:
       source, grid, num_heads: see `read_source`.
-      like: parameter tree of a new model, either form of the blocks; arrays or mere shapes.
-      target_grid: rows and columns of tokens of that model; None: its positions are a square.
+      like: parameter tree of a new model, either form of the blocks; arrays or only shapes.
+      target_grid: rows and columns of tokens of that model; None: square.
       model: attributes of the model, to warn of those that parameters do not show
         (`Family.conventions`) and that differ from the file's.
-      **options: what may be adapted, see `adapt_params`.
+      **options: which adaptations are allowed, see `adapt_params`.
 
     Returns:
       (nested dict of numpy float32 arrays as in `like`, report), see `adapt_params`.
 
     Raises:
-      UserError: nothing there, unreadable, damaged, or it does not fit.
+      UserError: the source does not exist, is unreadable or damaged, or does not fit.
     """
-    # Not needed to load a model as it is.
+    # Not needed to load a model without changes.
     from vit_jax.pretrained.fit.adapt import adapt_params, report_text
     from vit_jax.pretrained.infer import known_grid, model_sizes
 
     scanned = is_scanned(flatten_names(like))
-    # Only shapes matter for what is loaded; what is reset is taken from `like` as it stands there.
+    # Loaded arrays only need shapes; reset ones are taken from `like` unchanged.
     flat_like = flatten_names(jax.eval_shape(unstack_blocks, like))
     flat_like |= {name: leaf for name, leaf in flatten_names(like).items() if name in flat_like}
     default_heads = model_sizes(flat_like).get("num_heads")
@@ -92,22 +92,22 @@ def read_source(
     default_heads: int | None = None,
     grid: tuple[int, int] | None = None,
 ) -> Stored:
-    """Parameters of any source and format in our names, loop form, float32.
+    """Reads parameters of any source and format in our names, loop form, float32.
 
-    What we wrote, with our description, is taken at its word; the files of others are recognised by
-    what is in them.
+    Files we wrote, with our description, are trusted; files of others are detected by their
+    contents.
 
     Args:
-      source: a file; a folder of timm, Hugging Face or ours (a work directory gives its finished
-        `params.npz`, or else its newest checkpoint that verifies; `RUN/best` the best one by
-        `checkpoint.best_metric`); or what `resolve` fetches. Of
-        several models in one file the first, or that after a `#`: `runs/lit#txt`.
-      num_heads: of the attention, where the file does not tell (PyTorch's do not).
-      default_heads: what to take where `num_heads`, the file and its size do not tell either.
-      grid: rows and columns of its tokens, where they are no square and it does not tell.
+      source: a file; a folder of timm, Hugging Face or ours (a work directory means its finished
+        `params.npz`, or else its newest valid checkpoint; `RUN/best` the best one by
+        `checkpoint.best_metric`); or anything `resolve` can fetch. Of
+        several models in one file, the first, or the one after a `#`: `runs/lit#txt`.
+      num_heads: of the attention, if it is not in the file (PyTorch's do not have it).
+      default_heads: the value if `num_heads`, the file and its sizes do not determine it.
+      grid: rows and columns of its tokens, if they are not square and not in the file.
 
     Raises:
-      UserError: nothing there, no weights, damaged, or not of a model of ours.
+      UserError: the source does not exist, has no weights, is damaged, or is of an unknown model.
     """
     source, part = _split_part(source)
     run, _, is_best = os.fspath(source).rpartition("/")
@@ -139,14 +139,14 @@ def read_source(
             raise UserError(f"{source}: {name} has NaN or infinite values; the file is damaged.")
     if stored.unexpected:
         raise UserError(
-            f"{source}: {counted(len(stored.unexpected), 'array')} in it belong to no model of "
-            f"ours: {list_names(stored.unexpected)}. It was recognised as {stored.format}."
+            f"{source}: {counted(len(stored.unexpected), 'unexpected array')}: "
+            f"{list_names(stored.unexpected)}. Detected format: {stored.format}."
         )
     return stored
 
 
 def _split_part(source: str | os.PathLike[str]) -> tuple[str | os.PathLike[str], str]:
-    """`SOURCE#PART` -> (SOURCE, PART); "" where no part is named."""
+    """`SOURCE#PART` -> (SOURCE, PART); "" if there is no part."""
     head, _, part = os.fspath(source).rpartition("#")
     if head and part.isidentifier() and not os.path.exists(os.path.expanduser(source)):
         return head, part
@@ -154,7 +154,7 @@ def _split_part(source: str | os.PathLike[str]) -> tuple[str | os.PathLike[str],
 
 
 def _is_ours(names: Iterable[str], part: str) -> bool:
-    """Whether models here have parameters of all these names, or of those of a part."""
+    """Whether our models have parameters of all these names, or of those of a part."""
     prefix = f"{part}/" if part else ""
     try:
         return all(parameter_row(n).prefix == prefix for n in names if n.startswith(prefix))
@@ -162,24 +162,24 @@ def _is_ours(names: Iterable[str], part: str) -> bool:
         return False
 
 
-def _take_part(stored: Stored, arrays: Mapping[str, Any], part: str) -> Mapping[str, Any]:
-    """Those of a part under the names of its model; the others are noted."""
+def _select_part(stored: Stored, arrays: Mapping[str, Any], part: str) -> Mapping[str, Any]:
+    """Returns the parameters of a part under its model's names; notes the others as dropped."""
     if not part:
         return arrays
     for name in arrays:
         if not name.startswith(f"{part}/"):
-            stored.dropped[name] = f"not of {part!r}"
+            stored.dropped[name] = f"not part of {part!r}"
     prefix = f"{part}/"
     found = {n.removeprefix(prefix): x for n, x in arrays.items() if n.startswith(prefix)}
     if not found:
-        raise UserError(f"there are no parameters of {part!r}, only {list_names(list(arrays))}.")
+        raise UserError(f"no parameters of {part!r}, only of {list_names(list(arrays))}.")
     return found
 
 
 def _read_own(path: Path, arrays: Arrays, part: str) -> Stored:
     stored = Stored("npz")
     try:
-        arrays = dict(_take_part(stored, arrays, part))
+        arrays = dict(_select_part(stored, arrays, part))
         for name, array in flatten_names(unstack_blocks(unflatten_names(arrays))).items():
             stored.add(name, array)
     except UserError as error:
@@ -188,23 +188,23 @@ def _read_own(path: Path, arrays: Arrays, part: str) -> Stored:
 
 
 def _read_checkpoint(path: Path, part: str) -> Stored:
-    """An Orbax checkpoint, or the newest of a work directory."""
+    """Reads an Orbax checkpoint, or the newest of a work directory."""
     suffixes = (".npz", ".safetensors", ".pth")
     weights = sorted(file.name for file in path.iterdir() if file.suffix in suffixes)
     if weights and not (path / CHECKPOINTS).is_dir() and not path.name.isdecimal():
         raise UserError(f"{path} is a folder; name one of its files: {list_names(weights)}.")
     if others := sorted(f.name for f in path.iterdir() if f.suffix in (".msgpack", ".h5", ".gguf")):
         raise UserError(
-            f"{path} holds {list_names(others)} only, which is not read; fetch its "
+            f"{path} holds {list_names(others)} only, which is not supported; download its "
             "model.safetensors or pytorch_model.bin."
         )
     flat = flatten_names(unstack_blocks(restore_params(str(path))))
-    # In a work directory, its folder of checkpoints, or one of these.
+    # A work directory, its folder of checkpoints, or a single checkpoint.
     workdir = next((p.parent for p in (path, path.parent) if p.name == CHECKPOINTS), path)
     description, part = _description_of(workdir / PARAMS_FILE, part)
     stored = Stored("orbax", description=description)
     try:
-        params = _take_part(stored, flat, part)
+        params = _select_part(stored, flat, part)
     except UserError as error:
         raise UserError(f"{path}: {error}") from error
     stored.params = {name: np.asarray(array, np.float32) for name, array in params.items()}
@@ -212,9 +212,9 @@ def _read_checkpoint(path: Path, part: str) -> Stored:
 
 
 def _description_of(file: Path, part: str) -> tuple[Description | None, str]:
-    """What we wrote beside a file (NAME.json, or `model.json` in a folder of ours) of a part.
+    """Our description beside a file (NAME.json, or `model.json` in our folders), of a part.
 
-    Without a part, of the first; (None, part) if there is nothing.
+    Without a part, of the first; (None, part) if there is none.
     """
     in_folder = file.name.startswith((PARAMS_FILE, WEIGHTS_FILE, TORCH_FILE))
     path = file.parent / MODEL_FILE if in_folder else file.with_suffix(".json")
@@ -226,20 +226,20 @@ def _description_of(file: Path, part: str) -> tuple[Description | None, str]:
         check_known("the part behind #", chosen, parts)
         return check_description(parts[chosen]), chosen
     except UserError as error:
-        raise as_user_error(f"{path}: {error} Mend or remove it.", error) from error
+        raise as_user_error(f"{path}: {error} Fix or delete it.", error) from error
     except (ValueError, KeyError, TypeError, OverflowError) as error:
         raise UserError(
-            f"{path} does not describe a model ({error!r}); restore the file, or remove it and say "
+            f"{path} does not describe a model ({error!r}); restore it, or delete it and give "
             "the sizes yourself."
         ) from error
 
 
-# What the zoo says of a file that was not verified for every entry.
+# Fields of the zoo that were not verified for every entry.
 _UNVERIFIED = ("classifier", "representation_size", "num_classes", "gelu")
 
 
 def _add_entry(stored: Stored, entry: ZooEntry) -> None:
-    """What the zoo knows, first how the accuracy was measured; UserError for another model."""
+    """Adds what the zoo knows, first the evaluation preprocessing; UserError for another model."""
     from vit_jax.pretrained.infer import infer_model
 
     stored.image_size = stored.image_size or (entry.resolution, entry.resolution)
@@ -252,8 +252,8 @@ def _add_entry(stored: Stored, entry: ZooEntry) -> None:
             continue
         if key not in _UNVERIFIED:
             raise UserError(
-                f"the file of {entry.name} has {key}={found[key]}, and {key}={expected} is "
-                "expected; it is damaged, or not that file: remove it and fetch it again."
+                f"the file of {entry.name} has {key}={found[key]}, expected "
+                f"{key}={expected}; it is damaged or another file: delete it and download it again."
             )
         logging.warning("%s: %s=%s in the file, not %s.", entry.name, key, found[key], expected)
 
@@ -261,11 +261,11 @@ def _add_entry(stored: Stored, entry: ZooEntry) -> None:
 def _warn_of_conventions(
     source: Any, stored: Stored, model: Mapping[str, Any], conventions: Iterable[str]
 ) -> None:
-    """With other positions, another GELU or epsilon the same parameters are another function."""
+    """Warns of other positions, GELU or epsilon, with which parameters compute something else."""
     known = stored.conventions | (stored.description.model if stored.description else {})
     for key in conventions:
         if key in known and key in model and model[key] != known[key]:
             logging.warning(
-                f"{source} was trained with {key}={known[key]} and model.{key}={model[key]}; "
-                f"--config.model.{key}={known[key]} computes what it learned."
+                f"{source} was trained with {key}={known[key]} but model.{key}={model[key]}; "
+                f"--config.model.{key}={known[key]} matches it."
             )

@@ -1,4 +1,4 @@
-"""PyTorch's `.pth`, `.pt` and `.bin` files, without PyTorch and without running their pickles."""
+"""Reads PyTorch's `.pth`, `.pt` and `.bin` files without PyTorch and without running pickles."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ import numpy as np
 
 from vit_jax.errors import UserError, list_names
 
-# What every file of the stream format begins with: a pickle of this number.
+# Every file of the stream format starts with a pickle of this number.
 STREAM_MAGIC = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
-# A state dict takes some 200 bytes per array, with an optimizer's state three times that.
+# A state dict takes about 200 bytes per array, three times that with an optimizer state.
 _MAX_PICKLE_BYTES = 4 << 20
-# Entries that hold the parameters, in the order of preference: timm too takes their average first.
+# Entries that hold the parameters, in order of preference: like timm, averaged weights first.
 _ENTRIES = ("state_dict_ema", "model_ema", "model", "state_dict")
 
 
 class Storage(NamedTuple):
-    """A run of numbers in the file."""
+    """A contiguous range of numbers in the file."""
 
     key: str
     dtype: np.dtype
@@ -33,7 +33,7 @@ class Storage(NamedTuple):
 
 
 class Tensor(NamedTuple):
-    """A view of a storage; `offset` and `strides` count elements. Unchecked: a file may lie."""
+    """A view of a storage; `offset` and `strides` count elements. Unchecked: files can lie."""
 
     storage: Storage
     offset: int
@@ -42,7 +42,7 @@ class Tensor(NamedTuple):
 
 
 def read_zip(archive: zipfile.ZipFile, entry: str = "") -> dict[str, np.ndarray]:
-    """The tensors of a file of torch >= 1.6, see `_read_tensors`."""
+    """Reads the tensors of a file of torch >= 1.6, see `_read_tensors`."""
     (pickled,) = (n for n in archive.namelist() if n.endswith("/data.pkl") and n.count("/") == 1)
     if archive.getinfo(pickled).file_size > _MAX_PICKLE_BYTES:
         raise UserError(f"its pickle has more than {_MAX_PICKLE_BYTES} bytes")
@@ -58,9 +58,9 @@ def read_zip(archive: zipfile.ZipFile, entry: str = "") -> dict[str, np.ndarray]
 
 
 def read_stream(file: BinaryIO, entry: str = "") -> dict[str, np.ndarray]:
-    """The tensors of a file of torch < 1.6, as timm's still are; see `_read_tensors`.
+    """Reads the tensors of a file of torch < 1.6, still used by timm; see `_read_tensors`.
 
-    Five pickles: a magic number, a version, sizes of types, the object, the names of the storages;
+    Five pickles: a magic number, a version, sizes of types, the object, the storage keys;
     then for each storage its number of elements (8 bytes) and the elements.
     """
     pickles = io.BytesIO(file.read(_MAX_PICKLE_BYTES))
@@ -72,7 +72,7 @@ def read_stream(file: BinaryIO, entry: str = "") -> dict[str, np.ndarray]:
         starts[key] = position + 8
         position = starts[key] + num_elements * dtype.itemsize
     if position != os.fstat(file.fileno()).st_size:
-        raise UserError(f"its storages end at byte {position}, and it does not")
+        raise UserError(f"its storages end at byte {position}, but the file does not")
 
     def load(storage: Storage) -> np.ndarray:
         file.seek(starts[storage.key])
@@ -85,9 +85,9 @@ def read_stream(file: BinaryIO, entry: str = "") -> dict[str, np.ndarray]:
 def _read_tensors(
     root: Any, load: Callable[[Storage], np.ndarray], entry: str
 ) -> dict[str, np.ndarray]:
-    """The tensors, by `load`, of the state dict that `root`, which was saved, is or has.
+    """Reads with `load` the tensors of the state dict that the saved object `root` is or has.
 
-    UserError for no state dict, none called `entry` if that is given, or a tensor beyond its
+    UserError if there is no state dict, or none called `entry` if given, or a tensor exceeds its
     storage.
     """
     if entry:
@@ -99,7 +99,7 @@ def _read_tensors(
     state_dict = _find_state_dict(root)
     if state_dict is None:
         raise UserError(
-            "it holds no state dict, that is, no dict of tensors (code in pickles is never run); "
+            "it has no state dict, i.e. no dict of tensors (code in pickles is never run); "
             "torch.save(model.state_dict(), PATH) writes one"
         )
     arrays = {}
@@ -108,7 +108,7 @@ def _read_tensors(
             continue
         storage, offset, shape, strides = value
         numbers = load(storage)
-        # Not left to numpy, whose sum may overflow.
+        # Not left to numpy, where the sum may overflow.
         last = offset + sum((n - 1) * step for n, step in zip(shape, strides, strict=True))
         if min((offset, *shape, *strides)) < 0 or (0 not in shape and last >= len(numbers)):
             raise UserError(f"tensor {name!r:.80} does not fit the data it points to")
@@ -119,7 +119,7 @@ def _read_tensors(
 
 
 def _find_state_dict(level: Any) -> dict[Any, Any] | None:
-    """The dict of tensors at `level`, in an entry of `_ENTRIES`, or in the only one with any."""
+    """The dict of tensors at `level`, in an entry of `_ENTRIES`, or in the only entry with any."""
     if not isinstance(level, dict) or _has_tensors(level):
         return level if isinstance(level, dict) else None
     found = {
@@ -129,15 +129,15 @@ def _find_state_dict(level: Any) -> dict[Any, Any] | None:
         taken, *others = found
         if others:
             logging.warning(
-                f"The file holds {list_names(map(repr, found))}: {taken!r} is taken, as by timm; "
-                f"#{others[0]} behind its name takes the other."
+                f"The file holds {list_names(map(repr, found))}: {taken!r} is used, as in timm; "
+                f"#{others[0]} after its name selects the other."
             )
         return found[taken]
     candidates = {key: value for key, value in level.items() if _has_tensors(value)}
     if len(candidates) > 1:
         names = list_names(map(repr, candidates))
         raise UserError(
-            f"it holds several state dicts ({names}); name one as FILE#{next(iter(candidates))}"
+            f"it holds several state dicts ({names}); choose one, as FILE#{next(iter(candidates))}"
         )
     return next(iter(candidates.values()), None)
 
@@ -146,8 +146,8 @@ def _has_tensors(value: Any) -> bool:
     return isinstance(value, dict) and any(isinstance(x, Tensor) for x in value.values())
 
 
-class _Inert:
-    """Stands for any object that is of no interest, whatever is put into it."""
+class _Placeholder:
+    """A placeholder for any irrelevant object; accepts and ignores all state."""
 
     def __init__(self, *arguments: Any) -> None: ...
 
@@ -172,7 +172,7 @@ _DTYPES = {
     "ByteStorage": np.uint8,
     "BoolStorage": np.bool_,
 }
-# Functions without effects.
+# Functions without side effects.
 _GLOBALS: dict[str, Any] = {f"torch.{name}": np.dtype(x) for name, x in _DTYPES.items()} | {
     "collections.OrderedDict": collections.OrderedDict,
     "torch.Size": lambda sizes: sizes,
@@ -184,28 +184,28 @@ _GLOBALS: dict[str, Any] = {f"torch.{name}": np.dtype(x) for name, x in _DTYPES.
 
 
 class _Unpickler(pickle._Unpickler):
-    """Builds what a state dict needs: dicts, lists, tuples, texts, numbers and `Tensor`.
+    """Builds what a state dict needs: dicts, lists, tuples, strings, numbers and `Tensor`.
 
-    Python's form: for a few damaged bytes the one in C allocates gigabytes of memo.
+    In Python: on a few damaged bytes the C version allocates gigabytes for its memo.
     """
 
     def __init__(self, stream: io.BytesIO) -> None:
         super().__init__(stream)
-        self.storages: dict[str, Storage] = {}  # that the pickle mentions
+        self.storages: dict[str, Storage] = {}  # referenced by the pickle
 
     def find_class(self, module: str, name: str) -> Any:
-        """Imports nothing: what training scripts leave beside the parameters becomes inert."""
+        """Imports nothing: what training scripts save beside the parameters becomes inert."""
         symbol = f"{module}.{name}"
         if symbol not in _GLOBALS and symbol.startswith("torch.") and "rebuild" in name:
-            raise UserError(f"its pickle has tensors of {symbol!r:.80}, which are not read")
-        return _GLOBALS.get(symbol, _Inert)
+            raise UserError(f"its pickle has tensors of {symbol!r:.80}, which are not supported")
+        return _GLOBALS.get(symbol, _Placeholder)
 
     def persistent_load(self, pid: Any) -> Any:
-        """A tensor's data, which PyTorch keeps outside of the pickle."""
+        """A tensor's data, which PyTorch stores outside the pickle."""
         if pid[0] != "storage":
-            return _Inert  # a class with its source
+            return _Placeholder  # a class with its source code
         _, dtype, key, _location, num_elements, *view = pid
         if not isinstance(key, str) or not isinstance(dtype, np.dtype) or any(view):
-            raise UserError("its pickle has tensors of a type that is not read")
+            raise UserError("its pickle has tensors of an unsupported type")
         self.storages[key] = Storage(key, dtype, num_elements)
         return self.storages[key]

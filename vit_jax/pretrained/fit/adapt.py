@@ -1,4 +1,4 @@
-"""Making loaded parameters fit another model: heads, tokens, positions, patches and channels."""
+"""Adapts loaded parameters to another model: heads, tokens, positions, patches and channels."""
 
 from __future__ import annotations
 
@@ -40,28 +40,28 @@ def adapt_params(
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Fits `loaded` to the names and shapes of `like` for fine-tuning (paper, section 3.2).
 
-    `pre_logits` is kept where `like` has it, and dropped where it has none and no head that is kept
-    stands on it. Arrays that need no change are not copied.
+    `pre_logits` is kept if `like` has it, and dropped if not, unless a head that is kept
+    depends on it. Arrays that need no change are not copied.
 
     Args:
-      loaded, like: flat names to arrays, loop form; of `like`, the new model, shapes will do.
-      grid, source_grid: rows and columns of tokens of `like` and `loaded`; None: a square.
-      reset_head: take `head` and `head_dist` from `like`; with False they must fit.
-      posemb: how position embeddings are interpolated, a key of `resize.METHODS`.
-      resize_patches: give the patch embedding the model's patch size (`resize_patch_kernel`).
-      channels: how other input channels are made, one of `resize.CHANNEL_METHODS`, or "".
-      class_token: "add" gives class and distillation tokens that `loaded` lacks, zero at a zero
-        position; "drop" takes out those that `like` lacks; "" demands the same tokens.
-      dropped, changed: names that the reader left out, or read otherwise than bit for bit -> why.
+      loaded, like: flat names to arrays, loop form; `like`, the new model, may be shapes only.
+      grid, source_grid: rows and columns of tokens of `like` and `loaded`; None: square.
+      reset_head: take `head` and `head_dist` from `like`; if False they must fit.
+      posemb: interpolation of position embeddings, a key of `resize.METHODS`.
+      resize_patches: resize the patch embedding to the model's patch size (`resize_patch_kernel`).
+      channels: how to change the input channels, one of `resize.CHANNEL_METHODS`, or "".
+      class_token: "add" adds class and distillation tokens that `loaded` lacks, as zeros with
+        zero positions; "drop" removes those that `like` lacks; "" requires the same tokens.
+      dropped, changed: names that the reader left out, or did not read bit for bit -> why.
 
     Returns:
-      (flat names to float32 arrays as in `like`, report). What is reset is the leaf of `like`. The
-      report has every name of `like` in exactly one of `loaded` (as they are), `adapted` (name ->
-      how, as "bilinear 14x14 -> 24x18") and `reset`; `dropped` (name -> why) has other names.
+      (flat names to float32 arrays as in `like`, report). What is reset is taken from `like`. The
+      report has every name of `like` in exactly one of `loaded` (unchanged), `adapted` (name ->
+      how, such as "bilinear 14x14 -> 24x18") and `reset`; `dropped` (name -> why) has other names.
 
     Raises:
-      UserError: arrays are missing, unexpected or of another shape (all are named, with the config
-        key that would resolve each); an unknown option or grid.
+      UserError: arrays are missing, unexpected or have another shape (all are listed, with the
+        config key that resolves each); an unknown option or grid.
     """
     check_known("pretrained.posemb", posemb, METHODS)
     check_known("pretrained.channels", channels, ("", *CHANNEL_METHODS))
@@ -92,8 +92,8 @@ def adapt_params(
 
 
 def report_text(report: Mapping[str, Any]) -> str:
-    """The report of `adapt_params`, a line per kind; empty kinds are left out but for the first."""
-    lines = [f"loaded: {counted(len(report['loaded']), 'array')} as they are"]
+    """The report of `adapt_params`, one line per kind; empty kinds are omitted except the first."""
+    lines = [f"loaded: {counted(len(report['loaded']), 'array')} unchanged"]
     for kind in ("adapted", "reset", "dropped"):
         names: dict[str, list[str]] = {}
         for name in report[kind]:
@@ -107,7 +107,7 @@ def report_text(report: Mapping[str, Any]) -> str:
 
 @dataclasses.dataclass
 class _Fit:
-    """Arrays on their way into another model, and what was done to them on it."""
+    """Arrays being adapted to another model, and the changes made so far."""
 
     arrays: dict[str, Any]
     like: Mapping[str, Any]
@@ -123,7 +123,7 @@ class _Fit:
         self.dropped[name] = why
 
     def tokens(self, class_token: str) -> None:
-        """Class and distillation token; `positions` does their positions."""
+        """Adds or drops class and distillation tokens; `positions` handles their positions."""
         for token in with_role("token", {**self.like, **self.arrays}):
             if class_token == "drop" and token not in self.like:
                 self._drop(token, f"{_title(token)}, dropped")
@@ -132,24 +132,24 @@ class _Fit:
                 self._replace(token, zero, f"{_title(token)} added, zero")
 
     def heads(self, reset_head: bool) -> list[str]:
-        """Takes out what is not to be kept, and returns the names of `like` that are reset."""
+        """Drops what is not kept, and returns the names of `like` that are reset."""
         heads = [name for name in self.like if role_of(name) == "head"]
         dropped_token = with_role("token", self.dropped)
         for name in list(self.arrays):
             role = role_of(name)
             if role == "training" and name not in self.like:
-                self._drop(name, "only used by the task it was trained for")
+                self._drop(name, "only used in its pre-training task")
             elif role == "head" and reset_head:
                 self._drop(name, "pre-training head, reset")
             elif role == "head" and not heads:
                 self._drop(name, "the model has no head")
             elif role == "head" and name not in self.like and dropped_token:
                 self._drop(name, f"head of the dropped {_title(dropped_token[-1])}")
-        # A head that is kept was trained on pre_logits, and without them sees other features.
+        # A kept head was trained on top of pre_logits, and would see other features without them.
         keeps_head = any(role_of(name) == "head" for name in self.arrays)
         if not keeps_head and not with_role("pre_logits", self.like):
             for name in with_role("pre_logits", self.arrays):
-                self._drop(name, "the model has none")
+                self._drop(name, "the model has no pre_logits")
         return heads if reset_head else []
 
     def positions(
@@ -160,7 +160,7 @@ class _Fit:
         source_grid: tuple[int, int] | None,
         method: str,
     ) -> None:
-        """The model's grid, and a row for each of its tokens; `tokens` are those of the file."""
+        """Adapts positions to the model's grid and tokens; `tokens` are those of the file."""
         new = with_role("token", self.like)
         grid = grid or find_source_grid(self.like[name].shape, (1, 1), len(new))
         before = np.asarray(self.arrays[name])
@@ -192,9 +192,9 @@ class _Fit:
 
 
 def describe_mismatch(arrays: Shapes, like: Shapes, original: Shapes) -> str:
-    """One line that names what does not fit, and the way out; "" where all fits.
+    """One line that lists what does not fit and how to fix it; "" if everything fits.
 
-    `original` has the shapes from before adapting; what was left out or reset is in none of them.
+    `original` has the shapes before adapting, without anything dropped or reset.
     """
     different = [
         f"{name} is {tuple(original[name].shape)} and must be {tuple(like[name].shape)}"
@@ -210,17 +210,17 @@ def describe_mismatch(arrays: Shapes, like: Shapes, original: Shapes) -> str:
     if not parts:
         return ""
     hints = _option_hints(arrays, like)
-    said = " ".join(hints)
-    hints += [each for each in _size_hints(arrays, like) if each.partition("=")[0] not in said]
-    hints = hints or ["make sure that the file is whole and of this model (model.*)"]
+    given = " ".join(hints)
+    hints += [each for each in _size_hints(arrays, like) if each.partition("=")[0] not in given]
+    hints = hints or ["check that the file is complete and matches the model (model.*)"]
     return (
         f"the pre-trained parameters do not fit the model: {', '.join(parts)}. "
-        f"Way out: {'; '.join(hints)}."
+        f"To fix: {'; '.join(hints)}."
     )
 
 
 def _option_hints(arrays: Shapes, like: Shapes) -> list[str]:
-    """For what `pretrained.*` can adapt."""
+    """Hints about what `pretrained.*` can adapt."""
     hints = []
     for name in with_role("patches", like):
         size, now = patch_size_of(arrays, name), patch_size_of(like, name)
@@ -252,9 +252,9 @@ def _option_hints(arrays: Shapes, like: Shapes) -> list[str]:
 
 
 def _different(arrays: Shapes, like: Shapes) -> list[tuple[str, Any, Any]]:
-    """Attributes, the kind of model first, of the file and of the model where they differ.
+    """Attributes that differ between file and model, the kind of model first.
 
-    What a damaged file does not tell is left out.
+    Omits what cannot be inferred from a damaged file.
     """
     before, after = model_sizes(arrays), model_sizes(like)
     family, is_whole = MODELS[before["name"]], not missing_sizes(before)
@@ -269,17 +269,17 @@ def _different(arrays: Shapes, like: Shapes) -> list[tuple[str, Any, Any]]:
 
 
 def _size_hints(arrays: Shapes, like: Shapes) -> list[str]:
-    """For what only another model can resolve."""
+    """Hints about differences that only another model can resolve."""
     different = _different(arrays, like)
     kinds = [MODELS[model_sizes(params)["name"]] for params in (arrays, like)]
     if kinds[0].blocks != kinds[1].blocks:
-        return [f"model.name={model_sizes(arrays)['name']}, which the file is of, and its sizes"]
+        return [f"model.name={model_sizes(arrays)['name']}, as in the file, with its sizes"]
     hints = [f"model.{key}={old} (now {new})" for key, old, new in different]
     if with_role("pre_logits", arrays) and not with_role("pre_logits", like):
-        hints.append("pretrained.reset_head=True (the head kept stands on pre_logits)")
+        hints.append("pretrained.reset_head=True (the kept head depends on pre_logits)")
     old, new = num_tokens(arrays), num_tokens(like)
     if None not in (old, new) and old != new and not with_role("positions", like):
-        hints.append(f"images that give {old} tokens, as the file's did (now {new})")
+        hints.append(f"images with {old} tokens, as in the file (now {new})")
     return hints
 
 

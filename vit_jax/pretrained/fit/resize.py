@@ -1,16 +1,16 @@
-"""Parameters for images of another kind: position embeddings, patch embedding, input channels.
+"""Adapts parameters to other images: position embeddings, patch embedding, input channels.
 
-Resizing along two axes is a product with two small matrices, in float64. For other channels, `M` is
+Resizing along two axes multiplies by two small matrices, in float64. For channels, `M` is
 a mixing matrix [C, C']: the new convolution of an image x' with C' channels is the old one of M x'.
 
-* `sum`: M = 1 / C'. A grey image (all channels equal) keeps its tokens.
-* `mean`: M = 1 / C. Grey images are seen C' / C times as bright.
-* `tile`: M[k, c] = C / C' where c mod C = k, else 0. Where C' is a multiple of C, an image repeated
-  along its channels keeps its tokens. With C' < C the last C - C' channels are lost.
+* `sum`: M = 1 / C'. A grey image (all channels equal) gives the same tokens.
+* `mean`: M = 1 / C. Grey images appear C' / C times as bright.
+* `tile`: M[k, c] = C / C' where c mod C = k, else 0. If C' is a multiple of C, an image repeated
+  along its channels gives the same tokens. With C' < C the last C - C' channels are lost.
 
-A hybrid's `conv_root` is standardised at every call: `tile` to a multiple of C is still the old
-model, but for the epsilons of two norms; `sum` and `mean` are one model, with features that are
-similar to the old ones, not equal.
+A hybrid's `conv_root` is standardised at every call: `tile` to a multiple of C still gives the
+same model, up to the epsilons of two norms; `sum` and `mean` give the same model as each other,
+with features similar to the old ones, not equal.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ CHANNEL_METHODS = ("sum", "mean", "tile")
 
 
 def corner_aligned_linear(size_in: int, size_out: int) -> np.ndarray:
-    """Linear, corner-aligned: output i sits at i * (size_in - 1) / (size_out - 1). [out, in]."""
+    """Linear, corner-aligned: output i is at i * (size_in - 1) / (size_out - 1). [out, in]."""
     positions = np.arange(size_out) * ((size_in - 1) / max(size_out - 1, 1))
     lower = np.clip(np.floor(positions).astype(int), 0, max(size_in - 2, 0))
     fraction = positions - lower
@@ -37,7 +37,7 @@ def corner_aligned_linear(size_in: int, size_out: int) -> np.ndarray:
 
 
 def half_pixel_linear(size_in: int, size_out: int) -> np.ndarray:
-    """Linear between pixel centres, not antialiased: output i sits at (i + 1/2) * in / out - 1/2.
+    """Linear between pixel centres, not antialiased: output i is at (i + 1/2) * in / out - 1/2.
 
     The matrix of `jax.image.resize(..., "bilinear", antialias=False)` along one axis, [out, in].
     """
@@ -45,9 +45,9 @@ def half_pixel_linear(size_in: int, size_out: int) -> np.ndarray:
 
 
 def antialiased_cubic(size_in: int, size_out: int) -> np.ndarray:
-    """Keys' cubic with a = -1/2, widened by in / out where it shrinks, [out, in].
+    """Keys' cubic with a = -1/2, widened by in / out when downscaling, [out, in].
 
-    As PyTorch's `mode="bicubic", antialias=True, align_corners=False`, and PIL.
+    Same as PyTorch's `mode="bicubic", antialias=True, align_corners=False`, and PIL.
     """
     x = _half_pixel_distances(size_in, size_out) / max(size_in / size_out, 1.0)
     near = (1.5 * x - 2.5) * x**2 + 1.0
@@ -56,7 +56,7 @@ def antialiased_cubic(size_in: int, size_out: int) -> np.ndarray:
 
 
 def _half_pixel_distances(size_in: int, size_out: int) -> np.ndarray:
-    """Distances, in input pixels, from every output's centre to every input's. [out, in]."""
+    """Distances, in input pixels, between all output and input pixel centres, [out, in]."""
     centres = (np.arange(size_out) + 0.5) * (size_in / size_out)
     return np.abs((np.arange(size_in) + 0.5)[None, :] - centres[:, None])
 
@@ -66,14 +66,14 @@ def _normalised(weights: np.ndarray) -> np.ndarray:
 
 
 def _resize(x: np.ndarray, rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
-    """[h, w, ...] -> [H, W, ...] of the same type, by `rows` [H, h] and `columns` [W, w]."""
+    """[h, w, ...] -> [H, W, ...] of the same dtype, by `rows` [H, h] and `columns` [W, w]."""
     height, width, *rest = x.shape
     cells = rows @ x.astype(np.float64).reshape(height, -1)  # [H, w * ...]
     cells = columns @ cells.reshape(len(rows), width, -1)  # [H, W, ...]
     return cells.reshape(len(rows), len(columns), *rest).astype(x.dtype)
 
 
-# How position embeddings are interpolated: the matrix along an axis.
+# Interpolations of position embeddings: the matrix along one axis.
 METHODS: dict[str, Callable[[int, int], np.ndarray]] = {
     "bilinear": corner_aligned_linear,
     "bicubic": antialiased_cubic,
@@ -89,11 +89,11 @@ def interpolate_posembed(
 ) -> np.ndarray:
     """2-D interpolation of position embeddings by location in the image (paper, section 3.2).
 
-    From [1, P + h*w, D] to [1, P + grid[0] * grid[1], D], the same array for the same grid; the P
-    rows of class and distillation token, which come first, are kept.
+    From [1, P + h*w, D] to [1, P + grid[0] * grid[1], D], the same array for the same grid; the
+    first P rows, of the class and distillation tokens, are kept.
 
-    `bilinear` has aligned corners, as the official code (scipy's zoom of order 1). `bicubic` is
-    antialiased and has pixel centres, as timm's `resample_abs_pos_embed`. For `source_grid` and
+    `bilinear` aligns corners, as the official code (scipy's zoom of order 1). `bicubic` is
+    antialiased and uses pixel centres, as timm's `resample_abs_pos_embed`. For `source_grid` and
     errors see `find_source_grid`.
     """
     source_grid = find_source_grid(posemb.shape, grid, num_prefix_tokens, source_grid)
@@ -111,9 +111,9 @@ def find_source_grid(
     num_prefix_tokens: int,
     source_grid: tuple[int, int] | None = None,
 ) -> tuple[int, int]:
-    """Rows and columns of tokens that position embeddings of `shape` [1, P + h*w, D] stand for.
+    """Rows and columns of tokens for position embeddings of `shape` [1, P + h*w, D].
 
-    Those given; else a square; else `grid`, where it has as many tokens; else UserError.
+    `source_grid` if given; else a square; else `grid` if the count matches; else UserError.
     """
     if len(shape) != 3 or shape[0] != 1:
         raise UserError(f"position embeddings must have shape [1, N, D], not {tuple(shape)}.")
@@ -123,13 +123,13 @@ def find_source_grid(
         source_grid = (side, side) if side * side == num_tokens else grid
         if not num_tokens or math.prod(source_grid) != num_tokens:
             raise UserError(
-                f"{shape[1]} position embeddings less {num_prefix_tokens} for class tokens are no "
-                "square; give the rows and columns they stand for (pretrained.grid, --grid)."
+                f"{shape[1]} position embeddings minus {num_prefix_tokens} class tokens is not a "
+                "square; give their rows and columns (pretrained.grid, --grid)."
             )
     if min(source_grid) < 1 or math.prod(source_grid) != num_tokens:
         raise UserError(
-            f"pretrained.grid={tuple(source_grid)} asks for {math.prod(source_grid)} position "
-            f"embeddings; there are {num_tokens}, besides {num_prefix_tokens} for class tokens."
+            f"pretrained.grid={tuple(source_grid)} needs {math.prod(source_grid)} position "
+            f"embeddings; the file has {num_tokens}, plus {num_prefix_tokens} for class tokens."
         )
     return source_grid[0], source_grid[1]
 
@@ -137,20 +137,20 @@ def find_source_grid(
 def replace_prefix(
     posemb: np.ndarray, tokens: Sequence[str], new_tokens: Sequence[str]
 ) -> np.ndarray:
-    """Rows for other tokens before the grid, new ones zero: [1, P + N, D] -> [1, P' + N, D]."""
+    """Replaces the rows before the grid, new ones zero: [1, P + N, D] -> [1, P' + N, D]."""
     zero = np.zeros_like(posemb[:, :1])  # [1, 1, D]
     rows = [posemb[:, [tokens.index(t)]] if t in tokens else zero for t in new_tokens]
     return np.concatenate([*rows, posemb[:, len(tokens) :]], axis=1)
 
 
 def resize_patch_kernel(kernel: np.ndarray, patch: tuple[int, int]) -> np.ndarray:
-    """Kernel of a patch embedding for patches of another size ("FlexiViT", 2212.08013).
+    """Patch embedding kernel for another patch size ("FlexiViT", 2212.08013).
 
-    With B the matrix of the bilinear resize of a patch (pixel centres, not antialiased) the new
-    kernel is w' = pinv(B^T) w: the token <B x, w'> of the resized patch is closest to <x, w>, in
-    the mean square over patches x of white noise, and equal for larger patches. Below half the
-    size B leaves pixels out, and the token of a smooth image shrinks (to 1/4 for 16 -> 4): fine for
-    weights trained this way, as FlexiViT's, and a poor start for others.
+    With B the matrix of the bilinear resize of a patch (pixel centres, not antialiased), the new
+    kernel is w' = pinv(B^T) w: the token <B x, w'> of the resized patch is closest to <x, w> in
+    mean square over white-noise patches x, and equal for larger patches. Below half the
+    size B skips pixels, and the tokens of smooth images shrink (to 1/4 for 16 -> 4): fine for
+    weights trained this way, as FlexiViT's, but a poor start for others.
     From [h, w, C, D] to [*patch, C, D].
     """
     rows, columns = (
@@ -161,13 +161,13 @@ def resize_patch_kernel(kernel: np.ndarray, patch: tuple[int, int]) -> np.ndarra
 
 
 def mix_channels(kernel: np.ndarray, new_channels: int, method: str) -> np.ndarray:
-    """A kernel for images of `new_channels` channels: [h, w, C, D] -> [h, w, C', D]."""
+    """Adapts a kernel to images of `new_channels` channels: [h, w, C, D] -> [h, w, C', D]."""
     mixing = mixing_matrix(kernel.shape[2], new_channels, method)  # [C, C']
     return (mixing.T @ kernel.astype(np.float64)).astype(kernel.dtype)  # [h, w, C', D]
 
 
 def mixing_matrix(channels: int, new_channels: int, method: str) -> np.ndarray:
-    """`M` [channels, new_channels] of this module's docstring."""
+    """`M` [channels, new_channels], see the module's docstring."""
     if method == "tile":
         repeated = np.arange(new_channels)[None, :] % channels == np.arange(channels)[:, None]
         return repeated * (channels / new_channels)

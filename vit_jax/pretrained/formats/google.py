@@ -1,15 +1,15 @@
-"""The `.npz` files of Google's code, of every era and of Big Transfer, and our own.
+"""The `.npz` files of Google's code of all eras, of Big Transfer, and our own.
 
-* `npz`: the official code's current names, which are ours.
-* `npz_published`: the published files. Flax before Linen numbered the parts of a block jointly, and
-  group norms have shape [1, 1, 1, C].
+* `npz`: the official code's current names, which we use too.
+* `npz_published`: the published files. Before Linen, Flax numbered the parts of a block jointly,
+  and group norms have shape [1, 1, 1, C].
 * `big_vision`: `params/` before every name (`params/img/` in two-tower models), position embeddings
-  at the root and without a row for the class token, blocks possibly stacked for a scan, and in old
-  files the attention-pooling head's parts at the root.
+  at the root and without a row for the class token, blocks possibly stacked for a scan, and in
+  old files the attention-pooling head's parts at the root.
 
-Read is any mixture that history produced, such as `opt/target/` in front (a whole train state). In
-Big Transfer's files each group norm stands below the convolution that follows it (`a`, `b`, `c` of
-a unit), and the head is a convolution of one pixel.
+Any historical mixture can be read, such as with a prefix `opt/target/` (a whole train state). In
+Big Transfer's files each group norm is below the convolution that follows it (`a`, `b`, `c` of
+a unit), and the head is a 1x1 convolution.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from vit_jax.parameters.names import (
 from vit_jax.pretrained.formats.rows import Op, Row, norm, numbers, read_rows, write_rows
 from vit_jax.pretrained.formats.stored import Holds, Stored
 
-# What Google's code computes with every file.
+# What Google's code computes for all its files.
 ASSUMED = {"gelu": "tanh", "layer_norm_epsilon": 1e-6}
 PREFIXES = ("opt/target/", "params/img/", "params/", "target/", "")
 _OTHER_POSITIONS = ("pos_embedding", "Transformer/pos_embedding")
@@ -48,12 +48,12 @@ _PRE_LINEN = {
 _LINEN = {new: old for old, new in _PRE_LINEN.items()}
 _GROUP_NORM = re.compile(r"(?:.*/)?(?:gn(?:\d+|_root|_proj)|norm-pre-head)/(?:scale|bias)")
 _MAP_HEAD_PARTS = ("probe", "MultiHeadDotProductAttention_0", "LayerNorm_0", "MlpBlock_0")
-# The rest of a train state that lies in the same file as the parameters.
+# The rest of a train state stored in the same file as the parameters.
 _TRAIN_STATE = re.compile(r"(?:opt|optimizer|opt_state|state|chrono|extra|step|epoch)(?:/.*)?")
 
 
 def find_prefix(names: Collection[str], part: str = "") -> str | None:
-    """What stands before the parameters' names, or None where there are no such parameters."""
+    """The prefix of the parameters' names, or None if there are no such parameters."""
     inputs = [row.pattern for row in all_rows() if row.role in ("image", "patches", "vocabulary")]
     prefixes = (f"params/{part}/", f"{part}/") if part else PREFIXES
     return next((p for p in prefixes if any(f"{p}{name}" in names for name in inputs)), None)
@@ -67,18 +67,18 @@ def _rename_blocks(name: str, table: dict[str, str]) -> str:
 def read_google(
     arrays: dict[str, np.ndarray], *, grid: tuple[int, int] | None = None, part: str = ""
 ) -> Stored:
-    """Reads any of the three namings; UserError for two arrays that are one parameter."""
+    """Reads any of the three naming schemes; UserError if two arrays are the same parameter."""
     prefix = find_prefix(arrays, part)
-    assert prefix is not None  # the file was recognised by it
+    assert prefix is not None  # the format was detected by it
     stored = Stored(_format(arrays, prefix))
     taken: dict[str, str] = {}  # our name -> name in the file
     is_text = any(role_of(name.removeprefix(prefix)) == "vocabulary" for name in arrays)
     for name in list(arrays):
         if not name.startswith(prefix) or (not prefix and _TRAIN_STATE.fullmatch(name)):
             if prefix.count("/") > 1 and name.startswith("params/"):
-                stored.dropped[name] = f"not of {prefix.split('/')[1]!r}"
+                stored.dropped[name] = f"not part of {prefix.split('/')[1]!r}"
             elif _TRAIN_STATE.fullmatch(name):
-                stored.dropped[name] = "of the train state, not a parameter"
+                stored.dropped[name] = "part of the train state, not a parameter"
             else:
                 stored.unexpected.append(name)
             continue
@@ -88,7 +88,7 @@ def read_google(
         if ours in _OTHER_POSITIONS and not is_text:
             ours = POSITIONS
         if ours in taken:
-            raise UserError(f"{taken[ours]!r} and {name!r} are both the parameter {ours!r}.")
+            raise UserError(f"{taken[ours]!r} and {name!r} both map to the parameter {ours!r}.")
         taken[ours] = name
         array = arrays.pop(name)
         if _GROUP_NORM.fullmatch(ours) and array.shape[:-1] == (1, 1, 1):
@@ -115,7 +115,7 @@ def _format(arrays: dict[str, np.ndarray], prefix: str) -> str:
 
 
 def _place_posemb(stored: Stored, name: str, grid: tuple[int, int] | None) -> None:
-    """Gives the class token its row of position embeddings, which big_vision has folded into it."""
+    """Adds the class token's row of position embeddings, which big_vision folds into the token."""
     posemb = stored.params[POSITIONS]
     num_rows = posemb.shape[1] if posemb.ndim == 3 else 0
     counts = {num_rows - 1: False, num_rows: True}  # tokens of the grid -> whether it is folded
@@ -126,7 +126,7 @@ def _place_posemb(stored: Stored, name: str, grid: tuple[int, int] | None) -> No
         folded = squares[0] if len(squares) == 1 else None
     if folded is None:
         raise UserError(
-            f"{name!r} has {num_rows} rows, which with or without one for the class token are no "
+            f"{name!r} has {num_rows} rows, which with or without one for the class token is not a "
             "square; give the rows and columns of tokens (pretrained.grid)."
         )
     if folded:
@@ -135,12 +135,12 @@ def _place_posemb(stored: Stored, name: str, grid: tuple[int, int] | None) -> No
 
 
 def to_published(params: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Flat names of ours -> those of the published files."""
-    return {_rename_blocks(n, _LINEN): array for n, array in _with_long_norms(params).items()}
+    """Renames our flat names to those of the published files."""
+    return {_rename_blocks(n, _LINEN): array for n, array in _with_4d_norms(params).items()}
 
 
-def _with_long_norms(params: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Group norms as [1, 1, 1, C]."""
+def _with_4d_norms(params: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Reshapes group norms to [1, 1, 1, C]."""
     return {
         name: array.reshape(1, 1, 1, -1) if _GROUP_NORM.fullmatch(name) else array
         for name, array in params.items()
@@ -148,17 +148,17 @@ def _with_long_norms(params: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 def to_big_vision(params: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Flat names of ours -> those of big_vision; the class token takes up its row of positions."""
+    """Renames our flat names to big_vision's; folds the class token's position into the token."""
     params = dict(params)
     posemb = params.pop(POSITIONS, None)
     if posemb is not None:
         if "cls" in params:
             row, posemb = posemb[:, :1], posemb[:, 1:]
-            if row.any():  # else a -0.0 would become 0.0
+            if row.any():  # otherwise -0.0 would become 0.0
                 params["cls"] = params["cls"] + row
         params["pos_embedding"] = posemb
-    if bit.STEM in params:  # whose norms are so there
-        params = _with_long_norms(params)
+    if bit.STEM in params:  # whose norms have that shape there
+        params = _with_4d_norms(params)
     return {f"params/{name}": array for name, array in params.items()}
 
 
@@ -168,7 +168,7 @@ _BIT_HEAD = Op(lambda x, _: x[0, 0], lambda x: x[None, None])  # [1, 1, D, K] <-
 
 
 def _bit_rows(names: Iterable[str]) -> list[Row]:
-    """The table of Big Transfer, with the units that `names`, of either side, have."""
+    """The table of Big Transfer for the units in `names`, of either naming."""
     rows = [
         Row(("root_block/conv_root/kernel",), f"resnet/root_block/{_CONV}"),
         *norm("norm-pre-head", "resnet", *_BIT_NORM),
@@ -185,10 +185,10 @@ def _bit_rows(names: Iterable[str]) -> list[Row]:
 
 
 def read_big_transfer(arrays: dict[str, np.ndarray]) -> Stored:
-    """Reads a file of Big Transfer; UserError for an array of another shape."""
+    """Reads a Big Transfer file; UserError for an array of another shape."""
     logging.warning(
-        "BiT was trained with zeros around its first max-pooling; the model here pads as "
-        "big_vision's does: logits differ by some 2e-3 before fine-tuning."
+        "BiT was trained with zero padding in its first max-pooling; this model pads as "
+        "big_vision's: logits differ by about 2e-3 before fine-tuning."
     )
     stored = Stored("npz_published")
     # Some files number the convolutions of a unit.

@@ -1,7 +1,7 @@
 """Hugging Face transformers' names for ViT and DeiT, and its `config.json`.
 
-Read are the names of the files on the hub, which every version of transformers understands and
-which we write, and those of transformers 5. A bare `ViTModel` has no `vit.` in front.
+Reads the names of files on the hub, which every version of transformers understands and
+which we write, and those of transformers 5. A bare `ViTModel` has no `vit.` prefix.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _PROBLEMS = {
 
 
 def _table(prefix: str, blocks: list[tuple[int, ...]], *, refactored: bool = False) -> list[Row]:
-    """The table for names that start with `prefix` (`vit.`, `deit.` or nothing)."""
+    """The table for names with the prefix `prefix` (`vit.`, `deit.` or none)."""
     embeddings = f"{prefix}embeddings"
     head = "cls_classifier" if prefix == "deit." else "classifier"
     table = [
@@ -66,35 +66,35 @@ def _table(prefix: str, blocks: list[tuple[int, ...]], *, refactored: bool = Fal
 
 
 def find_prefix(names: Collection[str]) -> str | None:
-    """`vit.`, `deit.` or "", or None where these are not the names of a ViT of transformers."""
+    """`vit.`, `deit.` or "", or None if the names are not those of a transformers ViT."""
     for prefix in ("vit.", "deit.", ""):
         if f"{prefix}embeddings.patch_embeddings.projection.weight" in names:
             return prefix
     return None
 
 
-# Of which the patches are not those of an image.
+# Models whose patches are not image patches.
 _NOT_IMAGES = {"audio-spectrogram-transformer": "sounds", "videomae": "videos", "vivit": "videos"}
 
 
 def check_names(arrays: Mapping[str, np.ndarray], settings: Mapping[str, Any]) -> None:
-    """UserError for a part that our models do not have, before anything is guessed."""
+    """UserError for a part that our models lack, before anything is guessed."""
     name = f"{find_prefix(arrays)}embeddings.patch_embeddings.projection.weight"
     kind = settings.get("model_type")
     if kind in _NOT_IMAGES or arrays[name].ndim != 4:
         found = _NOT_IMAGES.get(str(kind), "videos or volumes")
-        raise UserError(f"a model of {found} ({kind or name}); here are those of images.")
+        raise UserError(f"a model for {found} ({kind or name}); only image models are supported.")
     queries = re.compile(r".*\.(query|q_proj)\.(weight|bias)")
     ends = {match[2] for match in map(queries.fullmatch, arrays) if match}
     if ends == {"weight"}:
         raise UserError(
-            "this model has queries, keys and values without biases (qkv_bias=False), which no "
-            "model here has."
+            "this model has queries, keys and values without biases (qkv_bias=False), which is "
+            "not supported."
         )
 
 
 def read_settings(settings: dict[str, Any], preprocessor: dict[str, Any]) -> Stored:
-    """What `config.json` and `preprocessor_config.json` say; UserError where it is not ours."""
+    """Reads `config.json` and `preprocessor_config.json`; UserError for an unsupported model."""
     with reading("config.json"):
         check_known("config.json: pooler_act", settings.get("pooler_act", "tanh"), ["tanh"])
         activation = settings.get("hidden_act", "gelu")
@@ -120,16 +120,16 @@ def read_settings(settings: dict[str, Any], preprocessor: dict[str, Any]) -> Sto
 
 
 def read_huggingface(stored: Stored, arrays: dict[str, np.ndarray], num_heads: int) -> None:
-    """Moves `arrays` into `stored`; UserError for a model that is not ours."""
+    """Moves `arrays` into `stored`; UserError if the model is not supported."""
     prefix = find_prefix(arrays)
-    assert prefix is not None  # the file was recognised by it
-    if prefix:  # which ViTMSN leaves out behind its embeddings
+    assert prefix is not None  # the format was detected by it
+    if prefix:  # which ViTMSN omits after its embeddings
         for name in [name for name in arrays if name.startswith(("encoder.", "layernorm."))]:
             arrays[f"{prefix}{name}"] = arrays.pop(name)
     if prefix == "deit." and "classifier.weight" in arrays:
         raise UserError(
-            "a DeiTForImageClassification, whose only head stands on the class token beside a "
-            "distillation token, is no model of ours; DeiTForImageClassificationWithTeacher is."
+            "a DeiTForImageClassification, whose only head is on the class token next to a "
+            "distillation token, is not supported; DeiTForImageClassificationWithTeacher is."
         )
     refactored = any(name.startswith(f"{prefix}layers.") for name in arrays)
     blocks = rows.numbers(rf"^{prefix}(?:encoder\.layer|layers)\.(\d+)\.", arrays)
@@ -138,17 +138,17 @@ def read_huggingface(stored: Stored, arrays: dict[str, np.ndarray], num_heads: i
     if {"head/kernel", "dist"} & stored.params.keys():
         for name in ("pre_logits/kernel", "pre_logits/bias"):
             if stored.params.pop(name, None) is not None:
-                stored.dropped[name] = "the pooler, which stands beside the head and not before it"
+                stored.dropped[name] = "the pooler, which is not an input of the head"
 
 
 def _class_names(settings: dict[str, Any]) -> tuple[str, ...]:
-    """Names of `id2label`; () where they are only numbered, or their numbers are no outputs."""
+    """Names of `id2label`; () if they are only numbers, or do not match the outputs."""
     labels = settings.get("id2label") or {}
     keys = sorted(labels, key=int)
     if [int(key) for key in keys] != list(range(len(keys))):
         logging.warning(
             f"config.json: id2label has the keys {list_names(keys, 9)}, not 0 to {len(keys) - 1}: "
-            "its names are left out."
+            "its names are ignored."
         )
         return ()
     names = tuple(str(labels[key]) for key in keys)
@@ -156,18 +156,18 @@ def _class_names(settings: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _preprocess(settings: dict[str, Any]) -> str:
-    """Ops for a `preprocessor_config.json`; "" where it says too little, or what we have not."""
+    """Ops for a `preprocessor_config.json`; "" if it is incomplete, or has unsupported steps."""
     size, resample = settings.get("size"), settings.get("resample", 2)
     factor = settings.get("rescale_factor", 1 / 255) if settings.get("do_rescale", True) else 1
     if not math.isclose(factor, 1 / 255, rel_tol=1e-3):
         raise UserError(
             f"preprocessor_config.json: do_rescale and rescale_factor multiply pixels by {factor}; "
-            "only 1/255 is known here. Remove the file to load the weights without it."
+            "only 1/255 is supported. Remove the file to load the weights without it."
         )
     if size is None or not settings.get("do_resize", True):
         return ""
     if resample not in RESAMPLE:
-        logging.warning("preprocessor_config.json: resample=%r is not known here.", resample)
+        logging.warning("preprocessor_config.json: resample=%r is not supported.", resample)
         return ""
     method = f"'pillow_{RESAMPLE[resample]}'"
     if isinstance(size, dict) and "shortest_edge" in size:
@@ -190,7 +190,7 @@ def _sides(size: tuple[int, int]) -> dict[str, int]:
 
 def _to_preprocessor(inputs: InputSettings) -> dict[str, Any]:
     """The `preprocessor_config.json`."""
-    if isinstance(inputs.resize, int):  # what ViT's own processor has not, CLIP's has
+    if isinstance(inputs.resize, int):  # only CLIP's processor has this, not ViT's
         kind, size = "CLIPImageProcessor", {"shortest_edge": inputs.resize}
     else:
         kind = "ViTImageProcessor" if inputs.crop is None else "DeiTImageProcessor"
@@ -219,7 +219,7 @@ _ARCHITECTURES = {
 
 
 def _to_config(description: Description) -> dict[str, Any]:
-    """The `config.json` with which transformers computes what our model computes."""
+    """The `config.json` with which transformers computes the same as our model."""
     model = description.model
     height, width, channels = description.image_shape
     patch = model["patch_size"]
@@ -250,14 +250,14 @@ def _to_config(description: Description) -> dict[str, Any]:
 def to_huggingface(
     params: dict[str, np.ndarray], description: Description, inputs: InputSettings
 ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-    """Arrays in the classic naming, and the files beside them; UserError where it has no such."""
+    """Arrays in the classic naming, and the files beside them; UserError if not representable."""
     model = description.model
     if "pre_logits/kernel" in params and "head/kernel" in params:
         raise UserError(
             "--format=huggingface has no layer between pooling and head: a model with pre_logits "
-            "can be written without its head (--drop_head), as a ViTModel whose pooler it is."
+            "can be written without its head (--drop_head), as the pooler of a ViTModel."
         )
-    prefix = f"{model['name']}."  # as transformers calls them too
+    prefix = f"{model['name']}."  # same names as in transformers
     table = _table(prefix, rows.block_numbers(params))
     arrays = rows.write_rows(table, params, "huggingface")
     if not model["num_classes"]:  # the bare model
@@ -269,7 +269,7 @@ def to_huggingface(
     return arrays, settings
 
 
-# ViT and DeiT there classify by their tokens and cut patches from the image.
+# ViT and DeiT there classify from their tokens and patchify the image directly.
 HUGGINGFACE = {
     name: Holds(to_huggingface, {"classifier": ("token",), "resnet_layers": (None,)})
     for name in _ARCHITECTURES

@@ -1,4 +1,4 @@
-"""Two naming schemes as one table, which reader and writer share: each is the other's inverse."""
+"""Two naming schemes as one table shared by reader and writer: each inverts the other."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from vit_jax.errors import UserError
 from vit_jax.models.vit import ATTENTION, BLOCKS
 from vit_jax.pretrained.formats.stored import Stored
 
-# Constants that PyTorch modules carry along.
+# Constant buffers of PyTorch modules.
 _BUFFERS = ("num_batches_tracked", "relative_position_index", "position_ids")
 
 
 class Op(NamedTuple):
-    """How an array of theirs, for a number of heads, becomes one of ours; and back."""
+    """Converts one of their arrays, given the number of heads, to one of ours; and back."""
 
     read: Callable[[np.ndarray, int], np.ndarray]
     write: Callable[[np.ndarray], np.ndarray]
@@ -39,7 +39,7 @@ HEADS_OUT = Op(
 
 
 class Row(NamedTuple):
-    """An array of theirs holds several of ours one below the other: query, key, value in `qkv`."""
+    """One of their arrays holds several of ours, concatenated: query, key, value in `qkv`."""
 
     ours: tuple[str, ...]
     theirs: str
@@ -47,7 +47,7 @@ class Row(NamedTuple):
 
 
 def layer(ours: str | list[str], theirs: str, op: Op = DENSE, bias: Op = SAME) -> list[Row]:
-    """A layer of PyTorch, or several of ours as one: a weight, changed by `op`, and a bias."""
+    """A PyTorch layer, or several of ours as one: a weight, converted by `op`, and a bias."""
     names = [ours] if isinstance(ours, str) else ours
     return [
         Row(tuple(f"{name}/kernel" for name in names), f"{theirs}.weight", op),
@@ -61,7 +61,7 @@ def norm(ours: str, theirs: str, scale: str = ".weight", bias: str = ".bias") ->
 
 
 def encoder_block(number: int, folder: str, theirs: str) -> list[Row]:
-    """A block whose parts `theirs` names: norm, query, key, value (or all three as one layer),
+    """A block; `theirs` names its parts: norm, query, key, value (or all three as one layer),
     out, norm, and both layers of the MLP.
     """
     ours = f"{BLOCKS}_{number}"
@@ -79,12 +79,12 @@ def encoder_block(number: int, folder: str, theirs: str) -> list[Row]:
 
 
 def block_numbers(names: Iterable[str]) -> list[tuple[int, ...]]:
-    """Of a Vision Transformer's parameters, in our names."""
+    """Block numbers of a Vision Transformer's parameters, in our names."""
     return numbers(rf"{BLOCKS}_(\d+)/", names)
 
 
 def numbers(pattern: str, names: Iterable[str]) -> list[tuple[int, ...]]:
-    """The numbers that stand in `names` for the groups of `pattern`, in order."""
+    """The numbers in `names` that match the groups of `pattern`, in order."""
     matches = (re.search(pattern, name) for name in names)
     return sorted({tuple(map(int, match.groups())) for match in matches if match})
 
@@ -92,7 +92,7 @@ def numbers(pattern: str, names: Iterable[str]) -> list[tuple[int, ...]]:
 def read_rows(
     stored: Stored, arrays: dict[str, np.ndarray], rows: list[Row], *, num_heads: int = 1
 ) -> None:
-    """Moves arrays into `stored`; UserError for a shape that does not suit the row or the heads."""
+    """Moves arrays into `stored`; UserError for a shape that does not fit the row or the heads."""
     for row in rows:
         if row.theirs not in arrays:
             continue
@@ -108,7 +108,7 @@ def read_rows(
             stored.add(name, part)
     for name in arrays:
         if name.rpartition(".")[2] in _BUFFERS:
-            stored.dropped[name] = "a constant, no parameter"
+            stored.dropped[name] = "a constant, not a parameter"
         else:
             stored.unexpected.append(name)
 
@@ -116,9 +116,9 @@ def read_rows(
 def write_rows(
     rows: list[Row], params: Mapping[str, np.ndarray], format: str
 ) -> dict[str, np.ndarray]:
-    """Our flat names -> theirs, contiguous; UserError where the format has no name."""
+    """Our flat names -> theirs, contiguous; UserError if the format has no name for one."""
     if left := params.keys() - {name for row in rows for name in row.ours}:
-        raise UserError(f"--format={format} has no place for {', '.join(sorted(left))}.")
+        raise UserError(f"--format={format} cannot store {', '.join(sorted(left))}.")
     return {
         row.theirs: np.ascontiguousarray(
             np.concatenate([row.op.write(params[name]) for name in row.ours])

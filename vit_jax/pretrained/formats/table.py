@@ -1,4 +1,4 @@
-"""The weight formats as one table: how each is recognised, read and written."""
+"""The weight formats as one table: how each is detected, read and written."""
 
 from __future__ import annotations
 
@@ -26,38 +26,38 @@ Params = dict[str, np.ndarray]
 
 
 class Format(NamedTuple):
-    """One way to write flat parameters, by the kinds of `MODELS` that it can hold; None: all."""
+    """How to write flat parameters, by the kinds of `MODELS` that it can represent; None: all."""
 
     kinds: Mapping[str, Holds] | None
     is_folder: bool = False
 
     def holds(self, model: Mapping[str, Any]) -> Holds:
-        """How a model of these attributes is written; UserError where the format has no such."""
+        """How a model with these attributes is written; UserError if the format cannot store it."""
         kind = model["name"]
         found = _own(model) if self.kinds is None else self.kinds.get(kind)
         if found is None:
             raise UserError(
-                f"this format has no place for model.name={kind!r}; {_able(model)} has."
+                f"this format cannot store model.name={kind!r}; use {_formats_for(model)}."
             )
         for key, values in found.values.items():
             if model[key] not in values:
                 raise UserError(
-                    f"this format has no place for model.{key}={model[key]!r}, only for "
-                    f"{', '.join(map(repr, values))}; {_able(model)} has."
+                    f"this format cannot store model.{key}={model[key]!r}, only "
+                    f"{', '.join(map(repr, values))}; use {_formats_for(model)}."
                 )
         return found
 
     def write(
         self, path: Path, params: Params, description: Description, inputs: InputSettings | None
     ) -> Path:
-        """Writes a model and returns the file of weights; UserError if it is none of the format.
+        """Writes a model and returns the weight file; UserError if the format cannot store it.
 
-        `inputs` is for folders.
+        `inputs` is only used for folders.
         """
         convert = self.holds(description.model).convert
         if not self.is_folder:
             return write_arrays(path, convert(params))
-        # Folders of others know only learned ones.
+        # Folder formats of others only have learned positions.
         if description.model.get("position_embedding") == "sincos2d":
             table = sincos2d(description.grid, description.model["hidden_size"])
             padding = ((0, 0), (num_prefix_tokens(params), 0), (0, 0))
@@ -71,13 +71,13 @@ class Format(NamedTuple):
 
 
 def _own(model: Mapping[str, Any]) -> Holds:
-    """Our own names, which the official code reads too; what it takes is in no JSON of its own."""
+    """Our own names, which the official code reads too; its conventions are in no JSON file."""
     assumed = {**google.ASSUMED, "position_embedding": "learned"}
     return Holds(dict, assumed={key: assumed[key] for key in assumed if key in model})
 
 
-def _able(model: Mapping[str, Any]) -> str:
-    """The formats that have a place for a model."""
+def _formats_for(model: Mapping[str, Any]) -> str:
+    """The formats that can store a model."""
     able = []
     for name, row in FORMATS.items():
         holds = Holds(dict) if row.kinds is None else row.kinds.get(model["name"])
@@ -103,18 +103,18 @@ def read_weights(
     grid: tuple[int, int] | None = None,
     part: str = "",
 ) -> Stored:
-    """Brings `arrays` of the file `path`, recognised by their names, into our names.
+    """Converts `arrays` of the file `path` to our names; detects the format by their names.
 
-    `num_heads` None asks the `config.json` beside it, then the table of known sizes, then
-    `default_heads`. `grid` has the rows and columns of tokens, where they are no square; `part`
-    is one of several models in the file.
+    If `num_heads` is None, it comes from the `config.json` beside the file, else the table of known
+    sizes, else `default_heads`. `grid`, rows and columns of tokens, is needed if not square; `part`
+    selects one of several models in the file.
     """
     in_folder = path.name.startswith((WEIGHTS_FILE, TORCH_FILE))
     files = (path.parent / file for file in ("config.json", "preprocessor_config.json"))
     settings, preprocessor = (read_object(f) if in_folder and f.is_file() else {} for f in files)
     try:
-        _refuse_quantised(arrays)
-        arrays, others = _unwrapped(arrays, part)
+        _reject_quantised(arrays)
+        arrays, others = _unwrap(arrays, part)
         if google.find_prefix(arrays, part) is not None:
             stored = google.read_google(arrays, grid=grid, part=part)
         elif any(name.startswith("resnet/root_block/") for name in arrays):
@@ -134,16 +134,16 @@ def read_weights(
         else:
             raise UserError(
                 f"it holds {len(arrays)} arrays ({', '.join(list(arrays)[:4])}, ...), whose names "
-                "are those of no Vision Transformer or ResNet known here: Google's .npz, BiT, "
+                "match no supported Vision Transformer or ResNet: Google's .npz, BiT, "
                 "big_vision, timm, Hugging Face ViT or DeiT."
             )
         model_args = settings.get("model_args") or {}
         stated = model_args.get("depth") or settings.get("num_hidden_layers")
         if stated and stated != (found := len(block_numbers(stored.params))):
-            raise UserError(f"config.json says {stated} blocks, and the file has {found}.")
+            raise UserError(f"config.json has {stated} blocks, but the file has {found}.")
         stored.dropped |= others
         if not settings and stored.format in ("timm", "huggingface"):
-            _say_guesses(path, stored, "" if num_heads or heads == 1 else f"num_heads={heads}")
+            _log_guesses(path, stored, "" if num_heads or heads == 1 else f"num_heads={heads}")
     except UserError as error:
         if str(path) in str(error):
             raise
@@ -151,7 +151,7 @@ def read_weights(
     return stored
 
 
-# What libraries leave around a model whose parameters they save.
+# Prefixes that libraries put before the names of a model they save.
 _WRAPPERS = ("_orig_mod", "module", "model", "backbone", "base_encoder", "encoder", "net")
 
 
@@ -161,10 +161,10 @@ def _is_known(names: Collection[str], part: str = "") -> bool:
     return is_bit or timm.is_timm(names) or found != (None, None)
 
 
-def _unwrapped(arrays: Params, part: str) -> tuple[Params, dict[str, str]]:
-    """Those of the model that a wrapper holds, under its own names; of the others, what they are.
+def _unwrap(arrays: Params, part: str) -> tuple[Params, dict[str, str]]:
+    """The arrays of a wrapped model, under its own names; and notes on the others.
 
-    A wrapper's prefix is that of all names, or the only one of `_WRAPPERS` with a known model.
+    A wrapper's prefix is common to all names, or the only one of `_WRAPPERS` with a known model.
     """
     prefix, rest = "", arrays
     while not _is_known(rest, part):
@@ -179,37 +179,37 @@ def _unwrapped(arrays: Params, part: str) -> tuple[Params, dict[str, str]]:
         [(outer, rest)] = held.items()
         prefix += f"{outer}."
     if prefix:
-        logging.warning("Names are read without %r, which a wrapper put before them.", prefix)
-    return rest, {n: "outside of the model" for n in arrays if not n.startswith(prefix)}
+        logging.warning("Stripped the wrapper's prefix %r from all names.", prefix)
+    return rest, {n: "outside the model" for n in arrays if not n.startswith(prefix)}
 
 
-_OF_QUANTISED = re.compile(
+_QUANTISED = re.compile(
     r".*\.(SCB|absmax|quant_map|q(weight|zeros)|weight_(scale|zero_point|packed).*|weight\.quant_.*)"
 )
 
 
-def _refuse_quantised(arrays: Params) -> None:
+def _reject_quantised(arrays: Params) -> None:
     for name, array in arrays.items():
         is_small = array.dtype.itemsize == 1 and name.endswith((".weight", "/kernel"))
-        if is_small or _OF_QUANTISED.fullmatch(name):
+        if is_small or _QUANTISED.fullmatch(name):
             raise UserError(
-                f"its weights are quantised ({name}, {array.dtype}), which no format here is; save "
+                f"its weights are quantised ({name}, {array.dtype}), which is not supported; save "
                 "them as float16, bfloat16 or float32."
             )
 
 
-def _say_guesses(path: Path, stored: Stored, heads: str) -> None:
-    """One line of what names and shapes do not tell, where no config.json does."""
+def _log_guesses(path: Path, stored: Stored, heads: str) -> None:
+    """Logs one line with what names and shapes do not show, without a config.json."""
     known = [f"{key}={value}" for key, value in stored.conventions.items()]
     pooling = ["pooling by the class token"] if "cls" in stored.params else []
     guesses = list_names([*filter(None, [heads]), *known, *pooling, "pre-norm blocks"], 9)
-    logging.warning("%s: no config.json says how to compute; guessed: %s.", path, guesses)
+    logging.warning("%s: no config.json found; guessed: %s.", path, guesses)
 
 
 def _choose_heads(
     arrays: Params, num_heads: int | None, stated: int | None, default: int | None
 ) -> int:
-    """Raises UserError if nothing tells, or if `num_heads` is not what the file says."""
+    """Raises UserError if it cannot be inferred, or if `num_heads` contradicts the file."""
     if num_heads and stated and num_heads != stated:
         raise UserError(f"num_heads={num_heads}, but config.json says {stated}; leave it out.")
     if heads := num_heads or stated:
@@ -218,11 +218,11 @@ def _choose_heads(
     shapes = {array.shape for array in arrays.values()}
     for name, (width, depth, mlp_dim, heads) in SIZES.items():
         if len(blocks) == depth and (mlp_dim, width) in shapes:
-            logging.info("%d attention heads, as %s has: the file does not tell.", heads, name)
+            logging.info("Assuming %d attention heads, as in %s.", heads, name)
             return heads
     if default:
         return default
     raise UserError(
-        "nothing tells the number of attention heads, and its sizes are none that is known here; "
+        "cannot infer num_heads: it is not in the file, and the sizes match no known model; "
         "give it (num_heads, --num_heads)."
     )

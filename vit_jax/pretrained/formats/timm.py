@@ -21,7 +21,7 @@ from vit_jax.pretrained.formats.rows import Row, layer, norm, numbers
 from vit_jax.pretrained.formats.stored import Holds, Stored, numbers_of, pair, positive
 from vit_jax.pretrained.infer import grid_of_images, num_prefix_tokens
 
-# Architectures of timm, but for the resolution; `model_args` says the rest.
+# timm's architectures, without the resolution; `model_args` has the rest.
 _SIZES = {"Ti": "tiny", "S": "small", "B": "base", "L": "large", "H": "huge"}
 _PLAIN = "tiny_16 small_16 small_32 base_8 base_16 base_32 large_14 large_16 large_32 huge_14"
 _HYBRIDS = {
@@ -40,12 +40,12 @@ _BLOCK = "norm1 attn.qkv attn.proj norm2 mlp.fc1 mlp.fc2"
 _POOL = {"token": "token", "gap": "avg", "map": "map"}
 _GELUS = {"gelu": "exact", "gelu_tanh": "tanh"}
 _ASSUMED = {"layer_norm_epsilon": 1e-6}
-# Whose activation is said by timm's code alone.
+# Architectures whose activation is only stated in timm's code.
 _TANH = re.compile(
     r"vit_(base_patch32|so400m_patch16|giantopt_patch16)_siglip_.*|vit_large_patch16_siglip_(gap_)?512"
 )
-# What some of timm's models have and ours do not.
-_FOREIGN = {
+# Parts of some timm models that ours do not have.
+_UNSUPPORTED = {
     r"blocks\.\d+\.ls[12]\.gamma": "LayerScale",
     r"blocks\.\d+\.attn\.[qk]_norm\..*": "normalised queries and keys",
     r"reg_token": "register tokens",
@@ -54,21 +54,21 @@ _FOREIGN = {
     r"blocks\.\d+\.attn\.rel_pos.*": "relative positions",
     r"blocks\.\d+\.linear_tokens\..*": "affine norms and one layer over the tokens, as ResMLP",
     r"blocks\.\d+\.mlp\.(w\d+|fc1_[gx])\..*": "gated MLPs (SwiGLU)",
-    r"blocks\.\d+\.attn\.([qv]_bias|[qkv]_proj\..*)": "separate queries, keys and values, as EVA",
+    r"blocks\.\d+\.attn\.([qv]_bias|[qkv]_proj\..*)": "separate queries, keys and values (as EVA)",
 }
-# Whose biases some of timm's models leave out.
+# Layers whose biases some timm models omit.
 _WITHOUT_BIAS = {
     r"blocks\.\d+\.attn\.qkv": "queries, keys and values without biases",
     r"blocks\.\d+\.norm1": "norms without biases (RMSNorm)",
     r"blocks\.\d+\.mlp\.fc1": "MLPs without biases",
     r"patch_embed\.proj": "a patch embedding without bias",
 }
-# Architectures whose heads are not those of their size; `config.json` names the architecture alone.
+# Architectures whose head count differs from their size's; `config.json` has only the name.
 _HEADS = {"vit_base_patch16_gap_224": 16}
 
 
 def _table(blocks: list[tuple[int, ...]], units: list[tuple[int, ...]]) -> list[Row]:
-    """The table for these blocks, and these (stage, unit) of a ResNet, which count from 1."""
+    """The table for these blocks, and these (stage, unit) of a ResNet, numbered from 1."""
     heads = (rows.HEADS_IN, rows.HEADS_BIAS)
     # Without stages (R+Ti/16) the stem is timm's whole backbone.
     stem = "patch_embed.backbone.stem" if units else "patch_embed.backbone"
@@ -126,29 +126,29 @@ def is_timm(names: Collection[str]) -> bool:
 
 
 def check_names(arrays: Mapping[str, np.ndarray]) -> None:
-    """UserError for a part that our models do not have, before anything is guessed."""
-    parts = list(_FOREIGN.items())
+    """UserError for a part that our models lack, before anything is guessed."""
+    parts = list(_UNSUPPORTED.items())
     for each, part in _WITHOUT_BIAS.items():
         if not any(re.fullmatch(rf"{each}\.bias", name) for name in arrays):
             parts.append((rf"{each}\.weight", part))
     for name, array in arrays.items():
         for pattern, part in parts:
             if re.fullmatch(pattern, name):
-                raise UserError(f"this model has {part} ({name}), which no model here has.")
+                raise UserError(f"this model has {part} ({name}), which is not supported.")
         if name == "patch_embed.proj.weight" and array.ndim != 4:
             raise UserError(f"{name} of {array.ndim} axes is for videos or volumes, not images.")
 
 
 def attends(names: Collection[str]) -> bool:
-    """Whether they are those of a model with attention, whose heads they do not tell."""
+    """Whether the names belong to a model with attention, whose head count they do not show."""
     return "blocks.0.attn.qkv.weight" in names
 
 
 def read_settings(settings: dict[str, Any]) -> Stored:
-    """What timm's `config.json` says; UserError where it is not ours."""
+    """Reads timm's `config.json`; UserError if the model is not supported."""
     with reading("config.json"):
         args = settings.get("model_args") or {}
-        inputs = settings.get("pretrained_cfg") or settings  # which timm < 0.8 wrote as one
+        inputs = settings.get("pretrained_cfg") or settings  # timm < 0.8 wrote them as one
         architecture = str(settings.get("architecture") or inputs.get("architecture") or "")
         by_name = "quick_gelu" if "quickgelu" in architecture else "gelu"
         by_name = "gelu_tanh" if _TANH.fullmatch(architecture) else by_name
@@ -173,7 +173,7 @@ def read_settings(settings: dict[str, Any]) -> Stored:
 
 
 def _preprocess(inputs: dict[str, Any], size: tuple[int, int] | None) -> str:
-    """Ops for a `pretrained_cfg`; "" where it says too little, or what we have no ops for."""
+    """Ops for a `pretrained_cfg`; "" if it is incomplete, or has unsupported steps."""
     if size is None or "crop_pct" not in inputs:
         return ""
     method, crop_pct = inputs.get("interpolation", "bicubic"), float(inputs["crop_pct"])
@@ -197,7 +197,7 @@ def read_timm(
     settings: dict[str, Any],
     grid: tuple[int, int] | None,
 ) -> None:
-    """Moves `arrays` into `stored`; UserError for a part that our models do not have."""
+    """Moves `arrays` into `stored`; UserError for a part that our models lack."""
     units = numbers(r"\.stages\.(\d+)\.blocks\.(\d+)\.", arrays)
     blocks = numbers(r"^blocks\.(\d+)\.", arrays)
     if attends(arrays):
@@ -206,23 +206,23 @@ def read_timm(
         table = _mixer_table(blocks)
         before, after = (arrays.get(f"blocks.0.mlp_channels.fc{k}.weight") for k in (1, 2))
         if before is not None and after is not None and len(before) != after.shape[-1]:
-            raise UserError("this model has gated MLPs (as gMLP, gMixer), which no model here has.")
+            raise UserError("this model has gated MLPs (as gMLP, gMixer), which are not supported.")
     rows.read_rows(stored, arrays, table, num_heads=num_heads)
     args = settings.get("model_args") or {}
     _add_prefix_positions(stored, args.get("no_embed_class") is True, grid)
     pooling = args.get("global_pool") or settings.get("global_pool")
     if "cls" in stored.params and pooling not in (None, "", "token"):
         raise UserError(
-            f"this model has a class token and global_pool={pooling!r}, which no model here has."
+            f"this model has a class token and global_pool={pooling!r}, which is not supported."
         )
 
 
 def _add_prefix_positions(
     stored: Stored, no_embed_class: bool, grid: tuple[int, int] | None
 ) -> None:
-    """Zeros as the positions of class tokens where timm's model has none, as FlexiViT.
+    """Adds zeros as positions of class tokens where timm's model has none, as in FlexiViT.
 
-    Where `no_embed_class` does not say so, the number of positions does: that of the tokens of
+    If `no_embed_class` is not set, this follows from the number of positions: that of the tokens of
     `grid`, else of the images, else a square.
     """
     tokens, posemb = num_prefix_tokens(stored.params), stored.params.get(POSITIONS)
@@ -232,19 +232,19 @@ def _add_prefix_positions(
     grid = grid or grid_of_images(stored.params, stored.image_size)
     alone = count == math.prod(grid) if grid else math.isqrt(count) ** 2 == count
     if no_embed_class or alone:
-        logging.info("The class token has no position embedding: it is given zeros.")
+        logging.info("The class token has no position embedding: using zeros.")
         stored.params[POSITIONS] = np.pad(posemb, ((0, 0), (tokens, 0), (0, 0)))
 
 
 def _architecture(model: dict[str, Any]) -> str:
-    """timm's name for the nearest model; UserError for a hybrid that it does not have."""
+    """timm's name of the closest model; UserError for a hybrid that timm lacks."""
     if model["name"] == "deit":
         return "deit_base_distilled_patch16_224"
     sizes = tuple(model[key] for key in ("hidden_size", "num_layers", "mlp_dim", "num_heads"))
     size = next((name for name, row in SIZES.items() if row == sizes), "")
     if model["resnet_layers"] is None:
         name = f"{_SIZES.get(size)}_{model['patch_size']}"
-        name = name if name in _PLAIN.split() else "base_16"  # the nearest
+        name = name if name in _PLAIN.split() else "base_16"  # the closest
         return f"vit_{name.replace('_', '_patch')}_224"
     row = (size, tuple(model["resnet_layers"]), model["patch_size"])
     hybrids = {HYBRIDS[name]: known for name, known in _HYBRIDS.items()}
@@ -262,7 +262,7 @@ def to_timm(
     architecture = _architecture(model)
     if "pre_logits/kernel" in params:
         raise UserError(
-            "--format=timm has no pre_logits layer, and without it the head means nothing; give "
+            "--format=timm has no pre_logits layer, without which the head is meaningless; use "
             "--drop_head to write the model without pre_logits and head."
         )
     pooling = _POOL[model["classifier"]]
@@ -288,15 +288,15 @@ def to_timm(
 def to_timm_mixer(
     params: dict[str, np.ndarray], description: Description, inputs: InputSettings
 ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-    """As `to_timm`, of MLP-Mixer."""
+    """Like `to_timm`, for MLP-Mixer."""
     model = description.model
     widths = (model["tokens_mlp_dim"], model["channels_mlp_dim"])
-    keys = ("patch_size", "hidden_size", "num_layers")  # which timm's functions do not take
+    keys = ("patch_size", "hidden_size", "num_layers")  # not arguments of timm's functions
     known = {tuple(mixer.FAMILY.sizes[name][key] for key in keys): name for name in MIXERS}
     name = known.get(tuple(model[key] for key in keys))
     if name is None:
         raise UserError(
-            f"timm has no Mixer of {', '.join(f'{key}={model[key]}' for key in keys)}; "
+            f"timm has no Mixer with {', '.join(f'{key}={model[key]}' for key in keys)}; "
             f"--format=timm can write {', '.join(MIXERS)}."
         )
     args: dict[str, Any] = {
@@ -310,7 +310,7 @@ def to_timm_mixer(
 
 
 def _ratio(width: int, hidden_size: int) -> float:
-    """Their quotient, so that timm, which multiplies and truncates, comes to `width`."""
+    """The ratio for which timm, which multiplies and truncates, gets exactly `width`."""
     ratio = width / hidden_size
     return ratio if int(hidden_size * ratio) == width else (width + 0.5) / hidden_size
 
@@ -322,7 +322,7 @@ def _to_config(
     model_args: dict[str, Any],
     pooling: str,
 ) -> dict[str, Any]:
-    """The `config.json`, of which `model_args` are what one kind of model has alone."""
+    """The `config.json`; `model_args` are those of one kind of model."""
     height, width, channels = description.image_shape
     hidden_size, num_classes = description.model["hidden_size"], description.model["num_classes"]
     if isinstance(inputs.resize, tuple):
@@ -351,13 +351,13 @@ def _to_config(
 
 
 def write(params: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Our flat names -> timm's; UserError for a parameter that timm has no name for."""
+    """Our flat names -> timm's; UserError for a parameter without a timm name."""
     table = _table(rows.block_numbers(params), numbers(r"block(\d+)/unit(\d+)/", params))
     return rows.write_rows(table, params, "timm")
 
 
 def crop_pct(size: int, resized: int) -> float:
-    """The share with which timm, which divides and rounds down, comes to `resized`."""
+    """The ratio for which timm, which divides and rounds down, gets exactly `resized`."""
     share = size / resized
     return share if math.floor(size / share) == resized else size / (resized + 0.5)
 

@@ -1,6 +1,6 @@
-"""The AugReg collection ("How to train your ViT?", 2106.10270): choosing by its index.csv.
+"""The AugReg collection ("How to train your ViT?", 2106.10270): selection by its index.csv.
 
-It has a row per fine-tuning, with accuracies on held-out data.
+It has one row per fine-tuning run, with accuracies on held-out data.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from vit_jax.models import augreg_names
 from vit_jax.pretrained.zoo.entries import ADAPTATION, AUGREG, Accuracy, ZooEntry, augreg_entry
 
 INDEX = f"{AUGREG}/index.csv"
-# Fractions of one that are read here; an empty cell is a run without a result.
+# Columns read as fractions; an empty cell is a run without a result.
 _FRACTIONS = ("final_val", "final_test", "adapt_final_val", "adapt_final_test")
 
 Row = dict[str, Any]
 
 
 def read_index(path: str | os.PathLike[str]) -> list[Row]:
-    """Rows of index.csv: texts, and the fractions as floats, -1 where there is none."""
+    """Rows of index.csv: strings, and the fractions as floats, -1 if empty."""
     try:
         with open(path, newline="", encoding="utf-8") as file:
             rows: list[Row] = list(csv.DictReader(file, restval=""))
         return [row | {name: float(row[name] or -1) for name in _FRACTIONS} for row in rows]
     except (ValueError, csv.Error, KeyError) as error:
-        raise UserError(f"{path} is no index of AugReg ({error!r}); remove it.") from error
+        raise UserError(f"{path} is not an AugReg index ({error!r}); delete it.") from error
 
 
 def select(
@@ -39,34 +39,34 @@ def select(
     adapt_ds: str = "",
     resolution: int | None = None,
 ) -> ZooEntry:
-    """The checkpoint that the official code would take, without looking at a test set.
+    """The checkpoint that the official code would select, without using a test set.
 
-    The pre-trained file is the one with the best accuracy on held-out data of its own pre-training
-    (`final_val`); of its fine-tunings the one with the best `adapt_final_val`.
+    The pre-trained file is the one with the best held-out accuracy in its own pre-training
+    (`final_val`); among its fine-tunings, the one with the best `adapt_final_val`.
 
     Args:
       index: see `read_index`.
-      name: architecture, as B/16 or B_16.
+      name: architecture, such as B/16 or B_16.
       ds: pre-training: i1k, i21k (300 epochs) or i21k_30.
       adapt_ds: dataset of the fine-tuning; "" for the pre-trained file.
-      resolution: of a fine-tuning, 224 or 384; None: the better.
+      resolution: of a fine-tuning, 224 or 384; None: the better one.
 
     Raises:
-      UserError: a value that the index does not have; it lists those that it has.
+      UserError: a value that is not in the index; the message lists those that are.
     """
     if resolution is not None and not adapt_ds:
         raise UserError(
-            f"resolution={resolution} chooses among fine-tunings: give adapt_ds as well, one of "
+            f"resolution={resolution} selects among fine-tunings: add adapt_ds, one of "
             f"{', '.join(ADAPTATION)}."
         )
-    rows = _where(index, "name", augreg_names.MODELS.get(name, name))
-    best = max(_where(rows, "ds", ds), key=lambda row: row["final_val"])
+    rows = _filter(index, "name", augreg_names.MODELS.get(name, name))
+    best = max(_filter(rows, "ds", ds), key=lambda row: row["final_val"])
     if not adapt_ds:
         dataset, column = ("imagenet2012", "final_test") if ds == "i1k" else (ds, "final_val")
         return _with_accuracy(best["filename"], dataset, best, column)
-    rows = _where(_where(rows, "filename", best["filename"]), "adapt_ds", adapt_ds)
+    rows = _filter(_filter(rows, "filename", best["filename"]), "adapt_ds", adapt_ds)
     if resolution is not None:
-        rows = _where(rows, "adapt_resolution", str(resolution))
+        rows = _filter(rows, "adapt_resolution", str(resolution))
     best = max(rows, key=lambda row: row["adapt_final_val"])
     return _with_accuracy(best["adapt_filename"], adapt_ds, best, "adapt_final_test")
 
@@ -84,7 +84,7 @@ def parse_choice(text: str) -> dict[str, Any]:
     return arguments
 
 
-def _where(rows: list[Row], column: str, value: str) -> list[Row]:
+def _filter(rows: list[Row], column: str, value: str) -> list[Row]:
     check_known(f"AugReg index: {column}", value, sorted({row[column] for row in rows}))
     return [row for row in rows if row[column] == value]
 

@@ -1,4 +1,4 @@
-"""Downloads: a file over HTTP, whole and verified, or not at all."""
+"""Downloads a file over HTTP, complete and verified, or not at all."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from vit_jax.files.paths import sync
 
 ATTEMPTS = 7
 PAUSE = 1.0  # seconds before the second attempt; doubled before each later one
-DEADLINE = 3600.0  # seconds for one attempt, from looking up the host to the last byte
+DEADLINE = 3600.0  # seconds for one attempt, from DNS lookup to the last byte
 SILENCE = 30.0  # seconds without a byte
-LARGEST = 64 * 2**30  # bytes, where the size is not known beforehand
+LARGEST = 64 * 2**30  # bytes, if the size is not known beforehand
 
 
 def download(
@@ -32,25 +32,25 @@ def download(
     size: tuple[int, int] | None = None,
     sha256: str = "",
 ) -> Path:
-    """Downloads a file, unless it is there, and returns its path; UserError says why not.
+    """Downloads a file unless it exists, and returns its path; UserError on failure.
 
-    Several processes may do so at the same time: each has a file of its own, renamed when whole.
+    Several processes may do so at once: each writes its own file and renames it when complete.
 
     Args:
-      url: https:// or http://. Proxies are those of the environment.
-      destination: path of the file; folders are made.
-      size: least and most bytes it may have; None: from 1 to 64 GiB.
-      sha256: in hex; the beginning is enough. The MD5 that Google's servers send is always checked.
+      url: https:// or http://. Proxies are taken from the environment.
+      destination: path of the file; folders are created.
+      size: minimum and maximum bytes; None: from 1 to 64 GiB.
+      sha256: in hex; a prefix is enough. The MD5 that Google's servers send is always checked.
     """
     destination, (low, high) = Path(destination), size or (1, LARGEST)
     try:
         if destination.is_file() and low <= destination.stat().st_size <= high:
             return destination
-        logging.info("Downloading %s to %s.", _shown(url), destination)
+        logging.info("Downloading %s to %s.", _bare_url(url), destination)
         destination.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=destination.parent, prefix=".part-") as folder:
             path = Path(folder) / destination.name
-            _fetch_patiently(url, path, low, high, sha256.lower())
+            _fetch_with_retries(url, path, low, high, sha256.lower())
             sync(path)
             path.replace(destination)
     except OSError as error:
@@ -59,20 +59,20 @@ def download(
     return destination
 
 
-def _shown(url: str) -> str:
-    """Without what may sign it."""
+def _bare_url(url: str) -> str:
+    """Without the query, which may hold a signature."""
     return url.partition("?")[0]
 
 
-def _fetch_patiently(url: str, *arguments: Any) -> None:
-    """As `_fetch`, in several attempts if need be; UserError where they fail."""
+def _fetch_with_retries(url: str, *arguments: Any) -> None:
+    """Calls `_fetch`, several times if needed; UserError if all attempts fail."""
     import aiohttp
     from fsspec.asyn import get_loop
 
-    shown = _shown(url)
-    way_out = "copy the file by other means (`gcloud storage cp`) and give its path."
+    shown = _bare_url(url)
+    hint = "copy the file another way (`gcloud storage cp`) and use its path."
     for attempt in range(1, ATTEMPTS + 1):
-        # On fsspec's thread: a notebook has a loop of its own running on this one.
+        # On fsspec's thread: a notebook already runs a loop on this one.
         future = asyncio.run_coroutine_threadsafe(_fetch(url, *arguments), get_loop())
         try:
             return future.result()
@@ -80,26 +80,26 @@ def _fetch_patiently(url: str, *arguments: Any) -> None:
             reason = f"the connection failed ({one_line(error)})"
             may_pass = not isinstance(error, aiohttp.ClientConnectorCertificateError)
             if isinstance(error, aiohttp.TooManyRedirects):
-                reason = "it is redirected again and again"
+                reason = "too many redirects"
                 may_pass = False
             elif isinstance(error, aiohttp.ClientResponseError):
-                reason = f"the server answers {error.status} {' '.join(error.message.split()):.80}"
+                reason = f"the server returned {error.status} {' '.join(error.message.split()):.80}"
                 may_pass = error.status in (408, 429) or error.status >= 500
             if not may_pass or attempt == ATTEMPTS:
                 raise UserError(
-                    f"{shown}: {reason}, at attempt {attempt}; check the address, the network, "
-                    f"HTTPS_PROXY and SSL_CERT_FILE, or {way_out}"
+                    f"{shown}: {reason}, attempt {attempt}; check the address, the network, "
+                    f"HTTPS_PROXY and SSL_CERT_FILE, or {hint}"
                 ) from error
-            logging.warning("%s: %s; trying again.", shown, reason)
+            logging.warning("%s: %s; retrying.", shown, reason)
             time.sleep(PAUSE * 2 ** (attempt - 1))
         except TimeoutError as error:
-            raise UserError(f"{shown}: not complete after {DEADLINE:g} s; {way_out}") from error
+            raise UserError(f"{shown}: incomplete after {DEADLINE:g} s; {hint}") from error
         finally:
             future.cancel()  # also by Ctrl-C
 
 
 async def _fetch(url: str, path: Path, low: int, high: int, sha256: str) -> None:
-    """Writes `path`, in one attempt; UserError where it is not what was asked for."""
+    """Writes `path`, in one attempt; UserError if the content is not as expected."""
     import aiohttp
 
     session = aiohttp.ClientSession(
@@ -112,9 +112,7 @@ async def _fetch(url: str, path: Path, low: int, high: int, sha256: str) -> None
     async with session, session.get(url) as response:
         total = response.content_length
         if total is not None and not low <= total <= high:
-            raise UserError(
-                f"{_shown(url)} has {total:,} bytes and should have {low:,} to {high:,}."
-            )
+            raise UserError(f"{_bare_url(url)} has {total:,} bytes instead of {low:,} to {high:,}.")
         # disable=None: on terminals only.
         bar = tqdm(total=total, unit="B", unit_scale=True, disable=None)
         with bar, open(path, "wb") as file:
@@ -123,7 +121,7 @@ async def _fetch(url: str, path: Path, low: int, high: int, sha256: str) -> None
                 for digest in digests.values():
                     digest.update(chunk)
                 if file.tell() > high:
-                    raise UserError(f"{_shown(url)} has more than {high:,} bytes; it is not kept.")
+                    raise UserError(f"{_bare_url(url)} has more than {high:,} bytes; discarded.")
             wrong = "" if file.tell() >= low else "it is too short"
     hashes = ",".join(response.headers.getall("x-goog-hash", []))
     md5 = re.search(r"md5=([A-Za-z0-9+/]{22}==)", hashes)
@@ -132,9 +130,9 @@ async def _fetch(url: str, path: Path, low: int, high: int, sha256: str) -> None
         "md5": base64.b64decode(md5[1]).hex() if md5 else "",
     }.items():
         if not (found := digests[name].hexdigest()).startswith(wanted):
-            wrong = f"its {name} is {found} and should be {wanted}"
+            wrong = f"its {name} is {found} instead of {wanted}"
     with open(path, "rb") as file:
         if file.read(512).lstrip().lower().startswith((b"<!doctype", b"<html", b"<?xml")):
             wrong = "it is a web page"
     if wrong:
-        raise UserError(f"{_shown(url)}: {wrong}; the file is not kept.")
+        raise UserError(f"{_bare_url(url)}: {wrong}; discarded.")

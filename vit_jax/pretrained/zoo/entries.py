@@ -1,4 +1,4 @@
-"""The published checkpoints by name: what is known of each, look them up, choose among them.
+"""The published checkpoints by name: what is known of each, look-up and filtering.
 
 `checkpoints.jsonl` has the fields of a `ZooEntry` that differ from their defaults. Its sources:
 
@@ -28,7 +28,7 @@ from vit_jax.models import augreg_names
 from vit_jax.models.create import MODELS, VARIANTS, get_variant, variant_called
 
 AUGREG = "gs://vit_models/augreg"  # 50,000 files
-# Of AugReg's datasets of pre-training (`ds` in its index) and of fine-tuning: classes.
+# Numbers of classes of AugReg's pre-training datasets (`ds` in its index) and fine-tuning datasets.
 PRETRAINING = {"i1k": 1000, "i21k": 21843}
 ADAPTATION = {
     "imagenet2012": 1000,
@@ -42,7 +42,7 @@ _UNITS = {"MiB": 2**20, "GiB": 2**30}
 
 @dataclasses.dataclass(frozen=True)
 class Accuracy:
-    """A published top-1 accuracy in percent; of the very file, unless `source` says otherwise."""
+    """A published top-1 accuracy in percent, of this very file unless `source` says otherwise."""
 
     percent: float
     source: str
@@ -54,13 +54,13 @@ class Accuracy:
 
 @dataclasses.dataclass(frozen=True)
 class ZooEntry:
-    """One checkpoint; "" where something is not known or not published."""
+    """One checkpoint; "" for anything unknown or unpublished."""
 
     name: str  # family/model
     url: str  # gs://, https:// or hf://
     format: str  # npz or npz_published (Google's), big_vision, timm or huggingface
     variant: str  # key of create.VARIANTS
-    resolution: int  # pixels of a side of the images that its position embeddings are for
+    resolution: int  # image side in pixels that its position embeddings match
     preprocess: str  # how its accuracy is measured, for `data.preprocess.parse`
     num_classes: int = 1000  # 0 without a head
     classifier: str = "token"  # or gap
@@ -68,9 +68,9 @@ class ZooEntry:
     position_embedding: str = "learned"  # or sincos2d
     labels: str = "imagenet2012"  # key of `data.class_names.LABELS`
     size: str = ""  # as published, such as "393.69 MiB"
-    sha256: str = ""  # of the file in hex, or how it begins
-    accuracy: tuple[Accuracy, ...] = ()  # first the one that an evaluation should give
-    note: str = ""  # what a user has to know, and what could not be verified
+    sha256: str = ""  # of the file in hex, or its prefix
+    accuracy: tuple[Accuracy, ...] = ()  # first the one to reproduce
+    note: str = ""  # what users must know, and what is unverified
 
     @property
     def family(self) -> str:
@@ -83,11 +83,11 @@ class ZooEntry:
 
     @property
     def size_bounds(self) -> tuple[int, int] | None:
-        """Least and most bytes that `size` may stand for; None where it is unknown."""
+        """Minimum and maximum bytes that `size` may mean; None if unknown."""
         if not self.size:
             return None
         number, unit = self.size.split()
-        last_digit = 10.0 ** -len(number.partition(".")[2])  # rounded by some, cut off by others
+        last_digit = 10.0 ** -len(number.partition(".")[2])  # rounded by some, truncated by others
         low, high = float(number) - last_digit, float(number) + last_digit
         return int(low * _UNITS[unit]), int(high * _UNITS[unit])
 
@@ -102,7 +102,7 @@ class ZooEntry:
 
 @functools.cache
 def entries() -> dict[str, ZooEntry]:
-    """The rows of the zoo by name; `find_entry` also knows AugReg's other files."""
+    """The zoo's rows by name; `find_entry` also finds AugReg's other files."""
     text = (Path(__file__).parent / "checkpoints.jsonl").read_text(encoding="utf-8")
     found = {}
     for line in text.splitlines():
@@ -113,14 +113,14 @@ def entries() -> dict[str, ZooEntry]:
 
 
 def augreg_entry(file: str) -> ZooEntry:
-    """What the name of a file of AugReg says, with or without `.npz`; UserError if none has it."""
+    """Derives an entry from the name of an AugReg file, with or without `.npz`; else UserError."""
     file = file.removesuffix(".npz")
     parts = augreg_names.parse(file)
     num_classes, labels = PRETRAINING[parts.data], augreg_names.DATASETS[parts.data]
     if parts.adapt_dataset:
         num_classes = ADAPTATION[parts.adapt_dataset]
         labels = "imagenet2012" if parts.adapt_dataset == "imagenet2012" else ""
-    note = "May have a tanh layer before its head: files of ImageNet alone exist with and without."
+    note = "May have a tanh layer before its head: ImageNet-only files exist with and without."
     return ZooEntry(
         name=f"augreg/{file}",
         url=f"{AUGREG}/{file}.npz",
@@ -135,13 +135,13 @@ def augreg_entry(file: str) -> ZooEntry:
 
 
 def find_entry(name_or_url: str) -> ZooEntry | None:
-    """The entry of a name or an address, also of any file of AugReg; or None."""
+    """The entry of a name or an address, including any AugReg file; or None."""
     by_url = {row.url: row for row in entries().values()}
     found = entries().get(name_or_url) or by_url.get(name_or_url)
     folder, _, file = name_or_url.rpartition("/")
     if found is None and folder in ("augreg", AUGREG) and augreg_names.is_file_name(file):
         found = augreg_entry(file)
-        return by_url.get(found.url, found)  # a recommended one has a row
+        return by_url.get(found.url, found)  # recommended ones have a row
     return found
 
 
@@ -151,29 +151,29 @@ def get_entry(name: str) -> ZooEntry:
     if found is not None:
         return found
     if name.startswith("augreg/") and "-" in name:
-        return augreg_entry(name.removeprefix("augreg/"))  # says what is wrong with it
-    # People leave out the family.
+        return augreg_entry(name.removeprefix("augreg/"))  # raises a specific error
+    # The family may be omitted.
     meant = [repr(known) for known in entries() if known.partition("/")[2] == name]
     has_family = name.partition("/")[0] in {known.partition("/")[0] for known in entries()}
     size = name if name in VARIANTS else "" if meant or has_family else variant_called(name)
     if size:
         raise UserError(
-            f"{name!r} is a model, not weights of one: `python scripts/zoo.py list "
-            f"--variant={size}` lists those, create_model({size!r}, ...) makes a new one."
+            f"{name!r} is a model without weights: `python scripts/zoo.py list "
+            f"--variant={size}` lists weights, create_model({size!r}, ...) makes a new one."
         )
     hint = f" Did you mean {' or '.join(meant)}?" if meant else nearest(name, entries())
-    raise UserError(f"{name!r} is not in the zoo.{hint} `python scripts/zoo.py list` lists it.")
+    raise UserError(f"{name!r} is not in the zoo.{hint} List it with `python scripts/zoo.py list`.")
 
 
 def list_models(pattern: str = "*") -> list[str]:
-    """Names for `load_model` that match a shell pattern, such as `*L/16*`; case does not count."""
+    """Names for `load_model` that match a shell pattern, such as `*L/16*`, ignoring case."""
     return [name for name in entries() if fnmatch.fnmatch(name.lower(), pattern.lower())]
 
 
 def filter_entries(*, min_accuracy: float | None = None, **fields: Any) -> list[ZooEntry]:
-    """Rows that agree with every argument that is not None; UserError where there are none.
+    """Rows that match every argument that is not None; UserError if there are none.
 
-    `fields` are those of a `ZooEntry`, or its `family`; `min_accuracy` is of ImageNet, in percent.
+    `fields` are those of a `ZooEntry`, or its `family`; `min_accuracy` is ImageNet's, in percent.
     """
     rows = list(entries().values())
     given = {key: value for key, value in fields.items() if value is not None}
@@ -186,12 +186,12 @@ def filter_entries(*, min_accuracy: float | None = None, **fields: Any) -> list[
         rows = [row for row in rows if (row.imagenet_top1 or 0.0) >= min_accuracy]
     if not rows:
         text = ", ".join(f"{key}={value}" for key, value in given.items())
-        raise UserError(f"no checkpoint has all of {text}; drop one of these.")
+        raise UserError(f"no checkpoint matches all of {text}; drop one.")
     return rows
 
 
 def table(rows: Iterable[ZooEntry]) -> str:
-    """One line per entry, in aligned columns: text left, numbers right."""
+    """One line per entry in aligned columns: text left, numbers right."""
     lines = [("name", "variant", "pixels", "classes", "size", "ImageNet")]
     for row in rows:
         top1 = "-" if row.imagenet_top1 is None else f"{row.imagenet_top1:.1f}"
@@ -203,7 +203,7 @@ def table(rows: Iterable[ZooEntry]) -> str:
 
 
 def show(entry: ZooEntry) -> str:
-    """Every field that is known, and the commands that use the checkpoint."""
+    """Every known field, and the commands that use the checkpoint."""
     fields = {field.name: getattr(entry, field.name) for field in dataclasses.fields(entry)}
     fields["accuracy"] = "; ".join(map(str, entry.accuracy))
     if entry.labels:

@@ -1,9 +1,9 @@
-"""Where parameters come from: a path, an address, or a name of the zoo; all end as a local path.
+"""Resolves a path, an address, or a zoo name to a local path.
 
 The cache is $VIT_JAX_CACHE, else $XDG_CACHE_HOME/vit_jax, else ~/.cache/vit_jax. A file keeps its
-whole address there, gs/BUCKET/NAME; one that is to be renewed has to be removed.
+whole address there, gs/BUCKET/NAME; to download it again, delete it.
 
-Repositories of Hugging Face's hub are fetched by its own client into its own cache; it reads
+Hugging Face repositories are downloaded by its own client into its own cache; it reads
 HF_TOKEN, HF_HOME, HF_ENDPOINT (a mirror) and HF_HUB_OFFLINE.
 """
 
@@ -33,13 +33,13 @@ _PICKLED = ["pytorch_model.bin", "pytorch_model.bin.index.json", "pytorch_model-
 
 
 def http_address(url: str) -> str:
-    """Where a gs:// object is read without credentials; https:// and http:// stay as they are.
+    """The credential-free HTTP address of a gs:// object; https:// and http:// stay unchanged.
 
-    STORAGE_EMULATOR_HOST, the variable of Google's clients, replaces Google's server.
+    STORAGE_EMULATOR_HOST, as in Google's clients, replaces Google's server.
     """
     match = re.fullmatch(r"(gs|https?)://([\w.-]+(?::\d{1,5})?(?:/[^/]+)+)", url.partition("#")[0])
     if match is None or not url.isprintable() or {".", ".."} & {*url.split("/")}:
-        raise UserError(f"{url!r} is no address of a file, such as gs://BUCKET/NAME.")
+        raise UserError(f"{url!r} is not the address of a file, such as gs://BUCKET/NAME.")
     if match[1] != "gs":
         return urllib.parse.quote(url, safe="%/:?&=+@,;~!$'()*[]")
     server = os.environ.get("STORAGE_EMULATOR_HOST") or _GOOGLE
@@ -48,9 +48,9 @@ def http_address(url: str) -> str:
 
 
 def cache_path(url: str) -> Path:
-    """Where the file at a gs://, https:// or http:// address is kept; else UserError."""
+    """The cache path of a gs://, https:// or http:// address; else UserError."""
     url = _canonical(url)
-    http_address(url)  # says what is no address
+    http_address(url)  # raises for other addresses
     url, _, query = unsigned(url).partition("#")[0].partition("?")
     named = urllib.parse.parse_qsl(query, True)
     scheme, _, rest = url.partition("://")
@@ -60,22 +60,22 @@ def cache_path(url: str) -> Path:
 
 
 def resolve(source: str | os.PathLike[str]) -> Path:
-    """A local file or folder with what `source` names, fetched if it has to be; else UserError.
+    """A local file or folder for `source`, downloaded if necessary; else UserError.
 
-    That is a path, if it exists; else gs://, https://, http://, hf://OWNER/NAME[@REVISION][/FILE],
-    `augreg:B/16[,ds=i21k][,adapt_ds=imagenet2012][,resolution=384]` (chosen by accuracy, see
-    `augreg.select`), or a name of the zoo.
+    This is a path, if it exists; else gs://, https://, http://, hf://OWNER/NAME[@REVISION][/FILE],
+    `augreg:B/16[,ds=i21k][,adapt_ds=imagenet2012][,resolution=384]` (selected by accuracy, see
+    `augreg.select`), or a zoo name.
     """
     path = _existing(source)
     if path is not None:
         return path
     text = os.fspath(source)
     if is_bucket(text) and not text.partition("#")[0].endswith(_SUFFIXES):
-        return to_path(text)  # a folder, with the user's own rights
+        return to_path(text)  # a bucket folder, with the user's credentials
     is_address = text.startswith(_SCHEMES)
     if "://" in text and not is_address:
         known = ", ".join(_SCHEMES)
-        raise UserError(f"{text!r}: no such scheme; known: {known}, paths and names of the zoo.")
+        raise UserError(f"{text!r}: unknown scheme; known: {known}, paths and zoo names.")
     entry = describe_source(text)
     if entry is None and not is_address:
         if text.startswith(("/", "./", "../", "~")) or text.endswith(_SUFFIXES):
@@ -91,9 +91,9 @@ def resolve(source: str | os.PathLike[str]) -> Path:
 
 
 def describe_source(source: str | os.PathLike[str]) -> ZooEntry | None:
-    """What the zoo knows of `source`, a name, an address or the cached copy of one; else None.
+    """The zoo's entry for `source`, a name, an address or its cached copy; else None.
 
-    UserError for `augreg:` with a choice that its index, which is fetched, does not have.
+    UserError for `augreg:` with values that its index, which is downloaded, does not have.
     """
     text = os.fspath(source)
     path = _existing(source)
@@ -111,7 +111,7 @@ def describe_source(source: str | os.PathLike[str]) -> ZooEntry | None:
 
 
 def _canonical(url: str) -> str:
-    """One name for the two addresses that an object of Google's has."""
+    """Maps both addresses of an object in Google's storage to one."""
     if url.startswith(_GOOGLE + "/"):
         return "gs://" + urllib.parse.unquote(url.removeprefix(_GOOGLE + "/"))
     return url
@@ -119,19 +119,19 @@ def _canonical(url: str) -> str:
 
 def _existing(source: str | os.PathLike[str]) -> Path | None:
     path = os.path.expanduser(source)
-    return Path(path) if os.path.exists(path) else None  # not for a name too long, either
+    return Path(path) if os.path.exists(path) else None  # also None if the name is too long
 
 
 def fetch_from_hub(address: str) -> Path:
-    """The local copy of `hf://owner/name[@revision][/file]`.
+    """Downloads `hf://owner/name[@revision][/file]` and returns its local path.
 
-    A whole repository becomes a folder with its config.json, preprocessor_config.json and weights:
+    A whole repository becomes a folder with config.json, preprocessor_config.json and weights:
     model.safetensors (or its shards and their index), else pytorch_model.bin. A revision is a
-    branch, tag or commit; a slash in it is written %2F.
+    branch, tag or commit; write a slash in it as %2F.
     """
     match = _HUB_ADDRESS.fullmatch(address)
     if match is None:
-        raise UserError(f"{address!r} must be as hf://OWNER/NAME[@REVISION][/FILE].")
+        raise UserError(f"{address!r} must be like hf://OWNER/NAME[@REVISION][/FILE].")
     repository, revision, file = match.groups()
     revision = urllib.parse.unquote(revision) if revision else None
     huggingface_hub = import_extra(address, "huggingface_hub", "hf")
@@ -143,12 +143,11 @@ def fetch_from_hub(address: str) -> Path:
             folder = Path(huggingface_hub.snapshot_download(repository, **wanted))
             if any(path for pattern in weights for path in folder.glob(pattern)):
                 return folder
-    except Exception as error:  # of the client, of its HTTP library, of the disk
+    except Exception as error:  # from the client, its HTTP library or the disk
         raise UserError(
-            f"{address}: {one_line(error)} (where it asks for a login: `hf auth login`, or set "
-            "HF_TOKEN)"
+            f"{address}: {one_line(error)} (if it needs a login: `hf auth login`, or set HF_TOKEN)"
         ) from error
     raise UserError(
-        f"{address} holds neither model.safetensors nor pytorch_model.bin; name a file of it as "
+        f"{address} has neither model.safetensors nor pytorch_model.bin; name a file of it as "
         f"{_HUB}{repository}/FILE."
     )
