@@ -61,9 +61,10 @@ def make_torchvision_importable(torch: Any) -> None:
     """Declares the two operations that torchvision describes when it is imported.
 
     Its wheel on PyPI is for CUDA; beside the CPU build of torch its own operations are missing.
-    timm and transformers import it, and their ViTs use none of them.
+    timm and transformers import it, and their ViTs use none of them. Beside the CUDA build it
+    declares them itself, and aborts if they are there.
     """
-    for name in ("nms", "qnms"):
+    for name in ("nms", "qnms") if torch.version.cuda is None else ():
         if not hasattr(torch.ops.torchvision, name):
             torch.library.define(
                 f"torchvision::{name}", "(Tensor dets, Tensor scores, float threshold) -> Tensor"
