@@ -60,12 +60,13 @@ def create_model(
     for key, field in family.keys.items():
         if key not in kwargs and field.default is dataclasses.MISSING:
             raise UserError(f"model.{key} has no default for model.name={name!r}; set it.")
+    computed: Any = dtype
     if isinstance(dtype, str):
         check_known("model.dtype", dtype, DTYPES)
-        dtype = DTYPES[dtype]
+        computed = DTYPES[dtype]
     # Lists become tuples: linen hashes a module's attributes.
     attributes = {k: tuple(v) if isinstance(v, list) else v for k, v in kwargs.items()}
-    module = family.module(num_classes=num_classes, dtype=dtype, **attributes)  # type: ignore[call-arg]
+    module = family.module(num_classes=num_classes, dtype=computed, **attributes)  # type: ignore[call-arg]
     _check_attributes(family, module)
     return module
 
