@@ -23,7 +23,7 @@ INSTALL_REQUIRES = [
     "ml_collections>=1.1",
     "ml_dtypes>=0.5",
     "numpy>=2.0",
-    "opencv-python-headless>=4.10",
+    "opencv-python-headless>=5.0",  # GIF, remarks on damaged files; 4.10 does not import beside NumPy 2
     "optax>=0.2.8",
     "orbax-checkpoint>=0.12.8",
     "pillow>=10.0",  # the resizing that published PyTorch models were evaluated with
@@ -31,14 +31,14 @@ INSTALL_REQUIRES = [
     "safetensors>=0.8",
     "scipy>=1.14",
     "tensorboardX>=2.6.4",
-    "tensorflow-datasets>=4.9.9",
+    "tensorflow-datasets>=4.9.10",
     "tensorstore>=0.1.86",  # of orbax; the lock in a bucket
     "tqdm>=4.66",
 ]
 
 EXTRAS_REQUIRE = {
     # The data that comes with the code (scans, glyphs) and pictures of predictions.
-    "embedded": ["matplotlib>=3.9", "scikit-learn>=1.5"],
+    "embedded": ["matplotlib>=3.11", "scikit-learn>=1.5"],
     # Preparing those TensorFlow Datasets whose builders call TensorFlow; never needed to train.
     "tf": ["tensorboard>=2.19", "tensorflow-cpu>=2.21"],
     # Work directories and prepared data at gs://BUCKET/FOLDER.
