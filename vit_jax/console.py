@@ -110,10 +110,10 @@ def is_share(name: str) -> bool:
     return any(part in name for part in _SHARES)
 
 
-def number_text(name: str, value: float) -> str:
+def number_text(name: str, value: float, digits: int = 2) -> str:
     """A metric's value as people write it: `93.00 %`, `0.3143`, `300`."""
     if is_share(name):
-        return f"{100 * value:.2f} %"
+        return f"{100 * value:.{digits}f} %"
     return f"{value:,.0f}" if float(value).is_integer() else f"{value:.4g}"
 
 

@@ -292,11 +292,13 @@ def train(
         """If the run ends early, also runs what is due after the last step."""
         nonlocal ending
         params = {**run.merge(state.eval_params), **constants}
-        parts = run, step, params, checkpoints, writer, clock, stop_if_asked
-        found = evaluate(*parts, total_steps=total_steps, done=done)
+        evaluate_until = functools.partial(
+            evaluate, run, step, params, checkpoints, writer, clock, stop_if_asked
+        )
+        found = evaluate_until(total_steps=total_steps, done=done)
         if done or found:
             ending = ends(step, {**done, **found}) or {}
-        if ending and (rest := evaluate(*parts, total_steps=step, done={**done, **found})):
+        if ending and (rest := evaluate_until(total_steps=step, done={**done, **found})):
             ends(step, rest)  # the callback gets all
             found |= rest
         return found

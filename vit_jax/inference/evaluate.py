@@ -84,10 +84,10 @@ def evaluate(
     """
     check_known("--classes", classes, ("all", "present"))
     model = load_model(source, **model_options)
+    options = {"name": dataset, "split": "test", "data_dir": "", "label_key": ""}
+    options = options if dataset else model.test_data()
     given = {"split": split, "data_dir": data_dir, "label_key": label_key}
-    given = {key: value for key, value in given.items() if value}
-    options = {"name": dataset, "split": "test", "data_dir": "", "label_key": "", **given}
-    options = {**model.test_data(), **given} if not dataset else options
+    options |= {key: value for key, value in given.items() if value}
     data = model.open_dataset(**options, on_bad_image=on_bad_image)
     dataset, split = options["name"], options["split"]
     if prompts:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from vit_jax.command_line import get_config
-from vit_jax.console import is_share
+from vit_jax.console import number_text
 from vit_jax.errors import UserError
 from vit_jax.files.paths import read_object, to_path, wrong_keys
 from vit_jax.workdir.description import CONFIG_FILE, PROVENANCE_FILE, RESULTS_FILE
@@ -159,9 +159,7 @@ def percent(share: float, digits: int = 1) -> str:
 
 def value_text(name: str, value: float, digits: int = 2) -> str:
     """A metric's value as text: `93.00 %`, `0.3143`, `300`."""
-    if is_share(name):
-        return percent(value, digits)
-    return f"{value:,.0f}" if float(value).is_integer() else f"{value:.4g}"
+    return number_text(name, value, digits).replace(" ", "\N{NO-BREAK SPACE}")
 
 
 def metric_words(name: str) -> str:

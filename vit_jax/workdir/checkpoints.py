@@ -118,9 +118,7 @@ class CheckpointManager:
 
     def _score(self, step: int) -> float:
         """Score of a step on disk; higher is better, NaN if missing."""
-        manifest = read_manifest(self._folder / str(step) / ITEM)
-        metrics = manifest["note"].get("metrics", {}) if manifest else {}
-        return self._best_sign * float(metrics.get(self._best_metric, math.nan))
+        return self._best_sign * _metric_of(self._folder / str(step), self._best_metric)
 
     def add_metrics(self, step: int, metrics: dict[str, float]) -> None:
         """Adds the metrics of a late evaluation to a step that was saved without them."""
@@ -207,6 +205,13 @@ class CheckpointManager:
         return intact
 
 
+def _metric_of(step_dir: Path, metric: str) -> float:
+    """A metric saved with a step on disk, or NaN."""
+    manifest = read_manifest(step_dir / ITEM)
+    metrics = manifest["note"].get("metrics", {}) if manifest else {}
+    return float(metrics.get(metric, math.nan))
+
+
 def best_checkpoint(workdir: str | os.PathLike[str]) -> Path:
     """The best step of a run by `checkpoint.best_metric`.
 
@@ -217,12 +222,9 @@ def best_checkpoint(workdir: str | os.PathLike[str]) -> Path:
     config = read_object(folder / CONFIG_FILE, checkpoint=dict)["checkpoint"]
     with reading(str(folder / CONFIG_FILE)):
         metric, sign = config["best_metric"], 1 if config["best_mode"] == "max" else -1
-    scores = {}
-    for step in steps_in(folder / CHECKPOINTS) if metric else ():
-        manifest = read_manifest(folder / CHECKPOINTS / str(step) / ITEM)
-        value = manifest["note"].get("metrics", {}).get(metric, math.nan) if manifest else math.nan
-        if not math.isnan(value):
-            scores[step] = sign * value
+    steps = steps_in(folder / CHECKPOINTS) if metric else []
+    values = {step: sign * _metric_of(folder / CHECKPOINTS / str(step), metric) for step in steps}
+    scores = {step: value for step, value in values.items() if not math.isnan(value)}
     if not scores:
         raise UserError(
             f"{workdir} has no best checkpoint: checkpoint.best_metric={metric!r}. Set it to an "

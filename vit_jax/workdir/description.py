@@ -94,7 +94,10 @@ def closing_lines(
             text += f"; best {number_text(name, best[name])} at step {best['step']:,}"
         lines.append(f"{text}.")
     lines.append(f"Parameters: {to_path(workdir) / PARAMS_FILE}")
-    return [*lines, f"Next: python scripts/report.py {workdir}, or predict.py, or evaluate.py"]
+    return [
+        *lines,
+        f"Next: python scripts/report.py {shlex.quote(workdir)}, or predict.py, or evaluate.py",
+    ]
 
 
 def model_name(model: Mapping[str, Any]) -> str:
