@@ -338,7 +338,11 @@ BAD_CONFIGS = {
     "dropout": ({"model__dropout_rate": 1.0}, r"dropout_rate=1.0"),
     "metric": ({"checkpoint__best_metric": "tset/accuracy"}, r"Did you mean 'test/accuracy'"),
     "stop": ({"early_stopping__metric": "tset/loss"}, r"Did you mean 'test/loss'"),
-    "stop late": ({"early_stopping__metric": "test/loss"}, r"set evaluators.test.every_steps"),
+    "stop late": ({"early_stopping__metric": "test/loss"}, r"test.every_steps=0 it is com"),
+    "stop later": (
+        {"early_stopping__metric": "test/loss", "evaluators__test__every_steps": 8},
+        r"cannot end a run of 8 steps",
+    ),
     "patience": ({"early_stopping__patience": 0}, r"early_stopping.patience=0 must be at least 1"),
     "infinite": ({"mix__mixup_alpha": float("inf")}, r"mix.mixup_alpha=inf"),
     "decay": ({"optimizer__weight_decay": -0.1}, r"weight_decay=-0.1"),

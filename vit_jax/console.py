@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
+import os
 import shutil
 import sys
 import textwrap
@@ -63,13 +64,18 @@ class _Handler(logging.StreamHandler[TextIO]):
 def start_logging(process_id: int | None = None, *, to_stderr: bool = False) -> None:
     """Logs progress to stdout, or to stderr if stdout is for results; libraries only log warnings.
 
-    Lines have at most `WIDTH` columns, on a terminal its width.
+    Lines have at most `WIDTH` columns, on a terminal its width. The environment variable
+    `VIT_LOG_LEVEL` sets the level: `debug`, `info` (default), `warning`.
     """
     stream = sys.stderr if to_stderr else sys.stdout
     width = shutil.get_terminal_size().columns if stream.isatty() else WIDTH
     handler = _Handler(stream)
     handler.setFormatter(_Lines("" if process_id is None else f"[{process_id}] ", width))
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
+    try:
+        logging.root.setLevel(os.environ.get("VIT_LOG_LEVEL", "info").upper())
+    except ValueError as error:
+        logging.warning("VIT_LOG_LEVEL: %s; info is shown.", error)
     for name in LIBRARIES:
         logging.getLogger(name).setLevel(logging.WARNING)
     logging.getLogger("gcsfs").setLevel(logging.CRITICAL)  # it logs tracebacks of errors it raises

@@ -47,18 +47,18 @@ class UserError(ValueError):
     """
 
 
-class PassingError(UserError):
+class TransientError(UserError):
     """A possibly temporary disk or network failure: the command may work later (status 75)."""
 
 
-def may_pass(error: BaseException) -> bool:
+def is_transient(error: BaseException) -> bool:
     """Whether it is a disk or network error that may be temporary."""
     if is_network_error(error):
         return getattr(error, "code", None) not in _CLIENT_ERRORS
     if isinstance(error, OSError):
         return error.errno in _TRANSIENT or isinstance(error, TimeoutError)
     if isinstance(error, UserError):
-        return isinstance(error, PassingError)
+        return isinstance(error, TransientError)
     code = _OS_ERROR_CODE.search(str(error))
     status = isinstance(error, ValueError) and _TRANSIENT_STATUS.search(str(error))
     return bool(status) or (code is not None and int(code[1]) in _TRANSIENT)
@@ -113,8 +113,8 @@ def is_network_error(error: BaseException) -> bool:
 
 
 def as_user_error(message: str, cause: BaseException) -> UserError:
-    """A UserError with this message; a PassingError if the cause may be temporary."""
-    return PassingError(message) if may_pass(cause) else UserError(message)
+    """A UserError with this message; a TransientError if the cause may be temporary."""
+    return TransientError(message) if is_transient(cause) else UserError(message)
 
 
 def missing_package(purpose: str, package: str, extra: str) -> UserError:

@@ -26,8 +26,8 @@ from vit_jax.errors import (
     UserError,
     escaped,
     is_network_error,
+    is_transient,
     may_be_caused_by_peer,
-    may_pass,
     one_line,
 )
 from vit_jax.errors import ROOT as ROOT
@@ -114,7 +114,7 @@ def one_line_errors(*, resumes: bool = False) -> Iterator[None]:
         _wait_for_verdict(error)
         _end(f"error: {one_line(error)}", REQUEUE_EXIT_CODE)
     except (UserError, OSError) as error:  # OSError: a full disk, a folder that was removed
-        _end(f"error: {escaped(str(error))}", REQUEUE_EXIT_CODE if may_pass(error) else 2)
+        _end(f"error: {escaped(str(error))}", REQUEUE_EXIT_CODE if is_transient(error) else 2)
     except PreemptedError as error:
         print(error, file=sys.stderr)
         if peers := _peers():
@@ -128,8 +128,8 @@ def one_line_errors(*, resumes: bool = False) -> Iterator[None]:
     except Exception as error:
         if may_be_caused_by_peer(error):
             _wait_for_verdict(error)
-        if is_network_error(error) or may_pass(error):  # a bucket is unreachable
-            _end(f"error: {one_line(error)}", REQUEUE_EXIT_CODE if may_pass(error) else 2)
+        if is_network_error(error) or is_transient(error):  # a bucket is unreachable
+            _end(f"error: {one_line(error)}", REQUEUE_EXIT_CODE if is_transient(error) else 2)
         if not _peers():
             raise
         _end("".join(traceback.format_exception(error)), 1)

@@ -240,7 +240,7 @@ def create_run(
         feature_of=functools.partial(_feature, objective, dataset.image_shape, shapes),
         with_classes=functools.partial(_with_classes, objective.class_names),
     )
-    _check_metrics(config, evaluations)
+    _check_metrics(config, evaluations, total_steps)
     return Run(
         mesh=mesh,
         batch_size=batch_size,
@@ -362,7 +362,9 @@ def _open_data(
     return dataset, eval_data
 
 
-def _check_metrics(config: ConfigDict, evaluations: Mapping[str, Evaluation]) -> None:
+def _check_metrics(
+    config: ConfigDict, evaluations: Mapping[str, Evaluation], total_steps: int
+) -> None:
     """Raises UserError for a metric that is never computed, or too late to end the run early."""
     metrics = {key: each.evaluator.metric_names for key, each in evaluations.items()}
     known = [f"{key}/{name}" for key, names in metrics.items() for name in names]
@@ -371,10 +373,12 @@ def _check_metrics(config: ConfigDict, evaluations: Mapping[str, Evaluation]) ->
     if stops := config.early_stopping.metric:
         check_known("early_stopping.metric", stops, known)
         key = stops.rpartition("/")[0]
-        if not config.evaluators[key].every_steps:
+        every_steps, patience = config.evaluators[key].every_steps, config.early_stopping.patience
+        if not 0 < every_steps * patience < total_steps:
             raise UserError(
-                f"early_stopping.metric={stops!r} is computed only after the last step; set "
-                f"evaluators.{key}.every_steps."
+                f"early_stopping.metric={stops!r} cannot end a run of {total_steps} steps: with "
+                f"evaluators.{key}.every_steps={every_steps} it is computed too rarely for "
+                f"early_stopping.patience={patience}; evaluate more often."
             )
 
 

@@ -129,14 +129,16 @@ def test_mistakes(splits, message):
     assert message in str(error.value)
 
 
-def test_files_are_checked_before_the_training(tmp_path, caplog):
+@pytest.mark.parametrize("as_bytes", [False, True])
+def test_files_are_checked_before_the_training(tmp_path, caplog, as_bytes):
     paths = photos(tmp_path)["train"]
     names = [path.parent.name for path in paths]
     expected = open_given({"train": (paths, names)}, "x")
     (bad := tmp_path / "bad.png").write_bytes(paths[0].read_bytes()[:90])
-    opened = open_given({"train": ([bad, *paths], ["dog", *names])}, "x")
+    images = [path.read_bytes() if as_bytes else path for path in [bad, *paths]]
+    opened = open_given({"train": (images, ["dog", *names])}, "x")
     options = {**OPTIONS, "split": "train", "name": "x"}
-    with pytest.raises(UserError, match=r"1 of 8 images cannot be read: .*bad.png"):
+    with pytest.raises(UserError, match=r"1 of 8 images cannot be read: (.*bad.png|train\[0\]);"):
         opened(**options)
     with pytest.raises(UserError, match="dataset.on_bad_image='ignore' is unknown"):
         opened(**{**options, "on_bad_image": "ignore"})

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from vit_jax.errors import PassingError, UserError
+from vit_jax.errors import TransientError, UserError
 from vit_jax.parameters.devices import arrange_devices, device_groups, mesh_sizes, split_sizes
 from vit_jax.parameters.sharding import create_mesh
 
@@ -28,8 +28,8 @@ class Device:
 @pytest.mark.parametrize(
     ("text", "kind"),
     [
-        ("Unable to initialize backend 'tpu': UNAVAILABLE: no connection", PassingError),
-        ("Unable to initialize backend 'tpu': ABORTED: already in use by pid 7", PassingError),
+        ("Unable to initialize backend 'tpu': UNAVAILABLE: no connection", TransientError),
+        ("Unable to initialize backend 'tpu': ABORTED: already in use by pid 7", TransientError),
         ("Unable to initialize backend 'tpu': NOT_FOUND: no device found", UserError),
     ],
 )

@@ -361,9 +361,11 @@ def test_a_run_in_a_bucket(workdir: Path, bucket: str) -> None:
 
 
 def test_the_script(changed: Path, script: tiny.Script) -> None:
-    result = script("report.py", str(changed), "--max_examples=0")
+    result = script("report.py", str(changed), "--max_examples=0", "--against=a probe=0.625")
     assert (result.returncode, f"Wrote {changed}/report.html." in result.stdout) == (0, True)
-    assert "--max_examples=0" in (changed / "report.html").read_text()
+    text = text_of(read((changed / "report.html").read_text()))
+    assert "--max_examples=0" in text
+    assert "a probe62.5 %" in text
     edit(changed, "config.json", lambda config: config.pop("sweep"))
     for folder, message in (
         ("nowhere", "holds no metrics.jsonl"),

@@ -12,7 +12,7 @@ import pytest
 
 from tests import tiny
 from tests.gcs_emulator import FAULTS, Server
-from vit_jax.errors import PassingError, PreemptedError, UserError, may_pass
+from vit_jax.errors import PreemptedError, TransientError, UserError, is_transient
 from vit_jax.files.manifest import damaged_files, write_manifest
 from vit_jax.files.paths import bucket_files, to_path
 from vit_jax.multihost.agreement import PreemptionNotice
@@ -188,7 +188,7 @@ def test_a_bucket_that_does_not_answer_has_not_lost_its_checkpoints(
         bucket_server.answers = status
         with pytest.raises(Exception, match=r".*") as error:
             steps_in(folder)
-        assert may_pass(error.value) == (status != 403)
+        assert is_transient(error.value) == (status != 403)
         with pytest.raises(Exception, match=r".*"):
             damaged_files(folder / "8" / "state")  # not: "they are damaged"
         bucket_server.answers = 0
@@ -216,7 +216,7 @@ def test_logs_are_there_after_a_while_and_when_they_must_be(
     with MetricWriter(str(folder), start_step=1, tensorboard=True) as writer:
         bucket_server.answers = 503
         writer.write(2, {"second": 2.0})
-        with pytest.raises(PassingError, match="run/metrics.jsonl could not be written"):
+        with pytest.raises(TransientError, match="run/metrics.jsonl could not be written"):
             writer.flush()
         bucket_server.answers = 0
         wait(lambda: "second" in rows.read_text())  # by itself

@@ -19,7 +19,7 @@ import pytest
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from tests import forks, tiny
-from vit_jax.errors import PassingError, UserError
+from vit_jax.errors import TransientError, UserError
 from vit_jax.files import manifest as checksums
 from vit_jax.files.paths import write_json
 from vit_jax.training.optimizer import OPTIMIZERS, create_optimizer
@@ -359,7 +359,7 @@ def test_an_error_of_a_shared_disk_may_pass(
             patch.setattr(orbax_parts, "write_manifest", fails)
             manager.save(2, make_state(2, mesh_of(1, 1)))
             # At an update, not at the next save: the other processes would wait for this one.
-            with pytest.raises(PassingError, match=r"step 2 could not be written.*Stale file"):
+            with pytest.raises(TransientError, match=r"step 2 could not be written.*Stale file"):
                 poll_should_save(manager)
         with monkeypatch.context() as patch:
             patch.setattr(checksums, "digest", fails)
@@ -423,7 +423,7 @@ jax.config.update("jax_cpu_collectives_implementation", "gloo")
 jax.distributed.initialize(f"127.0.0.1:{port}", num_processes=2, process_id=int(index))
 sys.path.insert(0, "tests/workdir")
 from test_checkpoints import *
-from vit_jax.errors import may_pass
+from vit_jax.errors import is_transient
 from vit_jax.multihost.agreement import run_on_first_process
 from vit_jax.workdir import claim
 
@@ -451,12 +451,12 @@ def assert_finds(manager, step):
 def fails(error):
     raise error
 
-for raised in (PassingError("the disk is away"), OSError(errno.ESTALE, "Stale", "some/file")):
+for raised in (TransientError("the disk is away"), OSError(errno.ESTALE, "Stale", "some/file")):
     try:
         run_on_first_process(lambda: fails(raised))
         raise AssertionError("nothing was raised here")
-    except (PassingError, OSError) as error:
-        assert type(error) is type(raised) and may_pass(error), repr(error)
+    except (TransientError, OSError) as error:
+        assert type(error) is type(raised) and is_transient(error), repr(error)
         assert str(raised.args[-1]) in str(error)
 
 def verify_and_damage(step):

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from vit_jax.data.check_images import usable_images
 from vit_jax.data.folder import known_split
 from vit_jax.data.sources import Part, Parts, check_classes, check_columns, resolve_split
 from vit_jax.data.table import number_labels
@@ -43,6 +44,13 @@ class ArrowSource(Parts):
     def __getitem__(self, index: int) -> dict[str, Any]:
         split, row = self.locate(index)
         table = _table(tuple(self._files[split]))
+        labels = {name: each[index] for name, each in self.columns.items()}
+        texts = {name: table[name][row].as_py() or "" for name in self._texts}
+        return {"image": self._read(index), **labels, **texts}
+
+    def _read(self, index: int) -> bytes:
+        split, row = self.locate(index)
+        table = _table(tuple(self._files[split]))
         stored = table[self._image][row].as_py() or {}
         image = stored.get("bytes")
         if image is None:
@@ -50,9 +58,14 @@ class ArrowSource(Parts):
                 raise ValueError("the image is missing")
             folder = os.path.dirname(self._files[split][0])
             image = Path(os.path.join(folder, stored["path"])).read_bytes()
-        labels = {name: each[index] for name, each in self.columns.items()}
-        texts = {name: table[name][row].as_py() or "" for name in self._texts}
-        return {"image": image, **labels, **texts}
+        return image
+
+    def check(self, on_bad_image: str) -> ArrowSource:
+        """Decodes every image, see `usable_images`."""
+        kept = usable_images(len(self), self._read, self.describe, on_bad_image)
+        source = self.keep(kept)
+        source.columns = {name: each[kept] for name, each in self.columns.items()}
+        return source
 
     def identity(self) -> Iterable[str]:
         """Split, name and size of every file."""

@@ -134,7 +134,7 @@ class Dataset:
     def check(self) -> Dataset:
         """Checks for damaged files before training; returns the dataset to train on.
 
-        Decodes every image of a folder (0.7 ms of one core each), opens every file of a TFDS set.
+        Decodes every image file (0.7 ms of one core each); of a TFDS set, only opens every file.
         UserError for a damaged file, unless it is an image and `on_bad_image` is "skip".
         """
         source = self.source.check(self.on_bad_image)
@@ -170,7 +170,7 @@ def create_dataset(
         Hugging Face `datasets` (`arrow.py`) or a prepared directory; otherwise a TFDS name with
         optional config and version (`cifar10`, `imagenet2012:5.1.0`, `cifar10_corrupted/fog_1`).
       split, preprocess, data_dir: see `sources.resolve_split`, preprocess.py, `data_root`.
-      on_bad_image: `error` or `skip`; for image folders.
+      on_bad_image: `error` or `skip`; not for TFDS.
       label_key: the class label to use from a TFDS or `datasets` set; for TFDS also a key of
         `COMPUTED_LABELS`; "" for the default one.
       needs_label: if False, the set may have no labels; without class names, examples have none.

@@ -98,7 +98,7 @@ def _read_by_pillow(image: bytes, *, exif: bool) -> np.ndarray:
 
 
 @contextlib.contextmanager
-def remarks() -> Iterator[list[str]]:
+def captured_stderr() -> Iterator[list[str]]:
     """Captures the lines that decoders write to stderr, which name no file."""
     found: list[str] = []
     sys.stderr.flush()
@@ -153,7 +153,7 @@ def _unsupported_samples(deep: np.ndarray | None) -> str:
     return f"its samples are {deep.dtype}, with no known scale to 8 bits; convert it to uint8"
 
 
-def doubts(data: bytes) -> str:
+def sample_warning(data: bytes) -> str:
     """Warning about samples that cannot be converted, or use fewer than 16 bits; else ""."""
     deep = _deep_pixels(data)
     if (refused := _unsupported_samples(deep)) or deep is None or deep.dtype != np.uint16:

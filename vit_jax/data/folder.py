@@ -20,14 +20,13 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from vit_jax.data.decode import decodes, doubts, remarks
+from vit_jax.data.check_images import usable_images
 from vit_jax.data.sources import Source, check_classes, in_order, map_threads, select
-from vit_jax.errors import UserError, list_names
-from vit_jax.files.manifest import read_or_none
+from vit_jax.errors import UserError
 
 _EXTENSIONS = ".jpg .jpeg .jpe .jp2 .png .webp .gif .avif .bmp .dib .tif .tiff .pbm .pgm .ppm .pnm"
 HEIC = (".heic", ".heif")  # need the extra `heic`
@@ -72,38 +71,12 @@ class FolderSource(Source):
         return map("{} {}".format, self.relative_paths(), sizes)
 
     def check(self, on_bad_image: str) -> FolderSource:
-        """Decodes every file; UserError if none does, or if one fails and that is an "error"."""
-        paths = self.paths()
-        blocks = [paths[start : start + _BLOCK] for start in range(0, len(paths), _BLOCK)]
-        verdicts = [verdict for block in blocks for verdict in _decode_block(block)]
-        doubtful = [
-            f"{path} is {'used' if verdict.usable else 'treated as damaged'}: {verdict.remark}"
-            for path, verdict in zip(paths, verdicts, strict=True)
-            if verdict.remark
-        ]
-        for line in doubtful[:_SHOWN]:
-            logging.getLogger(__name__).warning(line)
-        if len(doubtful) > _SHOWN:
-            logging.getLogger(__name__).warning("%d more such images.", len(doubtful) - _SHOWN)
-        bad = [position for position, verdict in enumerate(verdicts) if not verdict.usable]
-        if not bad:
-            return self
-        if missing := [path for path in map(self.describe, bad) if not os.path.exists(path)]:
-            found = f"{len(missing)} of {len(self)} files are missing: {list_names(missing)}"
-            raise UserError(f"{found}; list them in the table with / and their extension.")
-        names = list_names(map(self.describe, bad), _SHOWN)
-        report = f"{len(bad)} of {len(self)} images cannot be read: {names}"
-        if on_bad_image == "error":
-            raise UserError(
-                f"{report}; fix or delete them, or skip them with on_bad_image='skip' "
-                "(--on_bad_image of a script, dataset.on_bad_image of a config)."
-            )
-        if len(bad) == len(self):
-            raise UserError(f"{report}; no images left.")
-        logging.getLogger(__name__).warning("%s; skipped (dataset.on_bad_image='skip').", report)
-        keep = np.setdiff1d(np.arange(len(self)), bad)
-        columns = {key: each[keep] for key, each in self.columns.items()}
-        return dataclasses.replace(self, files=self.files[keep], columns=columns)
+        """Decodes every file, see `usable_images`."""
+        kept = usable_images(
+            len(self), lambda n: Path(self.describe(n)).read_bytes(), self.describe, on_bad_image
+        )
+        columns = {key: each[kept] for key, each in self.columns.items()}
+        return dataclasses.replace(self, files=self.files[kept], columns=columns)
 
 
 def open_folder(
@@ -266,34 +239,3 @@ def order_files(groups: Iterable[Files], part: str = "") -> np.ndarray:
     longest = max((len(path) for _, _, path, _ in rows), default=1)
     columns = [("path", f"S{longest}"), ("number", np.int32)]
     return np.array([row[2:] for row in sorted(rows)], columns)
-
-
-_BLOCK = 512  # files decoded per block
-_SHOWN = 10  # names in a message
-
-
-class _Verdict(NamedTuple):
-    usable: bool
-    remark: str = ""
-
-
-def _decode_block(paths: Sequence[str]) -> list[_Verdict]:
-    """Whether each file decodes, and what the decoder printed about it (it names no file)."""
-    with remarks() as output:
-        verdicts = list(map_threads(_decodes_file, paths))
-    if not output:
-        return verdicts
-    for i, path in enumerate(paths):
-        with remarks() as output:
-            verdicts[i] = _decodes_file(path)
-        if output and verdicts[i].usable:
-            is_jpeg = path.lower().endswith((".jpg", ".jpeg", ".jpe"))  # usable, maybe half grey
-            verdicts[i] = _Verdict(is_jpeg, output[0])
-    return verdicts
-
-
-def _decodes_file(path: str) -> _Verdict:
-    content = read_or_none(Path(path).read_bytes)
-    if content is None:
-        return _Verdict(False)
-    return _Verdict(decodes(content), doubts(content))

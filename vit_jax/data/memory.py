@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import logging
 import os
@@ -14,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
+from vit_jax.data.check_images import usable_images
 from vit_jax.data.datasets import Dataset, create_dataset
 from vit_jax.data.decode import pillow_pixels
-from vit_jax.data.folder import FolderSource
 from vit_jax.data.preprocess import parse
 from vit_jax.data.sources import (
     Part,
@@ -30,6 +29,7 @@ from vit_jax.data.sources import (
 from vit_jax.errors import UserError, check_known, list_names
 
 _MAX_CLASSES = 1_000_000
+_FILES = (str, os.PathLike, bytes)  # images as paths, or as the contents of files
 FORMS = "(images, labels), or an object with len(), [i] -> (image, label) and .classes"
 
 
@@ -146,6 +146,10 @@ def _warn_of_shared(splits: Mapping[str, Any]) -> None:
                     return
 
 
+def _content(image: Any) -> bytes:
+    return image if isinstance(image, bytes) else Path(image).read_bytes()
+
+
 class MemorySource(SlicedSource):
     """Concatenated parts of the given splits; see `open_given`."""
 
@@ -155,13 +159,6 @@ class MemorySource(SlicedSource):
         super().__init__(splits, parts)
         self._exif = exif
         self._numbers = {name: number for number, name in enumerate(classes)}
-        self._kept = np.arange(super().__len__())
-
-    def __len__(self) -> int:
-        return len(self._kept)
-
-    def locate(self, index: int) -> tuple[str, int]:
-        return super().locate(int(self._kept[index]))
 
     @property
     def columns(self) -> dict[str, np.ndarray]:
@@ -172,21 +169,29 @@ class MemorySource(SlicedSource):
         return {"label": np.array([self._numbers.get(each, each) for each in labels])}
 
     def check(self, on_bad_image: str) -> MemorySource:
-        """Checks images given as paths like those of a folder."""
-        paths, places = [], []
-        for index, (split, i) in enumerate(map(self.locate, range(len(self)))):
-            data = self.sources[split]
-            if isinstance(data, _Pair) and isinstance(data.images[i], str | os.PathLike):
-                paths.append(os.fsencode(data.images[i]))
-                places.append(index)
-        if not paths:
+        """Decodes images given as paths or bytes, see `usable_images`."""
+        checked = [n for n in range(len(self)) if isinstance(self._stored(n), _FILES)]
+        if not checked:
             return self
-        files = FolderSource("", np.array(paths), {"place": np.array(places)})
-        lost = np.setdiff1d(places, files.check(on_bad_image).columns["place"])
-        if len(lost):
-            self = copy.copy(self)
-            self._kept = np.delete(self._kept, lost)
-        return self
+        usable = usable_images(
+            len(checked),
+            lambda n: _content(self._stored(checked[n])),
+            lambda n: self.describe(checked[n]),
+            on_bad_image,
+        )
+        lost = np.delete(checked, usable)
+        return self.keep(np.delete(np.arange(len(self)), lost)) if len(lost) else self
+
+    def describe(self, index: int) -> str:
+        stored = self._stored(index)
+        is_path = isinstance(stored, str | os.PathLike)
+        return os.fspath(stored) if is_path else super().describe(index)
+
+    def _stored(self, index: int) -> Any:
+        """An image as it was given; None if only an object knows it."""
+        split, i = self.locate(index)
+        data = self.sources[split]
+        return data.images[i] if isinstance(data, _Pair) else None
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         split, i = self.locate(index)
@@ -197,11 +202,11 @@ class MemorySource(SlicedSource):
             raise ValueError(f"label {label!r} is neither an integer nor a name") from error
         if not 0 <= number < len(self._numbers):
             raise ValueError(f"label {label!r} is not among the {len(self._numbers)} classes")
-        if isinstance(image, str | os.PathLike):
-            image = Path(image).read_bytes()
-        elif hasattr(image, "convert"):
+        if isinstance(image, _FILES):
+            return {"image": _content(image), "label": number}
+        if hasattr(image, "convert"):
             image = pillow_pixels(image, exif=self._exif)
-        return {"image": image if isinstance(image, bytes) else np.asarray(image), "label": number}
+        return {"image": np.asarray(image), "label": number}
 
     def identity(self) -> Iterable[str]:
         """Digests of arrays and bytes, names of files; for an object only its length."""

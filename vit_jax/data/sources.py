@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import copy
 import dataclasses
 import functools
 import itertools
@@ -20,6 +21,7 @@ from vit_jax.errors import UserError, counted, escaped, nearest
 
 A = TypeVar("A")
 B = TypeVar("B")
+P = TypeVar("P", bound="Parts")
 
 GRAMMAR = "'train', 'train[:98%]', 'train[300:600]', 'train[-50:]' and sums such as 'train+test'"
 
@@ -148,17 +150,26 @@ def select(split: str, known: Iterable[str], rows: Callable[[str], np.ndarray]) 
 
 
 class Parts(Source):
-    """Concatenated parts of named splits: locates the n-th example."""
+    """Concatenated parts of named splits, or some of their examples: locates the n-th."""
 
     def __init__(self, parts: Iterable[Part]):
         self.parts = list(parts)
         self._ends = list(itertools.accumulate(part.stop - part.start for part in self.parts))
+        self._kept: np.ndarray | None = None
+
+    def keep(self: P, rows: np.ndarray) -> P:
+        """The source with only some rows, sorted, of those that it has now."""
+        kept = copy.copy(self)
+        kept._kept = rows if self._kept is None else self._kept[rows]
+        return kept
 
     def __len__(self) -> int:
-        return self._ends[-1]
+        return self._ends[-1] if self._kept is None else len(self._kept)
 
     def locate(self, index: int) -> tuple[str, int]:
         """Name of the part, and the example's number in that split."""
+        if self._kept is not None:
+            index = int(self._kept[index])
         position = bisect.bisect_right(self._ends, index)
         part = self.parts[position]
         return part.name, part.stop - (self._ends[position] - index)

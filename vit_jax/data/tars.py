@@ -28,6 +28,7 @@ from typing import Any
 
 import numpy as np
 
+from vit_jax.data.check_images import usable_images
 from vit_jax.data.folder import EXTENSIONS, HELD_OUT, known_split
 from vit_jax.data.sources import Source, check_classes, map_threads, select
 from vit_jax.data.table import number_labels
@@ -76,6 +77,17 @@ class TarSource(Source):
     def describe(self, index: int) -> str:
         place = self.images[index]
         return f"{self.tars[place['tar']]}: {place['name']}"
+
+    def check(self, on_bad_image: str) -> TarSource:
+        """Decodes every image, see `usable_images`."""
+        kept = usable_images(
+            len(self), lambda n: self._read(self.images[n]), self.describe, on_bad_image
+        )
+        columns, texts = (
+            {key: each[kept] for key, each in arrays.items()}
+            for arrays in (self.columns, self.texts)
+        )
+        return TarSource(self.tars, self.images[kept], columns, texts)
 
     def identity(self) -> Iterable[str]:
         """Tar, name, size and label of every image, in order."""

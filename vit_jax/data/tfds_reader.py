@@ -22,7 +22,7 @@ from vit_jax.data.computed_labels import COMPUTED_LABELS, Label
 from vit_jax.data.decode import decode_image
 from vit_jax.data.records import allow_open_files, open_records
 from vit_jax.data.sources import GRAMMAR, Part, Parts, map_threads
-from vit_jax.errors import PassingError, UserError, as_user_error, nearest, one_line
+from vit_jax.errors import TransientError, UserError, as_user_error, nearest, one_line
 from vit_jax.files.paths import full_path, is_bucket, size_of, to_path
 
 NAME = re.compile(r"(?P<name>[A-Za-z]\w*)(?:/(?P<config>[\w.-]+))?(?::(?P<version>\d+\.\d+\.\d+))?")
@@ -79,7 +79,7 @@ class TfdsSource(Parts):
         except RuntimeError as error:
             if not is_bucket(name):
                 raise
-            raise PassingError(f"{self.describe(index)}: {one_line(error)}") from error
+            raise TransientError(f"{self.describe(index)}: {one_line(error)}") from error
         return tf_example_pb2.Example.FromString(record).features.feature
 
     def describe(self, index: int) -> str:

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 from jax.experimental import mesh_utils
 
-from vit_jax.errors import PassingError, UserError
+from vit_jax.errors import TransientError, UserError
 
 # Another process still holds the device, or its driver is not up yet.
 _RETRYABLE_ERROR = re.compile(r"(ABORTED|DEADLINE_EXCEEDED|UNAVAILABLE): ")
@@ -25,7 +25,7 @@ def all_devices() -> list[Any]:
 
     Raises:
       UserError: they cannot be initialized, or JAX_PLATFORMS names a platform that is missing.
-      PassingError: the same, but another attempt may succeed.
+      TransientError: the same, but another attempt may succeed.
     """
     devices: list[Any] = []
     try:
@@ -33,7 +33,7 @@ def all_devices() -> list[Any]:
             devices = jax.devices()
     except RuntimeError as error:
         message = f"cannot initialize the devices: {' '.join(str(error).split())}"
-        kind = PassingError if _RETRYABLE_ERROR.search(message) else UserError
+        kind = TransientError if _RETRYABLE_ERROR.search(message) else UserError
         raise kind(message) from error
     asked = os.environ.get("JAX_PLATFORMS", "")
     first = asked.partition(",")[0]

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from flax.traverse_util import flatten_dict
 
-from vit_jax.errors import PassingError, UserError
+from vit_jax.errors import TransientError, UserError
 from vit_jax.evaluators.few_shot import confidence95
 from vit_jax.files.paths import read_object, reading, write_atomically, write_json
 from vit_jax.inference.evaluate import evaluate
@@ -95,7 +95,7 @@ def evaluate_suite(
             logging.info("Task %d of %d: %s", number, len(mine), each["name"])
             try:
                 measure(each["kind"], each["settings"], _path(each, folder))
-            except PassingError:
+            except TransientError:
                 raise
             except UserError as error:
                 failed[each["name"]] = str(error)

@@ -24,7 +24,7 @@ import jax
 from flax.traverse_util import flatten_dict
 
 from vit_jax.errors import (
-    PassingError,
+    TransientError,
     UserError,
     as_user_error,
     check_known,
@@ -190,7 +190,7 @@ def another_run(path: Path, value: dict[str, Any], may_differ: tuple[str, ...]) 
     """How a run's file contradicts this value; "" if it does not."""
     try:
         found = _differences(read_object(path), value, may_differ)
-    except PassingError:
+    except TransientError:
         raise
     except UserError as error:
         return str(error)

@@ -78,14 +78,14 @@ def _fetch_with_retries(url: str, *arguments: Any) -> None:
             return future.result()
         except aiohttp.ClientError as error:
             reason = f"the connection failed ({one_line(error)})"
-            may_pass = not isinstance(error, aiohttp.ClientConnectorCertificateError)
+            is_transient = not isinstance(error, aiohttp.ClientConnectorCertificateError)
             if isinstance(error, aiohttp.TooManyRedirects):
                 reason = "too many redirects"
-                may_pass = False
+                is_transient = False
             elif isinstance(error, aiohttp.ClientResponseError):
                 reason = f"the server returned {error.status} {' '.join(error.message.split()):.80}"
-                may_pass = error.status in (408, 429) or error.status >= 500
-            if not may_pass or attempt == ATTEMPTS:
+                is_transient = error.status in (408, 429) or error.status >= 500
+            if not is_transient or attempt == ATTEMPTS:
                 raise UserError(
                     f"{shown}: {reason}, attempt {attempt}; check the address, the network, "
                     f"HTTPS_PROXY and SSL_CERT_FILE, or {hint}"
