@@ -20,6 +20,7 @@ from jax.sharding import PartitionSpec
 
 from vit_jax.errors import UserError
 from vit_jax.models.attention.xla import chunked, cudnn, xla
+from vit_jax.models.layers import device_of_program
 
 
 def reference(
@@ -173,19 +174,6 @@ def _mesh_axes(logical: str, size: int, mesh: Any) -> tuple[str, ...] | None:
     axes = (spec[0],) if isinstance(spec[0], str) else spec[0] or ()
     shards = math.prod(mesh.shape[axis] for axis in axes)
     return axes if axes and size % shards == 0 else None
-
-
-def device_of_program() -> tuple[str, str]:
-    """Platform and kind of the device to compile for: the mesh's, else the default device."""
-    mesh = jax.sharding.get_abstract_mesh()
-    default: Any = jax.config.jax_default_device  # type: ignore[attr-defined]  # or a platform
-    if not mesh.empty:
-        device: Any = mesh.abstract_device
-    elif default is None or isinstance(default, str):
-        device = jax.devices(default)[0]
-    else:
-        device = default
-    return device.platform, device.device_kind
 
 
 @functools.cache
