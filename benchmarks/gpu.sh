@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# Measures this project on one NVIDIA GPU, beside timm, in at most 9 minutes.
+# Measures this project on one NVIDIA GPU, beside timm, in at most 9 minutes. What had no
+# time left is measured by a second call that names it.
 #
 #   ./benchmarks/gpu.sh               the steps below, in this order, while time is left
-#   ./benchmarks/gpu.sh h14 r50_b16   these steps only, such as those that had no time
+#   ./benchmarks/gpu.sh h14 r50_b16   these steps only
 #
 #   machine    driver and packages
 #   products   FLOP/s of one large product: bfloat16, TF32, float32
@@ -10,8 +11,8 @@
 #   b16        an update of B/16: images/s, share of a product's FLOP/s, memory; timm compiled in turn
 #   b16_cudnn  with cuDNN's attention beside XLA's; so l16_cudnn, h14_cudnn, r50_b16_cudnn
 #   training   a run on bundled data: whole, ended by SIGTERM, resumed
+#   dropout    B/16 with the paper's dropout of 0.1
 #   l16, h14, r50_b16        like b16
-#   dropout                  B/16 with the paper's dropout of 0.1
 #   training_deterministic   with --xla_gpu_deterministic_ops=true
 #
 # Each step writes $OUT/gpu/STEP.json (OUT: benchmarks/results) and STEP.log, which also has what was
@@ -28,7 +29,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 [[ "${1:-}" != -* ]] || exec sed -n '2,/^set /{/^#/s/^# \{0,1\}//p;}' benchmarks/gpu.sh
 budget="${BUDGET:-540}" python="${PYTHON:-python3}" small="${SMALL:-}"
 training_steps="$([[ "$small" ]] && echo 60 || echo 300)"
-all=(machine products attention b16 b16_cudnn training l16 h14 r50_b16 dropout
+all=(machine products attention b16 b16_cudnn training dropout l16 h14 r50_b16
   training_deterministic)
 for step in "$@"; do
   [[ " ${all[*]} l16_cudnn h14_cudnn r50_b16_cudnn " == *" $step "* ]] ||
@@ -92,8 +93,7 @@ update() { # SECONDS NAME MODEL ARGUMENT...
     --config.model.{num_heads=2,mlp_dim=32})
   within "$1" "$2" "$python" benchmarks/step.py --variant="${variants[$3]}" \
     --json="$out/$2.json" --config.dataset.batch_size="${small:-${batch_sizes[$3]}}" \
-    --config.model.dtype=bfloat16 \
-    "${@:4}" "${settings[@]}"
+    --config.model.dtype=bfloat16 "${@:4}" "${settings[@]}"
 }
 
 part() { # SECONDS NAME ARGUMENT...

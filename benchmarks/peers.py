@@ -22,7 +22,6 @@ import optax
 
 import vit_jax
 from vit_jax.errors import UserError, check_known, missing_package
-from vit_jax.objectives.objective import scale_images
 
 CLONES = {"official": "vision_transformer", "big_vision": "big_vision"}  # folders
 PEERS = (*CLONES, "timm", "timm_eager")
@@ -124,7 +123,7 @@ def jax_peer(peer: str, config: Any, num_classes: int, clones: str) -> tuple[Any
     tx = optax.chain(optax.clip_by_global_norm(rule.clip_norm), adamw)
 
     def init(rng: jax.Array, images: jax.Array) -> Any:
-        params = module.init(rng, scale_images(images), train=False)["params"]
+        params = module.init(rng, scaled(images), train=False)["params"]
         return params, tx.init(params), jnp.zeros((), jnp.int32)
 
     def update(state: Any, images: jax.Array, labels: jax.Array) -> Any:
@@ -132,7 +131,7 @@ def jax_peer(peer: str, config: Any, num_classes: int, clones: str) -> tuple[Any
         rngs = {"dropout": jax.random.fold_in(jax.random.key(0), step)}
 
         def loss_of(params: Any) -> jax.Array:
-            out = module.apply({"params": params}, scale_images(images), train=True, rngs=rngs)
+            out = module.apply({"params": params}, scaled(images), train=True, rngs=rngs)
             logits = out if peer == "official" else out[0]
             losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
             return jnp.mean(losses)
@@ -142,6 +141,11 @@ def jax_peer(peer: str, config: Any, num_classes: int, clones: str) -> tuple[Any
         return (optax.apply_updates(params, updates), opt_state, step + 1), loss
 
     return init, update
+
+
+def scaled(images: jax.Array) -> jax.Array:
+    """uint8 -> float32 in [-1, 1]."""
+    return jnp.asarray(images, jnp.float32) / 127.5 - 1.0
 
 
 def load_file(name: str, path: Path) -> Any:
