@@ -11,12 +11,14 @@ import re
 import shlex
 import statistics
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from absl import flags
 from ml_collections import ConfigDict
 
@@ -30,7 +32,8 @@ from vit_jax.plan.subject import Noise
 from vit_jax.run import Run, create_run
 
 NUM_EXAMPLES, NUM_CLASSES = 1_281_167, 1000
-PACKAGES = ("jax", "jaxlib", "flax", "libtpu", "torch", "timm")
+PACKAGES = ["jax", "jaxlib", "flax", "libtpu", "torch", "timm"]
+PACKAGES += ["jax-cuda12-pjrt", "jax-cuda13-pjrt", "nvidia-cudnn-cu12", "nvidia-cudnn-cu13"]
 
 
 def arguments_parser(doc: str | None, name: str) -> argparse.ArgumentParser:
@@ -87,6 +90,24 @@ def noise_run(config: ConfigDict) -> Run:
         return create_run(config, mesh, open_noise)
 
 
+def seconds_of(function: Callable[..., Any], *arguments: Any, repeat: int) -> float:
+    """Of one call of a jitted function, after a first one that compiles it."""
+    jax.block_until_ready(function(*arguments))
+    start = time.perf_counter()
+    for _ in range(repeat):
+        out = function(*arguments)
+    jax.block_until_ready(out)
+    return (time.perf_counter() - start) / repeat
+
+
+def product_flops(dtype: str) -> float:
+    """FLOP/s of one large product of random matrices, in which a device computes all the time."""
+    size = 1024 if jax.devices()[0].platform == "cpu" else 8192
+    keys = jax.random.split(jax.random.key(0))
+    a, b = (jax.random.normal(key, (size, size), dtype) for key in keys)
+    return 2 * size**3 / seconds_of(jax.jit(jnp.matmul), a, b, repeat=20)
+
+
 def take_turns(subjects: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str, list[Any]]:
     """What each subject returns in each round.
 
@@ -108,7 +129,7 @@ def compare(
     Args:
       model: variant.
       case: what is measured.
-      unit: a rate (`images/s`), or a cost (`s`, `Mcycles`, ...), of which less is better.
+      unit: a rate (`images/s`, `%`), or a cost (`s`, `Mcycles`, ...), of which less is better.
       figures: of each turn, by subject; `vit_jax` are ours. A ratio above 1 is in our favour.
     """
     ours = figures["vit_jax"]
@@ -116,7 +137,7 @@ def compare(
     rows = []
     for peer in [each for each in figures if each != "vit_jax"]:
         pairs = list(zip(ours, figures[peer], strict=True))
-        ratios = [a / b if unit.endswith("/s") else b / a for a, b in pairs]
+        ratios = [a / b if unit.endswith(("/s", "%")) else b / a for a, b in pairs]
         about_peer = {
             "peer": peer,
             "theirs": round(statistics.median(figures[peer]), 4),

@@ -5,6 +5,7 @@ timm is a package; the official code and big_vision are read from clones of thei
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
 import sys
@@ -21,7 +22,6 @@ import optax
 
 import vit_jax
 from vit_jax.errors import UserError, check_known, missing_package
-from vit_jax.objectives.objective import scale_images
 
 CLONES = {"official": "vision_transformer", "big_vision": "big_vision"}  # folders
 PEERS = (*CLONES, "timm", "timm_eager")
@@ -30,7 +30,7 @@ PEERS = (*CLONES, "timm", "timm_eager")
 def check_peer(peer: str, model: Any, clones: str) -> None:
     """Raises UserError where a peer is unknown, is not here or does not have the model."""
     check_known("--against", peer, PEERS)
-    if model.name != "vit" or model.resnet_layers is not None:
+    if model.name != "vit" or (model.resnet_layers is not None and peer in CLONES):
         raise UserError(f"--against={peer} compares plain Vision Transformers only.")
     if peer in CLONES and not (Path(clones) / CLONES[peer]).is_dir():
         raise UserError(
@@ -123,7 +123,7 @@ def jax_peer(peer: str, config: Any, num_classes: int, clones: str) -> tuple[Any
     tx = optax.chain(optax.clip_by_global_norm(rule.clip_norm), adamw)
 
     def init(rng: jax.Array, images: jax.Array) -> Any:
-        params = module.init(rng, scale_images(images), train=False)["params"]
+        params = module.init(rng, scaled(images), train=False)["params"]
         return params, tx.init(params), jnp.zeros((), jnp.int32)
 
     def update(state: Any, images: jax.Array, labels: jax.Array) -> Any:
@@ -131,7 +131,7 @@ def jax_peer(peer: str, config: Any, num_classes: int, clones: str) -> tuple[Any
         rngs = {"dropout": jax.random.fold_in(jax.random.key(0), step)}
 
         def loss_of(params: Any) -> jax.Array:
-            out = module.apply({"params": params}, scale_images(images), train=True, rngs=rngs)
+            out = module.apply({"params": params}, scaled(images), train=True, rngs=rngs)
             logits = out if peer == "official" else out[0]
             losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
             return jnp.mean(losses)
@@ -141,6 +141,11 @@ def jax_peer(peer: str, config: Any, num_classes: int, clones: str) -> tuple[Any
         return (optax.apply_updates(params, updates), opt_state, step + 1), loss
 
     return init, update
+
+
+def scaled(images: jax.Array) -> jax.Array:
+    """uint8 -> float32 in [-1, 1]."""
+    return jnp.asarray(images, jnp.float32) / 127.5 - 1.0
 
 
 def load_file(name: str, path: Path) -> Any:
@@ -154,6 +159,29 @@ def load_file(name: str, path: Path) -> Any:
     return module
 
 
+def timm_model(model: Any, image_size: tuple[int, int], num_classes: int) -> Any:
+    """timm's module with the sizes of `config.model`, on a ResNet if that has one."""
+    from timm.models import vision_transformer, vision_transformer_hybrid
+
+    hybrid = {}
+    if model.resnet_layers is not None:
+        resnet = vision_transformer_hybrid._resnetv2(tuple(model.resnet_layers))
+        embed = functools.partial(vision_transformer_hybrid.HybridEmbed, backbone=resnet)
+        hybrid = {"embed_layer": embed}
+    return vision_transformer.VisionTransformer(
+        img_size=image_size,
+        patch_size=model.patch_size,
+        num_classes=num_classes,
+        embed_dim=model.hidden_size,
+        depth=model.num_layers,
+        num_heads=model.num_heads,
+        mlp_ratio=model.mlp_dim / model.hidden_size,
+        pos_drop_rate=model.dropout_rate,
+        proj_drop_rate=model.dropout_rate,
+        **hybrid,
+    )
+
+
 def create_timm(
     config: Any, batch: Any, num_classes: int, *, compiled: bool
 ) -> Callable[[int], float]:
@@ -164,28 +192,20 @@ def create_timm(
     Raises:
       UserError: timm cannot be imported.
     """
-    timm = import_timm()
+    import_timm()
     import torch
 
     model = config.model
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.manual_seed(0)
-    module = timm.models.vision_transformer.VisionTransformer(
-        img_size=batch["image"].shape[1:3],
-        patch_size=model.patch_size,
-        num_classes=num_classes,
-        embed_dim=model.hidden_size,
-        depth=model.num_layers,
-        num_heads=model.num_heads,
-        mlp_ratio=model.mlp_dim / model.hidden_size,
-        pos_drop_rate=model.dropout_rate,
-        proj_drop_rate=model.dropout_rate,
-    ).to(device)
+    module = timm_model(model, batch["image"].shape[1:3], num_classes)
+    module = module.to(device, memory_format=torch.channels_last)
     logits_of = torch.compile(module) if compiled else module
     optimizer = torch.optim.AdamW(
         module.parameters(),
         lr=config.schedule.learning_rate,
         weight_decay=config.optimizer.weight_decay,
+        fused=device == "cuda",
     )
     pixels = torch.tensor(np.asarray(batch["image"])).to(device).permute(0, 3, 1, 2)
     targets = torch.tensor(np.asarray(batch["label"])).long().to(device)

@@ -3,9 +3,11 @@
     python benchmarks/step.py --variant=S/16 --against=timm,official,big_vision --clones=peers
     python benchmarks/step.py --variant=S/16 --config.model.dtype=bfloat16 --against=timm
 
-Also how long each takes until its first update is done. A ratio above 1 is in our favour. timm
+Also the model's FLOP/s as a share of those of one large product, the peak of the memory on a GPU,
+and how long each takes until its first update is done. A ratio above 1 is in our favour. timm
 comes with `pip install -e '.[peers]'`; official and big_vision are clones of google-research's
-vision_transformer and big_vision in the folder --clones.
+vision_transformer and big_vision in the folder --clones; the name of an attention (`xla`) is our
+model with `model.attention` set to it.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ from benchmarks import common
 from benchmarks.common import NUM_CLASSES
 from benchmarks.peers import PEERS, check_peer, create_timm, jax_peer
 from vit_jax.data.pipeline import batch_spec
+from vit_jax.models.attention.choose import ATTENTIONS
 from vit_jax.parameters.sharding import batch_sharding
 from vit_jax.run import Run
 
@@ -38,7 +41,7 @@ def main(argv: Sequence[str]) -> None:
     parser = common.arguments_parser(__doc__, "step")
     parser.add_argument("--variant", default="Ti/16", help="sizes of the model (default: Ti/16)")
     parser.add_argument(
-        "--against", type=common.names, default=[], help=f"some of {','.join(PEERS)}"
+        "--against", type=common.names, default=[], help=f"of {','.join((*PEERS, *ATTENTIONS))}"
     )
     parser.add_argument("--clones", default="peers", help="folder of the peers' clones")
     parser.add_argument("--steps", type=int, default=5, help="updates per turn (default: 5)")
@@ -46,20 +49,14 @@ def main(argv: Sequence[str]) -> None:
     arguments, overrides = parser.parse_known_args(argv)
     config = common.create_config(arguments.variant, batch_size=8, overrides=overrides)
     for peer in arguments.against:
-        check_peer(peer, config.model, arguments.clones)
+        if peer not in ATTENTIONS:
+            check_peer(peer, config.model, arguments.clones)
 
     run = common.noise_run(config)
     batch_size = run.batch_size
     with jax.set_mesh(run.mesh):
         batch = random_batch(run)
         subjects: dict[str, Steps] = {}
-        starts, updates = {}, {}  # seconds, compilation included
-        for name in ("vit_jax", *arguments.against):
-            start = time.perf_counter()
-            subjects[name] = create_subject(name, config, run, batch, arguments.clones)
-            made = time.perf_counter()
-            subjects[name](1)
-            starts[name], updates[name] = [made - start], [time.perf_counter() - made]
 
         def images_per_second(subject: Steps) -> float:
             subject(1)  # brings back the memory and the caches that others took
@@ -67,17 +64,47 @@ def main(argv: Sequence[str]) -> None:
             subject(arguments.steps)
             return arguments.steps * batch_size / (time.perf_counter() - start)
 
+        starts, updates = {}, {}  # seconds, compilation included
+        peaks: dict[str, list[float]] = {}
+        for name in ("vit_jax", *arguments.against):
+            start = time.perf_counter()
+            subjects[name] = create_subject(name, config, run, batch, arguments.clones)
+            made = time.perf_counter()
+            subjects[name](1)
+            starts[name], updates[name] = [made - start], [time.perf_counter() - made]
+            if (gib := peak_gib(name)) is not None:
+                peaks[name] = [gib]
+            alone = images_per_second(subjects[name])  # in case that compiling a peer never ends
+            print(f"{name}: {alone:.4g} images/s alone", file=sys.stderr)
+
         turns = {name: lambda each=each: images_per_second(each) for name, each in subjects.items()}
         speeds = common.take_turns(turns, arguments.rounds)
+    most = run.mesh.size * common.product_flops(config.model.dtype)
+    percent = 100 * run.train_flops_per_image() / most
 
     pixels = "x".join(map(str, run.dataset.image_shape[:2]))
     case = f"update, {config.model.dtype}, batch {batch_size}, {pixels} pixels"
     if config.model.dropout_rate:
         case += f", dropout {config.model.dropout_rate}"
     cases = common.compare(arguments.variant, case, "images/s", speeds)
+    shares = {name: [percent * each for each in speed] for name, speed in speeds.items()}
+    of_product = f"share of the {most / 1e12:.4g} TFLOP/s of a product"
+    cases += common.compare(arguments.variant, of_product, "%", shares)
+    if peaks:
+        cases += common.compare(arguments.variant, "peak of the memory", "GiB", peaks)
     for what, seconds in (("initial state", starts), ("first update", updates)):
         cases += common.compare(arguments.variant, f"until there: {what}", "s", seconds)
     common.write_result(arguments.json, cases, argv)
+
+
+def peak_gib(name: str) -> float | None:
+    """The most memory that a subject had on a GPU; JAX tells it for the first one only."""
+    if name.startswith("timm"):
+        import torch
+
+        return torch.cuda.max_memory_allocated() / 2**30 if torch.cuda.is_available() else None
+    stats = jax.devices()[0].memory_stats() if name == "vit_jax" else None
+    return stats["peak_bytes_in_use"] / 2**30 if stats else None
 
 
 def random_batch(run: Run) -> Batch:
@@ -92,11 +119,15 @@ def random_batch(run: Run) -> Batch:
 
 
 def create_subject(name: str, config: ConfigDict, run: Run, batch: Batch, clones: str) -> Steps:
-    """Makes the state of ours (`vit_jax`) or of a peer; returns what updates it."""
+    """Makes the state of ours (`vit_jax` or an attention) or of a peer; returns what updates it."""
     if name.startswith("timm"):
         return create_timm(config, batch, NUM_CLASSES, compiled=name == "timm")
     arguments: tuple[Any, ...]
-    if name == "vit_jax":
+    if name in ATTENTIONS:
+        config = config.copy_and_resolve_references()
+        config.model.attention = name
+        run = common.noise_run(config)
+    if name == "vit_jax" or name in ATTENTIONS:
         step, state = run.jit_train_step(), run.initial_state(config.seed)
         arguments = (run.place_constants(), batch)
     else:

@@ -9,12 +9,13 @@ import jax
 import numpy as np
 import pytest
 
+from benchmarks import common, gpu, step, tpu
 from benchmarks import input as input_benchmark
-from benchmarks import step, tpu
-from benchmarks.common import compare, create_config, markdown, take_turns
-from benchmarks.peers import check_peer, create_timm, import_timm
+from benchmarks.common import NUM_CLASSES, compare, create_config, markdown, noise_run, take_turns
+from benchmarks.peers import check_peer, create_timm, import_timm, timm_model
 from tests import tiny
 from vit_jax.errors import UserError
+from vit_jax.models.attention import choose
 
 Main = Callable[[Sequence[str]], None]
 SMALL = (
@@ -36,13 +37,16 @@ def cases_of(main: Main, tmp_path: Path, *arguments: str) -> list[dict[str, Any]
     return result["cases"]
 
 
-def test_the_update_beside_timm(tmp_path: Path) -> None:
+def test_the_update_beside_timm_and_another_attention(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import_timm()
+    monkeypatch.setattr(common, "product_flops", lambda _: 2e12 / jax.device_count())
     found = cases_of(
         step.main,
         tmp_path,
         "--variant=mu/16",
-        "--against=timm_eager",
+        "--against=timm_eager,chunked",
         "--steps=1",
         "--rounds=2",
         "--config.dataset.batch_size=8",
@@ -50,11 +54,68 @@ def test_the_update_beside_timm(tmp_path: Path) -> None:
         *SMALL,
     )
     assert [(case["case"], case["unit"]) for case in found] == [
-        ("update, bfloat16, batch 8, 224x224 pixels", "images/s"),
-        ("until there: initial state", "s"),
-        ("until there: first update", "s"),
+        (case, unit)
+        for case, unit in (
+            ("update, bfloat16, batch 8, 224x224 pixels", "images/s"),
+            ("share of the 2 TFLOP/s of a product", "%"),
+            ("until there: initial state", "s"),
+            ("until there: first update", "s"),
+        )
+        for _ in range(2)
     ]
-    assert {case["peer"] for case in found} == {"timm_eager"}
+    assert [case["peer"] for case in found] == ["timm_eager", "chunked"] * 4
+    # 100 % would be 2e12 operations a second.
+    rate, share = found[0]["ours"], found[2]["ours"]
+    config = create_config("mu/16", 8, SMALL)
+    flops = noise_run(config).train_flops_per_image()
+    assert share == pytest.approx(100 * rate * flops / 2e12, abs=1e-4)
+
+
+def test_every_attention_that_runs_here_is_timed_and_compared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu, "SIZES", {"mu": (9, 2, 8)})
+    found = cases_of(gpu.main, tmp_path, "attention", "--batch_size=2")
+    assert [case["case"] for case in found[:7]] == [
+        each
+        for name in ("reference", "xla", "chunked")
+        for each in (f"{name}, bfloat16, 2 x 9 tokens", f"{name}, bfloat16, 2 x 9 tokens: error")
+    ] + ["weights dropped, bfloat16, 2 x 9 tokens"]
+    errors = {case["case"]: case["ours"] for case in found if case["case"].endswith("error")}
+    assert 100 < errors["reference, bfloat16, 2 x 9 tokens: error"] < 10_000  # 2**-9: 2,000 ppm
+    assert errors["xla, float32, 2 x 9 tokens: error"] < 1
+
+
+def test_an_attention_that_is_less_exact_is_a_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(gpu, "SIZES", {"mu": (9, 2, 8)})
+    monkeypatch.setitem(choose.ATTENTIONS, "xla", lambda *qkv: qkv[2])
+    with pytest.raises(SystemExit, match="1"):
+        cases_of(gpu.main, tmp_path, "attention", "--batch_size=2")
+    assert "FAILED: xla, mu, bfloat16, 2 x 9 tokens: error" in capsys.readouterr().err
+    assert (tmp_path / "result.json").exists()
+
+
+def test_the_rate_of_a_product(tmp_path: Path) -> None:
+    found = cases_of(gpu.main, tmp_path, "products")
+    assert [(case["case"], case["unit"]) for case in found] == [
+        (f"product, {name} precision", "TFLOP/s")
+        for name in ("bfloat16, default", "float32, default", "float32, highest")
+    ]
+    assert all(case["ours"] > 0 for case in found)
+
+
+@pytest.mark.slow
+def test_a_run_that_is_ended_and_resumed(tmp_path: Path) -> None:
+    found = cases_of(gpu.main, tmp_path, "training", "--steps=6")
+    assert [case["case"] for case in found] == [
+        "6 updates",
+        "the loop",
+        "SIGTERM to exit",
+        "bit-identical after the resume",
+    ]
+    assert found[-1]["ours"] == 1
 
 
 def test_the_input_pipeline_beside_torch_and_a_resized_copy(tmp_path: Path) -> None:
@@ -102,12 +163,22 @@ def test_timm_trains_in_it() -> None:
     assert train(30) < 0.7 * first
 
 
+def test_timms_hybrid_has_the_parameters_of_ours() -> None:
+    import_timm()
+    config = create_config("R50+B/16", jax.device_count(), ["--config.model.num_layers=1"])
+    config.model.resnet_layers = (1, 1, 1)
+    module = timm_model(config.model, (224, 224), NUM_CLASSES)
+    ours = jax.tree.leaves(noise_run(config).initial.shapes)
+    assert sum(p.numel() for p in module.parameters()) == sum(leaf.size for leaf in ours)
+
+
 @pytest.mark.parametrize(
     ("peer", "variant", "message"),
     [
         ("tim", "S/16", "--against='tim' is unknown"),
         ("official", "S/16", "git clone https://github.com/google-research/vision_transformer"),
         ("timm", "R50x1", "plain Vision Transformers only"),
+        ("official", "R50+B/16", "plain Vision Transformers only"),
     ],
 )
 def test_a_peer_that_is_not_here_is_one_line(peer: str, variant: str, message: str) -> None:

@@ -17,6 +17,7 @@ from tests.saved_models import save_model
 from vit_jax import train as train_module
 from vit_jax.errors import PreemptedError, TrainingDivergedError, UserError
 from vit_jax.files.manifest import read_manifest, write_manifest
+from vit_jax.models.attention import choose
 from vit_jax.multihost.watchdog import watchdog
 from vit_jax.parameters.names import flatten_names
 from vit_jax.parameters.sharding import create_mesh
@@ -128,8 +129,11 @@ def test_an_interrupted_run_goes_on_bit_for_bit(finished: Path, tmp_path: Path) 
     assert losses(workdir) == losses(finished)
 
 
-def test_so_does_one_with_another_attention_adapters_and_repeated_images(tmp_path: Path) -> None:
+def test_so_does_one_with_another_attention_adapters_and_repeated_images(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """In bfloat16, with dropout, whose random words are the update's own."""
+    monkeypatch.delitem(choose.PLATFORMS, "pallas")  # Pallas' interpreter
     config = tiny.config(
         pretrained__source=str(save_model(tmp_path / "source", num_classes=3, mlp_dim=16)),
         lora__rank=2,

@@ -22,6 +22,7 @@ from vit_jax.data.datasets import Dataset, create_dataset
 from vit_jax.data.pipeline import batch_spec, check_repeated_augmentation
 from vit_jax.errors import UserError, as_user_error, check_known, counted, unsigned
 from vit_jax.evaluators.create import OF_OUTPUTS, Evaluation, create_evaluations, open_eval_data
+from vit_jax.models.attention.choose import check_attention
 from vit_jax.models.create import create_model, family_of
 from vit_jax.models.description import Description
 from vit_jax.objectives.create import OBJECTIVES
@@ -190,6 +191,9 @@ def create_run(
       UserError: a mistake in the config or the data.
     """
     check_config(config)
+    if "attention" in config.model:
+        platform = mesh.devices.flat[0].platform
+        check_attention(config.model.attention, platform, config.model.dtype)
     data, batch_size = config.dataset, config.dataset.batch_size
     check_batch_size("dataset.batch_size", batch_size, mesh, config.train_step.accumulation_steps)
     check_repeated_augmentation(data.repeated_augmentation, batch_size)

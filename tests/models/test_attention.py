@@ -9,16 +9,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax._src.cudnn import fused_attention_stablehlo
 from jax.sharding import AxisType
 
-from tests import golden
+from tests import golden, tiny
 from vit_jax.errors import UserError
 from vit_jax.models.attention import choose
-from vit_jax.models.attention.choose import attention_fn, device_of_program, fastest
+from vit_jax.models.attention.choose import attention_fn, check_attention, fastest
 from vit_jax.models.attention.xla import cudnn
 from vit_jax.models.create import create_model
-from vit_jax.models.layers import MultiHeadDotProductAttention
+from vit_jax.models.flops import jaxpr_flops
+from vit_jax.models.layers import MultiHeadDotProductAttention, device_of_program
 from vit_jax.parameters.sharding import MESH_AXES, keep_batch_sharding
+from vit_jax.run import create_run
 
 SMALL = {"patch_size": 8, "hidden_size": 32, "num_layers": 3, "mlp_dim": 64, "num_heads": 4}
 
@@ -117,6 +120,44 @@ def test_padding_does_not_leak_into_cudnn(monkeypatch: pytest.MonkeyPatch) -> No
     assert_close(outputs_and_gradients("cudnn", params, x, 4), expected, 3e-6)
 
 
+def traced_cudnn(num_tokens: int, head_dim: int, train: bool, dtype: Any = jnp.bfloat16) -> Any:
+    """The program of its gradient, or without `train` of its outputs."""
+    shape = jax.ShapeDtypeStruct((2, num_tokens, 3, head_dim), dtype)
+    function = attention_fn("cudnn", train=train)
+
+    def loss(*qkv: jax.Array) -> jax.Array:
+        return jnp.sum(function(*qkv))
+
+    return jax.make_jaxpr(jax.grad(loss, (0, 1, 2)) if train else function)(*[shape] * 3).jaxpr
+
+
+# B/16 and L/16 at 224 and 384 pixels; H/14; So400m/14; G/14.
+@pytest.mark.parametrize(
+    ("num_tokens", "head_dim"), [(197, 64), (577, 64), (257, 80), (257, 72), (257, 104)]
+)
+def test_jax_takes_every_size_of_the_paper_for_cudnn(
+    num_tokens: int, head_dim: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By its own checks, which run while tracing, but for that of the library's version."""
+    monkeypatch.setattr(fused_attention_stablehlo, "check_cudnn_version", lambda: 91000)
+    products = 2 * 2 * 3 * num_tokens**2 * head_dim
+    assert jaxpr_flops(traced_cudnn(num_tokens, head_dim, train=False)) == 2 * products
+    even = 2 * 2 * 3 * (num_tokens + 1) ** 2 * head_dim
+    assert jaxpr_flops(traced_cudnn(num_tokens, head_dim, train=True)) == 6 * even
+
+
+def test_what_cudnn_does_not_take_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fused_attention_stablehlo, "check_cudnn_version", lambda: 91000)
+    with pytest.raises(UserError, match="model.attention='cudnn': .* multiple of 8.* got 12"):
+        traced_cudnn(16, 12, train=True)
+    with pytest.raises(UserError, match="model.attention='cudnn': .*float32"):
+        traced_cudnn(16, 64, train=True, dtype=jnp.float32)
+    monkeypatch.undo()
+    monkeypatch.setattr(fused_attention_stablehlo, "cuda_versions", None)
+    with pytest.raises(UserError, match="cuDNN is not detected. Use model.attention=auto"):
+        traced_cudnn(16, 64, train=True)
+
+
 @pytest.mark.parametrize(
     ("sizes", "kernel"),
     [((2, 2, 2), "pallas"), ((1, 1, 8), "pallas"), ((3, 1, 1), "pallas"), ((2, 2, 2), "splash")],
@@ -147,7 +188,35 @@ def test_the_choice_is_logged_with_its_reason(caplog: pytest.LogCaptureFixture) 
         "Attention on TPU v5 lite, 197 tokens: pallas (scores stay on the chip)."
     )
     assert "too many tokens" in caplog.messages[2]
+    assert "nothing was measured here" in caplog.messages[-1]
     fastest.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("attention", "platform", "message"),
+    [
+        ("pallas", "gpu", "model.attention='pallas' needs a TPU, and this training runs on a GPU"),
+        ("pallas", "cpu", "model.attention='pallas' needs a TPU, and this training runs on a CPU"),
+        ("splash", "gpu", "model.attention='splash' needs a TPU"),
+        ("cudnn", "cpu", "model.attention='cudnn' needs a GPU, .* use 'auto'"),
+        ("cudnn", "gpu", "model.attention='cudnn' does not support .*; set model.dtype=bfloat16"),
+    ],
+)
+def test_what_a_platform_cannot_run_ends_before_the_data_are_opened(
+    attention: str, platform: str, message: str
+) -> None:
+    device = types.SimpleNamespace(platform=platform)
+    mesh: Any = types.SimpleNamespace(devices=np.array([device]))
+    with pytest.raises(UserError, match=message):
+        create_run(tiny.config(model__attention=attention, dataset__name="nowhere"), mesh)
+
+
+def test_what_a_platform_runs_is_not_refused() -> None:
+    for name, platform in (("pallas", "tpu"), ("splash", "tpu"), ("cudnn", "gpu")):
+        check_attention(name, platform, "bfloat16")
+    for platform in ("cpu", "gpu", "tpu"):
+        for name in ("auto", "reference", "xla", "chunked"):
+            check_attention(name, platform, "float32")
 
 
 def test_chunks_are_for_training_on_one_device() -> None:

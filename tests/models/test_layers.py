@@ -1,4 +1,4 @@
-"""Layer norms are Flax's, computed again for the gradient; dropout is independent everywhere."""
+"""Layer norms are Flax's, computed again for the gradient; products; dropout is independent."""
 
 from typing import Any
 
@@ -10,6 +10,7 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from tests import golden
+from vit_jax.models import layers
 from vit_jax.models.layers import Dropout, LayerNorm, random_words
 
 
@@ -46,6 +47,34 @@ SHAPE = (16, 50, 768)  # 614,400 places
 
 def kept(seed: int, shape: tuple[int, ...] = SHAPE, rate: float = 0.1) -> np.ndarray:
     return np.asarray(random_words(jax.random.key(seed), shape)) >= round(rate * 2**32)
+
+
+@pytest.mark.parametrize(("platform", "result"), [("gpu", "bfloat16"), ("cpu", "float32")])
+def test_products_round_once_and_gradients_too(
+    platform: str, result: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the product itself on a GPU, after it elsewhere."""
+    monkeypatch.setattr(layers, "device_of_program", lambda: (platform, "some kind"))
+    rng = np.random.default_rng(0)
+    x, kernel = (rng.normal(size=shape).astype(jnp.bfloat16) for shape in ((2, 3, 64), (64, 8)))
+    contract = (((2,), (0,)), ((), ()))
+
+    def run(x: Any, kernel: Any) -> Any:
+        out, vjp = jax.vjp(lambda *both: layers.dot_general(*both, contract), x, kernel)
+        return out, *vjp(out)
+
+    assert str(jax.make_jaxpr(run)(x, kernel)).count(f"preferred_element_type={result}") == 3
+    x, kernel = (np.asarray(each, np.float32) for each in (x, kernel))
+    out = x @ kernel
+    for found, exact in zip(
+        run(*(jnp.asarray(each, jnp.bfloat16) for each in (x, kernel))),
+        (out, out @ kernel.T, np.einsum("bnd,bne->de", x, out)),
+        strict=True,
+    ):
+        assert found.dtype == jnp.bfloat16
+        np.testing.assert_allclose(
+            np.asarray(found, np.float32), exact, rtol=2**-7, atol=2**-7 * np.abs(exact).max()
+        )
 
 
 def test_kept_values_are_scaled_and_evaluation_changes_nothing() -> None:

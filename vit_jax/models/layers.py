@@ -2,8 +2,9 @@
 
 Products: a bfloat16 product with a float32 result is a kernel of its own on CPUs with AVX512-BF16,
 two to four times as fast as with a bfloat16 result; accelerators accumulate in float32 anyway.
-JAX's rule for its gradient would multiply the float32 cotangent with bfloat16 operands, hence our
-own rule.
+On GPUs XLA does not fold the rounding into the product: there it would write and read twice the
+bytes. JAX's rule for its gradient would multiply the float32 cotangent with bfloat16 operands,
+hence our own rule.
 
 Dropout: threefry takes some hundred operations per 32 bits, and `flax.linen.Dropout` draws that
 many for every number that it may drop: with the paper's rate of 0.1 in 25 places, more than half
@@ -36,33 +37,48 @@ REMAT_POLICIES: dict[str, Any] = {
 }
 
 
-def product(equation: str, a: jax.Array, b: jax.Array) -> jax.Array:
-    """`jnp.einsum` of two arrays of one dtype, with a float32 result."""
+def device_of_program() -> tuple[str, str]:
+    """Platform and kind of the device to compile for: the mesh's, else the default device."""
+    mesh = jax.sharding.get_abstract_mesh()
+    default: Any = jax.config.jax_default_device  # type: ignore[attr-defined]  # or a platform
+    if not mesh.empty:
+        device: Any = mesh.abstract_device
+    elif default is None or isinstance(default, str):
+        device = jax.devices(default)[0]
+    else:
+        device = default
+    return device.platform, device.device_kind
+
+
+def product(equation: str, a: jax.Array, b: jax.Array, dtype: Any = jnp.float32) -> jax.Array:
+    """`jnp.einsum` of two arrays of one dtype, with a float32 or bfloat16 result."""
     if a.dtype.itemsize >= 4:
         return jnp.einsum(equation, a, b)
-    return _product(equation, a, b)
+    return _product(equation, dtype, a, b)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _product(equation: str, a: jax.Array, b: jax.Array) -> jax.Array:
-    return jnp.einsum(equation, a, b, preferred_element_type=jnp.float32)
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _product(equation: str, dtype: Any, a: jax.Array, b: jax.Array) -> jax.Array:
+    return jnp.einsum(equation, a, b, preferred_element_type=dtype)
 
 
-def _forward(equation: str, a: jax.Array, b: jax.Array) -> Any:
-    return _product(equation, a, b), (a, b)
+def _forward(equation: str, dtype: Any, a: jax.Array, b: jax.Array) -> Any:
+    return _product(equation, dtype, a, b), (a, b)
 
 
-def _backward(equation: str, saved: tuple[jax.Array, jax.Array], d_out: jax.Array) -> Any:
+def _backward(
+    equation: str, dtype: Any, saved: tuple[jax.Array, jax.Array], d_out: jax.Array
+) -> Any:
     a, b = saved
     inputs, out = equation.split("->")
     of_a, of_b = inputs.split(",")
     d_out = d_out.astype(a.dtype)
-    d_a = _product(f"{out},{of_b}->{of_a}", d_out, b)
+    d_a = _product(f"{out},{of_b}->{of_a}", dtype, d_out, b)
     # The smaller one first: it is the one that XLA transposes.
     if a.size <= d_out.size:
-        d_b = _product(f"{of_a},{out}->{of_b}", a, d_out)
+        d_b = _product(f"{of_a},{out}->{of_b}", dtype, a, d_out)
     else:
-        d_b = _product(f"{out},{of_a}->{of_b}", d_out, a)
+        d_b = _product(f"{out},{of_a}->{of_b}", dtype, d_out, a)
     return d_a.astype(a.dtype), d_b.astype(b.dtype)
 
 
@@ -78,7 +94,8 @@ def dot_general(x: jax.Array, kernel: jax.Array, dimensions: Any, **_: Any) -> j
     num_axes = len(dimensions[0][0])
     rows, columns = x.shape[:-num_axes], kernel.shape[num_axes:]
     x = jnp.reshape(x, (*rows, -1))
-    out = product("bnd,de->bne", x, jnp.reshape(kernel, (x.shape[-1], -1))).astype(x.dtype)
+    dtype = x.dtype if device_of_program()[0] == "gpu" else jnp.float32
+    out = product("bnd,de->bne", x, jnp.reshape(kernel, (x.shape[-1], -1)), dtype).astype(x.dtype)
     return jnp.reshape(saved(out, "dense"), (*rows, *columns))
 
 

@@ -20,6 +20,7 @@ from jax.sharding import PartitionSpec
 
 from vit_jax.errors import UserError
 from vit_jax.models.attention.xla import chunked, cudnn, xla
+from vit_jax.models.layers import device_of_program
 
 
 def reference(
@@ -82,6 +83,22 @@ ATTENTIONS: dict[str, Callable[..., jax.Array]] = {
     "splash": splash,
 }
 NAMES = ("auto", *ATTENTIONS)
+PLATFORMS = {"cudnn": "gpu", "pallas": "tpu", "splash": "tpu"}  # of those that need one
+
+
+def check_attention(name: str, platform: str, dtype: str) -> None:
+    """Raises UserError if a training on this platform, in this dtype, cannot use it."""
+    needed = PLATFORMS.get(name, platform)
+    if platform != needed:
+        raise UserError(
+            f"model.attention={name!r} needs a {needed.upper()}, and this training runs on a "
+            f"{platform.upper()}; use 'auto'."
+        )
+    if name == "cudnn" and dtype == "float32":
+        raise UserError(
+            "model.attention='cudnn' does not support model.dtype='float32'; set "
+            "model.dtype=bfloat16, or model.attention=auto."
+        )
 
 
 def attention_fn(name: str, *, train: bool) -> Callable[..., jax.Array]:
@@ -113,12 +130,14 @@ def _attend(
         sizes = (*query.shape[1:], query.dtype.itemsize)
         alone = train and jax.sharding.get_abstract_mesh().size <= 1
         name = fastest(*device_of_program(), *sizes, alone)
-    if name in ("chunked", "pallas", "splash") and key.shape != query.shape:
-        name = "xla"  # a single query, as in a MAP head: nothing to gain
+    options: dict[str, Any] = {}
     if name == "reference":
         options = {"module": module, "dropout_rng": dropout_rng, "dropout_rate": dropout_rate}
-        return saved(reference(query, key, value, **options), "attention")
-    return saved(ATTENTIONS[name](query, key, value), "attention")
+    elif key.shape != query.shape:
+        name = "xla"  # a single query, as in a MAP head: nothing to gain
+    elif name == "cudnn":
+        options = {"train": train}
+    return saved(ATTENTIONS[name](query, key, value, **options), "attention")
 
 
 def _on_each_device(
@@ -157,19 +176,6 @@ def _mesh_axes(logical: str, size: int, mesh: Any) -> tuple[str, ...] | None:
     return axes if axes and size % shards == 0 else None
 
 
-def device_of_program() -> tuple[str, str]:
-    """Platform and kind of the device to compile for: the mesh's, else the default device."""
-    mesh = jax.sharding.get_abstract_mesh()
-    default: Any = jax.config.jax_default_device  # type: ignore[attr-defined]  # or a platform
-    if not mesh.empty:
-        device: Any = mesh.abstract_device
-    elif default is None or isinstance(default, str):
-        device = jax.devices(default)[0]
-    else:
-        device = default
-    return device.platform, device.device_kind
-
-
 @functools.cache
 def fastest(
     platform: str,
@@ -197,7 +203,9 @@ def fastest(
         name, why = "reference", "bit for bit as the official code"
     elif platform == "cpu" and alone:
         name, why = "chunked", "scores stay in the cache"
+    elif platform == "cpu":
+        name, why = "xla", "'chunked' is for training on one device"
     else:
-        name, why = "xla", "the only one tested there"
+        name, why = "xla", "it runs everywhere; nothing was measured here, nor 'cudnn' on GPUs"
     logging.debug("Attention on %s, %d tokens: %s (%s).", kind, num_tokens, name, why)
     return name

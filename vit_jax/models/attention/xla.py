@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from vit_jax.errors import UserError, one_line
 from vit_jax.models.layers import product
 
 _CACHE_BYTES = 2**20  # of float32 scores that `chunked` holds at a time, twice
@@ -49,23 +50,34 @@ def chunked(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
 
 
 def cudnn(
-    query: jax.Array, key: jax.Array, value: jax.Array, implementation: Any = "cudnn"
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    *,
+    train: bool,
+    implementation: Any = "cudnn",
 ) -> jax.Array:
-    """cuDNN's fused attention; tokens are padded to a multiple of 8, as its kernels require."""
-    num_queries, num_keys = query.shape[1], key.shape[1]
+    """cuDNN's fused attention: scores never leave the chip. Heads of 8, 16, ... features.
 
-    def padded(x: jax.Array) -> jax.Array:
-        return jnp.pad(x, ((0, 0), (0, -x.shape[1] % 8), (0, 0), (0, 0)))
-
-    def lengths(num_tokens: int) -> jax.Array:
-        return jnp.full(query.shape[0], num_tokens, jnp.int32)
-
-    out = jax.nn.dot_product_attention(
-        padded(query),
-        padded(key),
-        padded(value),
-        query_seq_lengths=lengths(num_queries),
-        key_value_seq_lengths=lengths(num_keys),
-        implementation=implementation,
-    )
-    return out[:, :num_queries]
+    It takes any number of tokens, but JAX (0.10 to 0.12) mistakes its own placeholder for a bias,
+    with which a gradient needs an even number: then a token is added, and masked.
+    """
+    num_tokens, lengths = query.shape[1], None
+    if train and num_tokens % 2:
+        lengths = jnp.full(query.shape[0], num_tokens, jnp.int32)
+        one = ((0, 0), (0, 1), (0, 0), (0, 0))
+        query, key, value = (jnp.pad(x, one) for x in (query, key, value))
+    try:
+        out = jax.nn.dot_product_attention(
+            query,
+            key,
+            value,
+            query_seq_lengths=lengths,
+            key_value_seq_lengths=lengths,
+            implementation=implementation,
+        )
+    except RuntimeError as error:  # of JAX, while tracing: heads too large, no cuDNN
+        raise UserError(
+            f"model.attention='cudnn': {one_line(error)} Use model.attention=auto."
+        ) from error
+    return out[:, :num_tokens]

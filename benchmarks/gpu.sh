@@ -1,0 +1,117 @@
+#!/usr/bin/env bash
+# Measures this project on one NVIDIA GPU, beside timm, in at most 9 minutes. What had no
+# time left is measured by a second call that names it.
+#
+#   ./benchmarks/gpu.sh               the steps below, in this order, while time is left
+#   ./benchmarks/gpu.sh h14 r50_b16   these steps only
+#
+#   machine    driver and packages
+#   products   FLOP/s of one large product: bfloat16, TF32, float32
+#   attention  every attention, at 197, 257 and 577 tokens: ms, and errors beside float32
+#   b16        an update of B/16: images/s, share of a product's FLOP/s, memory; timm compiled in turn
+#   b16_cudnn  with cuDNN's attention beside XLA's; so l16_cudnn, h14_cudnn, r50_b16_cudnn
+#   training   a run on bundled data: whole, ended by SIGTERM, resumed
+#   dropout    B/16 with the paper's dropout of 0.1
+#   l16, h14, r50_b16        like b16
+#   training_deterministic   with --xla_gpu_deterministic_ops=true
+#
+# Each step writes $OUT/gpu/STEP.json (OUT: benchmarks/results) and STEP.log, which also has what was
+# measured before a time-out. steps.txt says how each ended (0: measured; 124: out of time).
+#
+#   PYTHON=python3.12   the interpreter. What it cannot import is installed into VENV
+#                       (/tmp/vit_jax_gpu); without a network set PIP_FIND_LINKS=FOLDER, PIP_NO_INDEX=1
+#                       and PIP_NO_BUILD_ISOLATION=1
+#   BUDGET=540          seconds in all
+#   SMALL=1             tiny sizes, on a CPU too: tries the script, measures nothing
+set -euo pipefail
+
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+[[ "${1:-}" != -* ]] || exec sed -n '2,/^set /{/^#/s/^# \{0,1\}//p;}' benchmarks/gpu.sh
+budget="${BUDGET:-540}" python="${PYTHON:-python3}" small="${SMALL:-}"
+training_steps="$([[ "$small" ]] && echo 60 || echo 300)"
+all=(machine products attention b16 b16_cudnn training dropout l16 h14 r50_b16
+  training_deterministic)
+for step in "$@"; do
+  [[ " ${all[*]} l16_cudnn h14_cudnn r50_b16_cudnn " == *" $step "* ]] ||
+    { echo "gpu.sh: unknown step '$step'; see --help" >&2 && exit 2; }
+done
+((!$#)) || all=("$@")
+declare -A variants=([b16]=B/16 [l16]=L/16 [h14]=H/14 [r50_b16]=R50+B/16)
+declare -A batch_sizes=([b16]=256 [l16]=64 [h14]=32 [r50_b16]=128)
+out="$(realpath -m -- "${OUT:-benchmarks/results}")/gpu"
+mkdir -p "$out"
+: >"$out/steps.txt"
+export PYTHONPATH="$PWD" PIP_DISABLE_PIP_VERSION_CHECK=1
+export XLA_PYTHON_CLIENT_PREALLOCATE=false # timm takes its memory beside JAX
+
+# within SECONDS NAME COMMAND...: runs it for so long, or for what is left of the budget
+within() {
+  local limit="$1" name="$2" start=$SECONDS status=0
+  ((limit <= budget - SECONDS)) || limit=$((budget - SECONDS))
+  if ((limit < 5)); then
+    status=124
+  else
+    timeout -k 5 "$limit" "${@:3}" >"$out/$name.log" 2>&1 || status=$?
+  fi
+  echo "$name $status $((SECONDS - start)) s" | tee -a "$out/steps.txt"
+  return "$status"
+}
+
+can_run() {
+  "$python" -c '
+import importlib.util, sys, jax, sklearn, torch, vit_jax.train
+assert importlib.util.find_spec("timm")
+sys.exit(jax.devices()[0].platform != "gpu" and not sys.argv[1])' "$small" >/dev/null 2>&1
+}
+
+install() {
+  local cuda=cuda12
+  ! nvidia-smi 2>/dev/null | grep -q "CUDA Version: 1[3-9]" || cuda=cuda13
+  "$python" -m venv --system-site-packages "$venv"
+  "$venv/bin/python" -m pip install -e ".[embedded,$cuda]" timm
+}
+
+if ! can_run; then
+  venv="${VENV:-/tmp/vit_jax_gpu}"
+  export -f install
+  export python venv
+  within 240 install bash -euc install || true
+  python="$venv/bin/python"
+  can_run || { echo "gpu.sh: JAX sees no GPU, or a package is missing; see $out/install.log" >&2 && exit 2; }
+fi
+
+machine() {
+  nvidia-smi -q || true
+  "$python" -m pip list
+}
+export -f machine
+export python
+
+update() { # SECONDS NAME MODEL ARGUMENT...
+  local settings=(--steps=20 --rounds=4)
+  [[ -z "$small" ]] || settings=(--steps=1 --rounds=1 --config.model.{num_layers=1,hidden_size=32}
+    --config.model.{num_heads=2,mlp_dim=32})
+  within "$1" "$2" "$python" benchmarks/step.py --variant="${variants[$3]}" \
+    --json="$out/$2.json" --config.dataset.batch_size="${small:-${batch_sizes[$3]}}" \
+    --config.model.dtype=bfloat16 "${@:4}" "${settings[@]}"
+}
+
+part() { # SECONDS NAME ARGUMENT...
+  within "$1" "$2" "$python" benchmarks/gpu.py "${2%_*}" --json="$out/$2.json" "${@:3}"
+}
+
+for step in "${all[@]}"; do
+  case "$step" in
+    machine) within 20 "$step" bash -c machine ;;
+    products) part 30 "$step" ;;
+    attention) part 90 "$step" --batch_size="${small:-64}" ;;
+    training) part 100 "$step" --steps="$training_steps" ;;
+    training_deterministic)
+      XLA_FLAGS="${XLA_FLAGS:-} --xla_gpu_deterministic_ops=true" \
+        part 100 "$step" --steps="$training_steps"
+      ;;
+    *_cudnn) update 120 "$step" "${step%_*}" --config.model.attention=cudnn --against=xla ;;
+    dropout) update 90 "$step" b16 --config.model.dropout_rate=0.1 ;;
+    *) update 150 "$step" "$step" --against=timm ;;
+  esac || true
+done
