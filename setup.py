@@ -11,7 +11,7 @@ from setuptools.command.build_py import build_py
 INSTALL_REQUIRES = [
     "absl-py>=2.1",
     "aiohttp>=3.12",  # downloads
-    "array_record>=0.8",
+    "array_record>=0.8.3",
     "clu>=0.0.12",
     "docstring_parser>=0.16",  # of tensorflow-datasets; --help
     "etils[epath]>=1.12",
@@ -42,7 +42,7 @@ EXTRAS_REQUIRE = {
     # Preparing those TensorFlow Datasets whose builders call TensorFlow; never needed to train.
     "tf": ["tensorboard>=2.19", "tensorflow-cpu>=2.21"],
     # Work directories and prepared data at gs://BUCKET/FOLDER.
-    "gcs": ["gcsfs>=2026.1"],
+    "gcs": ["gcsfs>=2026.10"],
     # Weights from hf://owner/name.
     "hf": ["huggingface_hub>=2.4"],
     # Vocabularies of text towers (LiT, SigLIP): WordPiece and tokenizer.json, SentencePiece.

@@ -102,7 +102,8 @@ def test_numbers_of_hugging_face(gelu: str, act: str) -> None:
         for m in (model, create_model(**TINY, gelu=gelu, remat="dots"))
     )
     for one, other in zip(jax.tree.leaves(apart), jax.tree.leaves(together), strict=True):
-        np.testing.assert_allclose(one, other, atol=1e-4)
+        # Up to 170, sums of float32 in two orders: some 20 units in the last place.
+        np.testing.assert_allclose(one, other, rtol=3e-6, atol=1e-4)
 
 
 @pytest.mark.parametrize(
