@@ -22,6 +22,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,7 @@ from vit_jax.data.datasets import create_dataset
 from vit_jax.data.ops import InceptionCrop
 from vit_jax.data.pipeline import train_batches
 from vit_jax.data_preparation.prepare import prepare_data
-from vit_jax.errors import check_known
+from vit_jax.errors import check_known, missing_package
 
 # (height, width): share. Of ImageNet's training images two thirds are 500 x 375 or so.
 SIZES = {
@@ -66,6 +67,8 @@ def main(argv: Sequence[str]) -> None:
     arguments = parser.parse_args(argv)
     for peer in arguments.against:
         check_known("--against", peer, ("dataloader", "resized"))
+    if "dataloader" in arguments.against and find_spec("torch") is None:
+        raise missing_package("--against=dataloader", "torch", "peers")
     count = max(1, arguments.num_images // arguments.batch_size)
     loader = {key: getattr(arguments, key) for key in ("batch_size", "num_threads", "num_workers")}
 

@@ -37,6 +37,8 @@ def check_peer(peer: str, model: Any, clones: str) -> None:
             f"--against={peer} needs a clone: git clone "
             f"https://github.com/google-research/{CLONES[peer]} in the folder --clones={clones}."
         )
+    if peer not in CLONES:
+        import_timm()
 
 
 def import_timm() -> Any:

@@ -17,6 +17,7 @@ decodes every image; it prints what is damaged and exits with status 1.
 
 import argparse
 import os
+import shlex
 import sys
 
 from vit_jax import launch
@@ -54,7 +55,9 @@ def main():
             root = data_root(arguments["data_dir"])
             name = os.path.relpath(folder.parent, root)  # without its version
             print(folder)
-            print(f"--config.dataset.name={name} --config.dataset.data_dir={root}")
+            print(
+                shlex.join([f"--config.dataset.name={name}", f"--config.dataset.data_dir={root}"])
+            )
 
 
 def prepare(kind, source, manual_dir, arguments):

@@ -200,8 +200,8 @@ def test_kills_change_no_byte(tmp_path):
     """SIGKILL while two threads write."""
     source = many_photos(tmp_path / "photos")
     arguments = ["--shard_megabytes=0.001", "--num_workers=2"]
-    receipts = tmp_path / "killed/photos/1.0.0.incomplete/receipts"
-    command = [*SCRIPT, str(source), f"--data_dir={tmp_path}/killed", *arguments]
+    receipts = tmp_path / "killed twice/photos/1.0.0.incomplete/receipts"
+    command = [*SCRIPT, str(source), f"--data_dir={tmp_path}/killed twice", *arguments]
     with subprocess.Popen(command, env=tiny.environment()) as process:
         deadline = time.monotonic() + 120
         while len(list(receipts.glob("*.json"))) < 10 and time.monotonic() < deadline:
@@ -209,15 +209,15 @@ def test_kills_change_no_byte(tmp_path):
         process.kill()
     count = len(list(receipts.glob("*.json")))
     assert count >= 10
-    assert not (tmp_path / "killed/photos/1.0.0").exists()
+    assert not (tmp_path / "killed twice/photos/1.0.0").exists()
     options = {"env": tiny.environment(), "capture_output": True, "text": True}
     result = subprocess.run(command, **options, check=True)
     assert f"{count} of " in result.stderr
-    flags = f"--config.dataset.name=photos --config.dataset.data_dir={tmp_path / 'killed'}"
-    assert result.stdout == f"{tmp_path / 'killed/photos/1.0.0'}\n{flags}\n"
+    flags = f"--config.dataset.name=photos '--config.dataset.data_dir={tmp_path / 'killed twice'}'"
+    assert result.stdout == f"{tmp_path / 'killed twice/photos/1.0.0'}\n{flags}\n"
     undisturbed = prepare(source, tmp_path / "whole", shard_megabytes=0.001)
-    assert files(tmp_path / "killed/photos/1.0.0") == files(undisturbed)
-    assert os.listdir(tmp_path / "killed/photos") == ["1.0.0"]
+    assert files(tmp_path / "killed twice/photos/1.0.0") == files(undisturbed)
+    assert os.listdir(tmp_path / "killed twice/photos") == ["1.0.0"]
 
 
 def test_too_little_room_is_said_before_anything_is_written(photos, tmp_path, monkeypatch):

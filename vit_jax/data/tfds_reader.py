@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import os
 import re
+import shlex
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -151,7 +152,8 @@ def _not_prepared(name: str, base: str, root: str, there: list[str]) -> str:
         close = nearest(base, [*known, "digits", "glyphs"])
         return f"dataset.name={name!r}: no such dataset; expected {names}.{close}"
     what = own.get(base, f"tfds {name}")
-    return f"{where}; prepare it with: python scripts/prepare_data.py {what} --data_dir={root}"
+    command = f"python scripts/prepare_data.py {what} --data_dir={shlex.quote(root)}"
+    return f"{where}; prepare it with: {command}"
 
 
 def open_prepared(
