@@ -73,7 +73,7 @@ def _memory(plan: Plan) -> list[str]:
     lines = [f"{name:12}{size / GIB:10.3f} GiB" for name, size in sizes.items()]
     if plan.topology.kind == "gpu":
         lines[-1] += f"  ({gpu_share():.0%} of the GPU; XLA_PYTHON_CLIENT_MEM_FRACTION sets it)"
-        lines.append("without the workspace that cuDNN and cuBLAS ask for on a GPU")
+        lines.append("without the workspace of cuDNN, which only a GPU can tell")
     return [*lines, f"the compiler: {plan.refusal}"] if plan.refusal else lines
 
 
