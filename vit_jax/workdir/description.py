@@ -173,9 +173,10 @@ def _write_splits(datasets: Sequence[Any], path: Path) -> None:
         write_atomically(path, csv_text([["split", "file"], *rows]))
         held_out, count = (sum(each.num_examples for each in part) for part in (drawn[1:], drawn))
         logging.info(
-            f"{datasets[0].name} has no train/test folders: held out {held_out} of {count} images "
-            f"(see {path})."
+            f"{datasets[0].name} has no splits: held out {held_out} of {count} images (see {path})."
         )
+        if "label" not in drawn[0].source.columns:  # captions
+            return
         labels = [each.source.columns["label"] for each in drawn]
         found = [
             each.sum(axis=0) if each.ndim > 1 else np.bincount(each, minlength=drawn[0].num_classes)
