@@ -4,7 +4,7 @@
     python scripts/prepare_data.py imagenet21k winter21_whole.tar --data_dir=DIR
     python scripts/prepare_data.py folder PHOTOS --data_dir=DIR [--resize=256]
     python scripts/prepare_data.py tfds NAME --data_dir=DIR
-    python scripts/prepare_data.py --check DIR/imagenet2012/5.1.0 [--check=full]
+    python scripts/prepare_data.py --check DIR/imagenet2012/5.1.0     # or --check=full
 
 imagenet2012: FOLDER contains the original ILSVRC2012_img_train.tar and ILSVRC2012_img_val.tar, or
 the folders train/ and val/. imagenet21k: the tar of class tars, or a folder of class tars. folder:

@@ -61,7 +61,8 @@ def run_quickstart(workdir: str) -> dict[str, Any]:
     (root / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
     draw_predictions(root)
     print(table(summary))
-    print(f"\nFigures: {root / 'summary.json'}   Predictions: {root / 'predictions.png'}")
+    print(f"\nFigures: {root / 'summary.json'}")
+    print(f"Predictions: {root / 'predictions.png'}")
     print(f"Parameters for anything else: {root / 'finetune' / 'params.npz'}")
     against = {
         "The same model from random weights": summary["scratch"]["accuracy"],

@@ -44,13 +44,14 @@ def test_warnings_of_a_start_come_last_even_if_it_fails(capsys: pytest.CaptureFi
     def start() -> None:
         with holding_warnings():
             logging.warning("first")
+            logging.warning("urgent", extra={"urgent": True})
             logging.info("second")
             raise ValueError("x")
 
     with pytest.raises(ValueError, match="x"):
         start()
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[-1] for line in lines] == ["second", "first"]
+    assert [line.split()[-1] for line in lines] == ["urgent", "second", "first"]
 
 
 def test_the_log_is_started_unless_somebody_has(monkeypatch: pytest.MonkeyPatch) -> None:

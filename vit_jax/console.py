@@ -54,7 +54,8 @@ class _Handler(logging.StreamHandler[TextIO]):
     held: list[logging.LogRecord] | None = None
 
     def emit(self, record: logging.LogRecord) -> None:
-        if self.held is not None and record.levelno == logging.WARNING:
+        urgent = getattr(record, "urgent", False)  # says why the start takes long
+        if self.held is not None and record.levelno == logging.WARNING and not urgent:
             self.held.append(record)
             return
         with tqdm.external_write_mode(file=self.stream):

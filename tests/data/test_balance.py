@@ -48,7 +48,7 @@ def test_a_pass_has_its_share_of_each_class(balance, slots, caplog):
     for start in (0, 5):  # any pass
         labels = draw(balance, 1, start, batch_size=72)[:, 0]
         assert [int(np.sum(labels == label)) for label in (0, 2, 3)] == slots
-    said = "3 classes of 3 to 60 examples come 24 to 24 times in a pass of 72"
+    said = "3 classes of 3 to 60 examples come 24 times in a pass of 72"
     assert (said in caplog.text) == (balance == 1)
 
 

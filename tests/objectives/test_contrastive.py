@@ -131,7 +131,7 @@ def test_both_towers_load_and_the_locked_one_is_as_it_was(tower: Path, workdir: 
     expected = text.module.apply({"params": text.params}, tokens, train=False)
     np.testing.assert_allclose(found, expected, atol=1e-6)
     assert text.look(["a"], "attention")["attention"].shape == (1, 1, 2, 4, 4)
-    with pytest.raises(UserError, match="the part behind #='nobody'|'nobody'"):
+    with pytest.raises(UserError, match="no part 'nobody': its parts are img, txt|'nobody'"):
         load_model(f"{workdir}#nobody")
 
 
@@ -149,7 +149,7 @@ def test_the_locked_tower_is_in_no_checkpoint_and_a_resumed_run_is_the_same(
         np.testing.assert_array_equal(array, expected[name], err_msg=name)
 
 
-def test_it_is_exported_converted_and_measured(workdir: Path, tmp_path: Path) -> None:
+def test_it_is_exported_converted_and_measured(tower: Path, workdir: Path, tmp_path: Path) -> None:
     for format in ("stablehlo", "onnx"):
         report = export_model(f"{workdir}#txt", tmp_path / format, format=format)
         assert report["max_difference"] <= report["tolerance"]
@@ -162,6 +162,8 @@ def test_it_is_exported_converted_and_measured(workdir: Path, tmp_path: Path) ->
     assert results["num_examples"] == 50
     assert 0.0 <= results["accuracy"] <= 1.0
     assert "loss" not in results
+    with pytest.raises(UserError, match="prompts need the text tower .*: it describes one model"):
+        evaluate(str(tower), dataset="digits", split="test[:50]", prompts=["{}"])
 
 
 def test_zero_shot_of_the_script_is_that_of_the_loop(workdir: Path) -> None:

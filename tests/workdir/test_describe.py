@@ -9,11 +9,13 @@ from pathlib import Path
 import pytest
 
 from tests import tiny
+from tests.data.test_table import write_images, write_table
 from tests.fixtures_data import write_folder
 from vit_jax.config import section
+from vit_jax.data.datasets import create_dataset
 from vit_jax.models.create import MODELS, VARIANTS
 from vit_jax.train import train_and_evaluate
-from vit_jax.workdir.description import model_name
+from vit_jax.workdir.description import _write_splits, model_name
 
 
 def test_splits_that_were_drawn(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -35,8 +37,21 @@ def test_splits_that_were_drawn(tmp_path: Path, caplog: pytest.LogCaptureFixture
     for name in ("train", "test"):
         assert {row["file"][:3] for row in rows if row["split"] == name} == {"cat", "dog"}
     counts = [sum(row["split"] == name for row in rows) for name in ("train", "test")]
-    assert f"{photos} has no train/test folders: held out {counts[1]} of 20 images" in caplog.text
+    assert f"{photos} has no splits: held out {counts[1]} of 20 images" in caplog.text
     assert re.search(r"Images per class: cat \d \+ \d, dog \d \+ \d\.", caplog.text)
+
+
+def test_images_without_labels_have_splits_too(tmp_path: Path) -> None:
+    names = [f"{i:02}.png" for i in range(20)]
+    write_images(tmp_path, names)
+    table = write_table(tmp_path / "t.csv", {"path": names, "caption": ["a cat"] * 20})
+    datasets = [
+        create_dataset(name=str(table), split=split, preprocess="decode", needs_label=False)
+        for split in ("train", "test")
+    ]
+    _write_splits(datasets, tmp_path / "splits.csv")
+    rows = list(csv.DictReader((tmp_path / "splits.csv").read_text().splitlines()))
+    assert sorted(row["file"] for row in rows) == names
 
 
 def test_models_are_called_by_their_variant() -> None:

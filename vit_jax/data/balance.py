@@ -37,10 +37,10 @@ class Balance:
         shuffled = np.random.default_rng(seed).permutation(len(labels)).astype(np.int32)
         self._members = shuffled[np.argsort(labels[shuffled], kind="stable")]  # grouped by class
         logging.getLogger(__name__).info(
-            "dataset.balance=%g: %s of %d to %d examples come %d to %d times in a pass of %d.",
+            "dataset.balance=%g: %s of %s examples come %s times in a pass of %d.",
             exponent,
             counted(len(present), "class"),
-            *(counts.min(), counts.max(), slots.min(), slots.max(), self.num_slots),
+            *(_span(counts), _span(slots), self.num_slots),
         )
 
     def examples(self, passes: np.ndarray, slots: np.ndarray) -> np.ndarray:
@@ -49,3 +49,8 @@ class Balance:
         turn = passes * self._slots[number] + slots - self._first_slot[number]
         member = self._first_member[number] + turn % self._counts[number]
         return self._members[member].astype(np.int64)
+
+
+def _span(numbers: np.ndarray) -> str:
+    low, high = numbers.min(), numbers.max()
+    return f"{low}" if low == high else f"{low} to {high}"

@@ -215,7 +215,8 @@ def _finish(
             raise UserError(f"no images of split {split!r} can be decoded; see {folder}.")
         size = sum(receipt["num_bytes"] for receipt in of_split)
         splits.append(tfds.core.SplitInfo(name=split, shard_lengths=lengths, num_bytes=size))
-        logging.info("%s: %d examples in %d shards", split, sum(lengths), len(lengths))
+        examples, shards = counted(sum(lengths), "example"), counted(len(lengths), "shard")
+        logging.info("%s: %s in %s", split, examples, shards)
     description = f"Prepared from {plan['source']} ({plan['kind']})."
     if plan["resize"]:
         how = f"scaled down to that (area interpolation), as JPEG of quality {plan['quality']}"

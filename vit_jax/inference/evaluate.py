@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from vit_jax.data.datasets import Dataset
-from vit_jax.errors import UserError, check_known
+from vit_jax.errors import UserError, as_user_error, check_known
 from vit_jax.evaluators.classification import (
     AveragePrecisionEvaluator,
     ClassificationEvaluator,
@@ -92,7 +92,12 @@ def evaluate(
     dataset, split = options["name"], options["split"]
     if prompts:
         text_options = {"dtype": model_options["dtype"]} if "dtype" in model_options else {}
-        texts = load_model(f"{source}#txt", **text_options)
+        try:
+            texts = load_model(f"{source}#txt", **text_options)
+        except UserError as error:
+            raise as_user_error(
+                f"prompts need the text tower {source}#txt: {error}", error
+            ) from error
         model = model.zero_shot(texts, data.class_names, prompts)
     if model.description.probabilities_by == "none":
         raise UserError(f"{source}: its outputs are regression targets, not classes.")

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 from jax.experimental import mesh_utils
 
-from vit_jax.errors import TransientError, UserError
+from vit_jax.errors import TransientError, UserError, counted
 
 # Another process still holds the device, or its driver is not up yet.
 _RETRYABLE_ERROR = re.compile(r"(ABORTED|DEADLINE_EXCEEDED|UNAVAILABLE): ")
@@ -98,8 +98,8 @@ def mesh_sizes(
         sizes[free[0]] = num_devices // known
     if math.prod(sizes.values()) != num_devices:
         raise UserError(
-            f"{text} does not match the {num_devices} devices: the product of the sizes must be "
-            f"{num_devices} (-1 for one of them takes the rest)."
+            f"{text} does not match the {counted(num_devices, 'device')}: the product of the sizes "
+            f"must be {num_devices} (-1 for one of them takes the rest)."
         )
     return sizes["data"], sizes["fsdp"], sizes["tensor"]
 

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from vit_jax.data.class_names import class_names
-from vit_jax.errors import UserError, as_user_error, check_known, counted, list_names
+from vit_jax.errors import UserError, as_user_error, counted, list_names
 from vit_jax.files.paths import full_path, local_copy, read_object, to_path
 from vit_jax.models.create import MODELS, recognise, variant_defaults
 from vit_jax.models.description import Description, parts_from_json
@@ -223,8 +223,8 @@ def _description_of(file: Path, part: str) -> tuple[Description | None, str]:
     try:
         parts = parts_from_json(read_object(path))
         chosen = part or next(iter(parts))
-        check_known("the part behind #", chosen, parts)
-        return check_description(parts[chosen]), chosen
+        if chosen in parts:
+            return check_description(parts[chosen]), chosen
     except UserError as error:
         raise as_user_error(f"{path}: {error} Fix or delete it.", error) from error
     except (ValueError, KeyError, TypeError, OverflowError) as error:
@@ -232,6 +232,8 @@ def _description_of(file: Path, part: str) -> tuple[Description | None, str]:
             f"{path} does not describe a model ({error!r}); restore it, or delete it and give "
             "the sizes yourself."
         ) from error
+    known = f"its parts are {list_names(parts)}" if any(parts) else "it describes one model"
+    raise UserError(f"{path} has no part {chosen!r}: {known}.")
 
 
 # Fields of the zoo that were not verified for every entry.

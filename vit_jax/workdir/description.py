@@ -80,7 +80,8 @@ def closing_lines(
     `rows`: of `metrics.jsonl`, to find the best evaluation.
     """
     took, share = format_seconds(results["seconds"]), results["goodput"]
-    lines = [f"Finished {results['step']:,} steps in {took}, {share:.0%} of it training."]
+    steps = counted(int(results["step"]), "step")
+    lines = [f"Finished {steps} in {took}, {share:.0%} of it training."]
     for name, value in results.items():
         key, _, metric = name.rpartition("/")
         if not key or metric not in ("accuracy", "mAP"):
@@ -152,6 +153,8 @@ def describe(
         write_atomically(folder / PARAMETERS_FILE, table + "\n")
         _write_splits(datasets, folder / "splits.csv")
     epochs = total_steps * batch_size / train.num_examples
+    epochs_text = f"{epochs:,.0f}" if epochs >= 100 else f"{epochs:.3g}"
+    epochs_text += " epoch" if epochs_text == "1" else " epochs"
     for line in (
         f"Work directory: {workdir}",
         f"Data: {train.name} {train.split}, {counted(train.num_examples, 'image')} of "
@@ -159,8 +162,8 @@ def describe(
         f"Model: {model_name(description.model)}, "
         f"{counted(count_parameters(params), 'parameter')}, "
         f"{counted(description.model['num_classes'], 'output')}.",
-        f"Training: {counted(total_steps, 'step')} of {batch_size} images ({epochs:.3g} epochs) on "
-        f"{counted(jax.device_count(), 'device')}.",
+        f"Training: {counted(total_steps, 'step')} of {counted(batch_size, 'image')} "
+        f"({epochs_text}) on {counted(jax.device_count(), 'device')}.",
     ):
         logging.info(line)
 
@@ -173,9 +176,10 @@ def _write_splits(datasets: Sequence[Any], path: Path) -> None:
         write_atomically(path, csv_text([["split", "file"], *rows]))
         held_out, count = (sum(each.num_examples for each in part) for part in (drawn[1:], drawn))
         logging.info(
-            f"{datasets[0].name} has no train/test folders: held out {held_out} of {count} images "
-            f"(see {path})."
+            f"{datasets[0].name} has no splits: held out {held_out} of {count} images (see {path})."
         )
+        if "label" not in drawn[0].source.columns:  # captions
+            return
         labels = [each.source.columns["label"] for each in drawn]
         found = [
             each.sum(axis=0) if each.ndim > 1 else np.bincount(each, minlength=drawn[0].num_classes)

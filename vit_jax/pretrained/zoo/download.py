@@ -90,7 +90,7 @@ def _fetch_with_retries(url: str, *arguments: Any) -> None:
                     f"{shown}: {reason}, attempt {attempt}; check the address, the network, "
                     f"HTTPS_PROXY and SSL_CERT_FILE, or {hint}"
                 ) from error
-            logging.warning("%s: %s; retrying.", shown, reason)
+            logging.warning("%s: %s; retrying.", shown, reason, extra={"urgent": True})
             time.sleep(PAUSE * 2 ** (attempt - 1))
         except TimeoutError as error:
             raise UserError(f"{shown}: incomplete after {DEADLINE:g} s; {hint}") from error
