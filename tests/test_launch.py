@@ -5,6 +5,7 @@ import json
 import logging
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -187,6 +188,14 @@ def test_the_status_says_whether_to_try_again(
         raise error
     assert ended.value.code == status
     assert capsys.readouterr().err == f"error: {error}\n"
+
+
+def test_out_of_memory_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended, launch.one_line_errors():
+        jax.block_until_ready(jax.numpy.zeros(2**46))
+    assert ended.value.code == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert re.fullmatch(r'error: RESOURCE_EXHAUSTED: .* See "Make it fit" in docs/speed.md\.', line)
 
 
 def test_what_is_given_as_none_is_unset_and_a_length_replaces_the_recipes() -> None:

@@ -130,6 +130,8 @@ def one_line_errors(*, resumes: bool = False) -> Iterator[None]:
             _wait_for_verdict(error)
         if is_network_error(error) or is_transient(error):  # a bucket is unreachable
             _end(f"error: {one_line(error)}", REQUEUE_EXIT_CODE if is_transient(error) else 2)
+        if "RESOURCE_EXHAUSTED" in str(error):
+            _end(f'error: {one_line(error)} See "Make it fit" in docs/speed.md.', 2)
         if not _peers():
             raise
         _end("".join(traceback.format_exception(error)), 1)

@@ -15,7 +15,9 @@ import pytest
 from tests import fixtures_data, tiny
 from tests import fixtures_imagenet as small
 from vit_jax.data.datasets import create_dataset
+from vit_jax.data.folder import FolderSource
 from vit_jax.data.pipeline import train_batches
+from vit_jax.data.tfds_reader import TfdsSource
 from vit_jax.data_preparation.check import check_prepared
 from vit_jax.data_preparation.prepare import build_tfds, prepare_data
 from vit_jax.errors import UserError
@@ -50,6 +52,17 @@ def test_a_prepared_folder_gives_the_folders_own_batches(photos, tmp_path):
         for one, other in zip(*found, strict=True):
             for key in one:
                 np.testing.assert_array_equal(one[key], other[key])
+
+
+def test_a_prepared_set_comes_before_the_folder_of_its_name(photos, tmp_path, monkeypatch, caplog):
+    prepare(photos, tmp_path / "out")
+    monkeypatch.chdir(photos.parent)
+    options = {"name": "photos", "split": "train", "preprocess": "decode"}
+    assert isinstance(create_dataset(**options).source, FolderSource)
+    assert not caplog.text
+    opened = create_dataset(**options, data_dir=str(tmp_path / "out"))
+    assert isinstance(opened.source, TfdsSource)
+    assert "is the prepared dataset in" in caplog.text
 
 
 def test_resized_copy(tmp_path):

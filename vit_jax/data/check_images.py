@@ -21,7 +21,6 @@ class _Verdict(NamedTuple):
     usable: bool
     is_jpeg: bool = False
     remark: str = ""
-    missing: bool = False
 
 
 def usable_images(
@@ -55,7 +54,7 @@ def usable_images(
     bad = np.flatnonzero(~usable).tolist()
     if not bad:
         return np.arange(count)
-    if missing := [describe(n) for n in bad if verdicts[n].missing]:
+    if missing := [describe(n) for n in bad if _is_missing(read, n)]:
         found = f"{len(missing)} of {count} files are missing: {list_names(missing)}"
         raise UserError(f"{found}; write their paths with / and with the extension.")
     report = (
@@ -81,7 +80,7 @@ def _decode_block(read: Callable[[int], bytes], numbers: Sequence[int]) -> list[
         except ValueError:
             return _Verdict(False)
         if content is None:
-            return _Verdict(False, missing=_is_missing(read, number))
+            return _Verdict(False)
         return _Verdict(decodes(content), content.startswith(b"\xff\xd8"), sample_warning(content))
 
     with captured_stderr() as output:
@@ -101,6 +100,6 @@ def _is_missing(read: Callable[[int], bytes], number: int) -> bool:
         read(number)
     except FileNotFoundError:
         return True
-    except OSError:
-        pass
+    except (OSError, ValueError):
+        return False
     return False

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import glob
 import hashlib
 import importlib.util
 import logging
@@ -33,6 +32,7 @@ from vit_jax.errors import (
     list_names,
     missing_package,
 )
+from vit_jax.files.paths import to_path
 
 _ARROW_FILES = ("state.json", "dataset_dict.json")  # of a folder saved by `datasets`
 DIGITS = tuple("0123456789")  # the classes of `digit_splits`
@@ -199,7 +199,7 @@ def _open(
         return open_saved(path, split, label_key, needs_label=needs_label, columns=columns)
     is_prepared = os.path.isfile(os.path.join(path, "dataset_info.json"))
     is_table = path.lower().endswith((".csv", ".parquet"))
-    is_folder = not is_prepared and not is_table and _is_image_folder(name)
+    is_folder = not is_prepared and not is_table and _is_image_folder(name, data_dir)
     is_tar = path.lower().endswith(".tar")
     if label_key and (is_embedded or is_folder or is_table or is_tar):
         raise UserError(f"dataset.label_key={label_key!r} is only for TFDS names, not {name!r}.")
@@ -227,14 +227,28 @@ def _open(
     return tfds_reader.open_prepared(directory, split, label_key, needs_label=needs_label)
 
 
-def _is_image_folder(name: str) -> bool:
-    """Whether a name is a path rather than a TFDS name, which may also contain one separator."""
+def _is_image_folder(name: str, data_dir: str) -> bool:
+    """Whether a name is a path rather than a TFDS name, which may also contain one separator.
+
+    A prepared dataset in `data_dir` comes before a folder of the same name.
+    """
     path = os.path.expanduser(name)
     if name.startswith(("/", "./", "../", "~")) or name.count(os.sep) > 1 or name in (".", ".."):
         return True
     # Inside data_dir itself, TFDS's folder has the same name as the dataset.
-    infos = (os.path.join(path, depth, "dataset_info.json") for depth in ("*", "*/*"))
-    return os.path.isdir(path) and not any(map(glob.glob, infos))
+    if not os.path.isdir(path) or _holds_prepared(Path(path)):
+        return False
+    if data_dir and _holds_prepared(to_path(data_dir) / name):
+        logging.getLogger(__name__).warning(
+            f"dataset.name={name!r} is the prepared dataset in {data_dir}, not the folder ./{name}."
+        )
+        return False
+    return True
+
+
+def _holds_prepared(folder: Path) -> bool:
+    """Whether a folder holds versions of a prepared dataset, or of its configurations."""
+    return any(any(folder.glob(f"{depth}/dataset_info.json")) for depth in ("*", "*/*"))
 
 
 def _glyphs(name: str) -> tuple[dict[str, Any], tuple[str, ...]]:
