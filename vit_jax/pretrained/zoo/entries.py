@@ -162,7 +162,10 @@ def get_entry(name: str) -> ZooEntry:
             f"--variant={size}` lists weights, create_model({size!r}, ...) makes a new one."
         )
     hint = f" Did you mean {' or '.join(meant)}?" if meant else nearest(name, entries())
-    raise UserError(f"{name!r} is not in the zoo.{hint} List it with `python scripts/zoo.py list`.")
+    raise UserError(
+        f"{name!r} is not in the zoo, and there is no such file or folder.{hint} "
+        "`python scripts/zoo.py list` lists the zoo."
+    )
 
 
 def list_models(pattern: str = "*") -> list[str]:
