@@ -202,7 +202,7 @@ def start_processes(
     except ValueError as error:
         names = f"--{', --'.join(flags_of_process)}"
         if given:
-            raise UserError(f"{names} must be given together and agree: {one_line(error)}") from error
+            raise UserError(f"{names} must be given together: {one_line(error)}") from error
         if "defined" not in str(error):
             raise
         if distributed == "on":
