@@ -20,7 +20,10 @@ _HEADER = re.compile(r"(?:ENTRY )?%?(\S+) \(.*\{\s*$")
 _LINE = re.compile(
     r"\s+(?P<root>ROOT )?%?(?P<name>\S+) = (?P<shape>.*?) (?P<opcode>[a-z][\w\-]*)\((?P<text>.*)"
 )
-_ARRAY = re.compile(r"(?:pred|[a-z]+(?P<bits>\d+))\w*\[(?P<sizes>[\d,]*)\](?:\{[^}]*\})?")
+_ARRAY = re.compile(
+    r"(?:pred|[a-z]+(?P<bits>\d+))\w*\[(?P<sizes>[\d,]*)\]"
+    r"(?:\{(?P<order>[\d,]*)(?::T\((?P<tile>[\d,]+)\))?[^}]*\})?"
+)
 # Computations that run as part of the program; a reduce also has `to_apply`, but per element.
 _CALLING = ("call", "while", "conditional", "fusion", "custom-call", "async-start")
 _CALLED = re.compile(
@@ -32,6 +35,7 @@ _CALLED = re.compile(
 class Instruction:
     """One line of a program."""
 
+    name: str
     opcode: str
     shape: str  # of its result
     text: str  # after the opcode's parenthesis: operands and attributes, or a constant's value
@@ -45,11 +49,17 @@ class Instruction:
 
     @functools.cached_property
     def arrays(self) -> list[tuple[int, bool]]:
-        """Bytes of each array of its result, and whether it is in HBM, not in a TPU's VMEM."""
+        """Bytes of each array of its result, and whether it is in HBM, not in a TPU's VMEM.
+
+        A TPU stores whole tiles: the last axes of its layout are padded.
+        """
         arrays = []
         for match in _ARRAY.finditer(self.shape):
-            size = math.prod(int(each) for each in match["sizes"].split(",") if each)
-            arrays.append((size * int(match["bits"] or 8) // 8, "S(" not in match[0]))
+            sizes, order, tile = (_integers(match[key]) for key in ("sizes", "order", "tile"))
+            for axis, multiple in zip(order, reversed(tile), strict=False):
+                sizes[axis] = -(-sizes[axis] // multiple) * multiple
+            num_bytes = math.prod(sizes) * int(match["bits"] or 8) // 8
+            arrays.append((num_bytes, "S(" not in match[0]))
         if self.opcode.endswith("-start") and len(arrays) > 1:
             # It lists operands, their targets (a copy's first), and what the device waits for.
             first = sum(len(each.arrays) for each in self.operands)
@@ -68,6 +78,10 @@ class Instruction:
 Computation = list[Instruction]
 
 
+def _integers(text: str | None) -> list[int]:
+    return [int(each) for each in (text or "").split(",") if each]
+
+
 def parse_program(text: str) -> Computation:
     """The entry computation of `compiled.as_text()`, the last one; it refers to all others."""
     computations: dict[str, Computation] = {}
@@ -81,6 +95,7 @@ def parse_program(text: str) -> Computation:
             names = re.findall(r"%([^\s,()]+)", rest.partition("), ")[0])
             called = " ".join(_CALLED.findall(rest)) if opcode in _CALLING else ""
             instruction = Instruction(
+                name=label,
                 opcode=opcode,
                 shape=shape,
                 text=rest,
@@ -118,7 +133,7 @@ def executions(
 
 
 # Aliases of existing arrays, or control flow.
-_FREE = re.compile(
+FREE = re.compile(
     "parameter|constant|tuple|get-tuple-element|bitcast|while|conditional|call|after-all"
     "|partition-id|replica-id|opt-barrier|domain|async-start|.*-done"
 )
@@ -133,12 +148,15 @@ def hbm_bytes(program: Computation) -> float:
     Every instruction outside a fusion reads its operands and writes its result; inside, values stay
     on the chip. Of a stack of layers a loop reads, or writes, only the slice of the iteration.
     """
-    total = 0.0
-    for each, times, fused in executions(program):
-        if not fused and not _FREE.fullmatch(each.opcode):
-            read = (min(x.hbm_bytes, _read(each, i)) for i, x in enumerate(each.operands))
-            total += times * (sum(read) + min(each.hbm_bytes, _written(each)))
-    return total
+    return sum(times * moved_bytes(each) for each, times, fused in executions(program) if not fused)
+
+
+def moved_bytes(each: Instruction) -> int:
+    """Bytes that one execution of an instruction moves between the memory and the cores."""
+    if FREE.fullmatch(each.opcode):
+        return 0
+    read = sum(min(x.hbm_bytes, _read(each, i)) for i, x in enumerate(each.operands))
+    return read + min(each.hbm_bytes, _written(each))
 
 
 def _read(user: Instruction, position: int) -> int:

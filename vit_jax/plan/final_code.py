@@ -1,0 +1,214 @@
+"""Time of a compiled TPU program by libtpu's final code; no TPU is needed.
+
+libtpu writes the code of every instruction, of XLA's and of kernels alike, as text. An instruction
+takes the longest of what it asks of the core (a bundle a cycle, times the iterations of its loops),
+of the matrix unit, of the memory (padded bytes at full bandwidth) and of the links; a step is the
+sum. Waits within an instruction are not in it: latencies, and a unit that stands still for another.
+"""
+
+from __future__ import annotations
+
+import atexit
+import collections
+import dataclasses
+import functools
+import math
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from vit_jax.parameters.chips import Chip
+from vit_jax.plan.program import FREE, Computation, Instruction, collective_traffic, moved_bytes
+
+_FILE = re.compile(r"\d+-(.+)-\d+-final_bundles\.txt")
+_BUNDLE = re.compile(r"\s*(?:0x)?[0-9a-f]+\s+(?:[A-Z]{2})?\s*: >*\s*\{")
+_DEFINITION = re.compile(r"%(\w+) = (scmp|sadd|sphi|smov)([^;}]*)")
+_END = re.compile(r"\.ge\.[su]32\.totalorder %(\w+), (\d+)")
+_NEXT = re.compile(r"\.s32 (\d+), %(\w+)")
+_START = re.compile(r" (?:\(!?%\w+\), )?(\d+)")
+_REGION = re.compile(r"Start region (\d+)")
+_BRANCH = re.compile(r"sbr\.rel \(!%(\w+)\) target = \$region(\d+)")
+_STAGE = re.compile(r"iteration index, stage = (\d+)")
+# Rows of a product: as stated, or a whole register of bfloat16 or float32.
+_PRODUCT = re.compile(r"= vmatmul\.(?:(\S*)\.(\d+)|(\S*))\.mxu(\d)")
+_DELAY = 4  # bundles behind a branch that run before it is taken
+
+
+@functools.cache
+def folder() -> Path:
+    """Where libtpu writes the code. To be called before it is loaded: only then it reads flags."""
+    path = Path(tempfile.mkdtemp(prefix="final_code_"))
+    atexit.register(shutil.rmtree, path, ignore_errors=True)
+    flags = [f"--xla_jf_dump_to={path}", "--xla_jf_dump_llo_text=true"]
+    flags += ["--xla_jf_dump_llo_pass_label_regex=.*final_bundles.*"]
+    os.environ["LIBTPU_INIT_ARGS"] = " ".join([os.environ.get("LIBTPU_INIT_ARGS", ""), *flags])
+    return path
+
+
+@dataclasses.dataclass(frozen=True)
+class Cycles:
+    """Of one execution of an instruction."""
+
+    core: float  # bundles
+    matrix_unit: float  # rows of the products on the busiest one
+    unknown_loops: int  # of unknown length, which count as one iteration
+
+
+@dataclasses.dataclass(frozen=True)
+class Cost:
+    """Of all executions of an instruction in a step: seconds of one device."""
+
+    name: str
+    op_name: str  # JAX's: modules and operation
+    core: float
+    matrix_unit: float
+    memory: float
+    links: float
+    overlapped: bool  # runs beside the others
+    unknown_loops: int
+
+    @property
+    def seconds(self) -> float:
+        return max(self.core, self.matrix_unit, self.memory, self.links)
+
+
+@dataclasses.dataclass(frozen=True)
+class FinalCode:
+    """A step, instruction by instruction."""
+
+    costs: list[Cost]
+
+    @property
+    def seconds(self) -> float:
+        """The sum of those that do not overlap, and no less than all bytes take."""
+        total = sum(each.seconds for each in self.costs if not each.overlapped)
+        memory = sum(each.memory for each in self.costs)
+        return max(total, memory, sum(each.links for each in self.costs))
+
+    @property
+    def unparsed(self) -> list[Cost]:
+        """Instructions whose core time is too low: the length of a loop is not in the text."""
+        return [each for each in self.costs if each.unknown_loops]
+
+
+def read_final_code(program: Computation, chip: Chip, groups_of: Sequence[int]) -> FinalCode | None:
+    """The code of the program that libtpu compiled last; None if it wrote none.
+
+    `groups_of`: slice of every device.
+    """
+    files = {m[1]: path for path in folder().iterdir() if (m := _FILE.match(path.name))}
+    if not files or not chip.ghz:
+        return None
+    executed = list(_executed(program))
+    # Equal instructions, such as those of other layers, share their code.
+    code = {}
+    for each, _, _ in executed:
+        if each.name in files:
+            with files[each.name].open(encoding="utf-8", errors="replace") as lines:
+                code[_signature(each)] = count_cycles(lines)
+    hz, costs = chip.ghz * 1e9, []
+    for each, times, overlapped in executed:
+        cycles = code.get(_signature(each), Cycles(0, 0, 0))
+        traffic = collective_traffic([each], groups_of).values()
+        op_name = re.search(r'op_name="([^"]*)"', each.text)
+        cost = Cost(
+            name=each.name,
+            op_name=op_name[1] if op_name else "",
+            core=times * cycles.core / hz,
+            matrix_unit=times * cycles.matrix_unit / hz / chip.rows_per_cycle,
+            memory=times * moved_bytes(each) * chip.devices / chip.hbm_gb_s / 1e9,
+            links=times * sum(t.sent_bytes for t in traffic) * chip.devices / chip.link_gb_s / 1e9,
+            overlapped=overlapped,
+            unknown_loops=cycles.unknown_loops,
+        )
+        costs.append(cost)
+    return FinalCode(costs)
+
+
+def _executed(
+    program: Computation, times: int = 1, overlapped: bool = False
+) -> Iterator[tuple[Instruction, int, bool]]:
+    """Instructions that take time, how often, and whether they run beside others."""
+    for each in program:
+        if each.opcode in ("while", "conditional", "call", "async-start"):
+            for called in each.called:
+                beside = overlapped or each.opcode == "async-start"
+                yield from _executed(called, times * each.trips, beside)
+        elif not FREE.fullmatch(each.opcode):
+            yield each, times, overlapped or each.opcode.endswith("-start")
+
+
+def _signature(each: Instruction) -> tuple[Any, ...]:
+    """The same for instructions that compute the same."""
+    operands = tuple(operand.shape for operand in each.operands)
+    return (each.opcode, each.shape, operands, _attributes(each), *map(_signatures, each.called))
+
+
+def _signatures(computation: Computation) -> tuple[Any, ...]:
+    place = {each: index for index, each in enumerate(computation)}
+    return tuple(
+        (*_signature(each), *(place[operand] for operand in each.operands)) for each in computation
+    )
+
+
+def _attributes(each: Instruction) -> str:
+    """Of a constant or parameter its value or number; without names and where it comes from."""
+    if each.opcode in ("constant", "parameter"):
+        return each.text.partition(")")[0]
+    text = each.text.partition("), ")[2].partition("backend_config=")[0]
+    return re.sub(r"metadata=\{[^}]*\}|\S*%\S+", "", text)
+
+
+def count_cycles(lines: Iterable[str]) -> Cycles:
+    """Counts the bundles of an instruction's final code."""
+    products: list[list[tuple[int, int]]] = []  # per bundle: matrix unit, rows
+    regions: dict[str, tuple[int, int]] = {}  # first bundle, stages of its pipeline
+    loops: list[tuple[int, int, int, str]] = []
+    defined: dict[tuple[str, str], str] = {}
+    for line in lines:
+        if not _BUNDLE.match(line):
+            continue
+        index = len(products)
+        products.append(
+            [
+                (int(unit), int(rows or (8 if "f32" in whole else 16)))
+                for _, rows, whole, unit in _PRODUCT.findall(line)
+            ]
+        )
+        stages = max(map(int, _STAGE.findall(line)), default=0)
+        for region in _REGION.findall(line):
+            regions.setdefault(region, (index, stages))
+        for name, operation, rest in _DEFINITION.findall(line):
+            defined[name, operation] = rest
+        if branch := _BRANCH.search(line):
+            end, region = branch.groups()
+            first, stages = regions.get(region, (index, 0))
+            if first < index:
+                loops.append((first, index + _DELAY, stages, end))
+    turns, unknown = [1] * len(products), 0
+    for first, last, stages, end in loops:
+        found = _iterations(defined, end)
+        unknown += found is None
+        # The stages of a pipeline start and end one iteration after the other.
+        for index in range(first, min(last + 1, len(turns))):
+            turns[index] *= max((found or 1) - stages, 1)
+    busy: dict[int, int] = collections.defaultdict(int)
+    for each, times in zip(products, turns, strict=True):
+        for unit, rows in each:
+            busy[unit] += times * rows
+    return Cycles(sum(turns), max(busy.values(), default=0), unknown)
+
+
+def _iterations(defined: dict[tuple[str, str], str], end: str) -> int | None:
+    """Of a loop that ends by `end`: counter >= a constant; None for all others."""
+    test = _END.match(defined.get((end, "scmp"), ""))
+    step = test and _NEXT.match(defined.get((test[1], "sadd"), ""))
+    if not test or not step:
+        return None
+    phi = re.match(r" %(\w+)", defined.get((step[2], "sphi"), ""))
+    start = phi and _START.match(defined.get((phi[1], "smov"), ""))
+    return math.ceil((int(test[2]) - int(start[1] if start else 0)) / int(step[1]))
