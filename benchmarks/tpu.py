@@ -1,11 +1,14 @@
 """What the update takes on a TPU that is not here, by its compiler, beside JAX peers.
 
-    python benchmarks/tpu.py --variant=B/16 --against=official,big_vision --clones=peers
+    python benchmarks/tpu.py --variant=B/16 --against=official,big_vision --clones=peers --parts
     python benchmarks/tpu.py --variant=L/16 --topology=v4:2x2x1 --largest_batch
 
-Mcycles of 1.5 GHz: the compiler's estimate of every instruction, and a model of the attention
-kernel, which it leaves out: products at the peak plus bytes at the bandwidth. GB to and from HBM;
-GiB at the peak. All of one device, with 64 images, fully optimized: a minute or more each.
+ms: by the compiler's final code, see `vit_jax/plan/final_code.py`; the same clock for all. Mcycles:
+XLA's own estimate from before code generation, without kernels and collectives: not to be compared
+where one of them has kernels. GB to and from HBM; GiB at the peak. All of one device, with 64
+images, fully optimized: a minute or more each.
+
+--parts: the ms of each part of the model, and what bounds it.
 
 --largest_batch: how many images fit on a device (figure 13 of the paper, while training), and the
 figures with 64, or with those that fit.
@@ -14,11 +17,14 @@ figures with 64, or with those that fit.
 from __future__ import annotations
 
 import bisect
+import collections
+import re
 import sys
 from collections.abc import Sequence
 from typing import Any
 
 import jax
+import numpy as np
 from ml_collections import ConfigDict
 
 from vit_jax import launch
@@ -29,7 +35,8 @@ from benchmarks import common
 from benchmarks.peers import CLONES, check_peer, jax_peer
 from vit_jax.errors import UserError, check_known
 from vit_jax.parameters.sharding import batch_sharding, replicated, with_shardings
-from vit_jax.plan.cost import TooLargeError, compile_step
+from vit_jax.plan.cost import CompiledStep, TooLargeError, compile_step
+from vit_jax.plan.final_code import FinalCode
 from vit_jax.plan.subject import planned_run, step_arguments
 from vit_jax.plan.topology import Topology, parse_topology
 from vit_jax.run import Run
@@ -42,6 +49,7 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("--against", type=common.names, default=[], help=f"of {','.join(CLONES)}")
     parser.add_argument("--clones", default="peers", help="folder of the peers' clones")
     parser.add_argument("--largest_batch", action="store_true", help="first find what fits")
+    parser.add_argument("--parts", action="store_true", help="print the time of each part")
     arguments, overrides = parser.parse_known_args(argv)
     topology = parse_topology(arguments.topology)
     if topology.kind != "tpu":
@@ -63,9 +71,16 @@ def main(argv: Sequence[str]) -> None:
         cases += common.compare(arguments.variant, "that fit on a device", "images", fitting)
         config.dataset.batch_size = min(fit, 64) * topology.num_devices
     run, shapes = planned(config, topology)
-    found = {"vit_jax": costs(run, run.jit_train_step(), shapes)}
+    subjects = {"vit_jax": (run.jit_train_step(), shapes)}
     for peer in arguments.against:
-        found[peer] = costs(run, *peer_update(peer, config, run, shapes[2], arguments.clones))
+        subjects[peer] = peer_update(peer, config, run, shapes[2], arguments.clones)
+    found = {}
+    for name, (update, shapes) in subjects.items():
+        step = compile_step(run.mesh, update, shapes, full=True)
+        found[name] = costs(step)
+        print(f"{name}: {', '.join(f'{each:.2f} {unit}' for unit, each in found[name].items())}")
+        if arguments.parts and step.code:
+            print(parts_table(step.code))
 
     per_device = run.batch_size // topology.num_devices
     case = f"update, {config.model.dtype}, {per_device} images a device"
@@ -106,16 +121,55 @@ def peer_update(
     return step, (with_shardings(state, shardings), images, labels)
 
 
-def costs(run: Run, update: Any, shapes: Sequence[Any]) -> dict[str, float]:
+def costs(step: CompiledStep) -> dict[str, float]:
     """What an update takes on each device, by unit."""
-    step = compile_step(run.mesh, update, shapes, full=True)
-    cycles, kernels = step.cycles / 1e6, step.kernel_cycles / 1e6
-    print(f"{cycles:.1f} Mcycles by the compiler, {kernels:.1f} of kernels")
+    if step.code is None:
+        raise UserError(
+            "libtpu wrote no final code: unset JAX_COMPILATION_CACHE_DIR, or update it."
+        )
     return {
-        "Mcycles": cycles + kernels,
+        "ms": 1e3 * step.code.seconds,
+        "Mcycles by XLA's estimate": step.cycles / 1e6,
         "GB": step.hbm_bytes / 1e9,
         "GiB": step.memory["peak"] / 2**30,
     }
+
+
+# What the names of JAX's operations contain; the first that matches.
+PARTS = {
+    "attention core": "attention_forward|attention_backward|hqk|hk->|splash|softmax"
+    r"|MultiHeadDotProductAttention_\d+/(?!query|key|value|out)",
+    "q, k, v, out": "/(query|key|value|out)/",
+    "MLP": "MlpBlock",
+    "norms": r"[Nn]orm(_\d+)?/",
+    "embeddings": "embedding|posembed|/cls",
+    "head": "head|logits",
+    "optimizer and rest": "",
+}
+
+
+def parts_table(code: FinalCode) -> str:
+    """Milliseconds by part of the model, in all and for each resource alone."""
+    totals = collections.defaultdict(lambda: np.zeros(5))
+    for each in code.costs:
+        part = next(name for name, text in PARTS.items() if re.search(text, each.op_name))
+        if each.overlapped:
+            part = "beside the others"
+        elif each.links:
+            part = "collectives"
+        resources = (each.core, each.matrix_unit, each.memory, each.links)
+        totals[part] += (each.seconds, *resources)
+    lines = ["| part | ms | core | matrix unit | memory | links |", "|---|---|---|---|---|---|"]
+    for part, seconds in sorted(totals.items(), key=lambda item: -item[1][0]):
+        cells = " | ".join(f"{1e3 * each:.2f}" for each in seconds)
+        lines.append(f"| {part} | {cells} |")
+    unparsed = code.unparsed
+    missing = 1e3 * sum(each.seconds for each in unparsed)
+    lines.append(
+        f"{len(unparsed)} of {len(code.costs)} instructions ({missing:.2f} ms) have loops of "
+        "unknown length, counted as one iteration."
+    )
+    return "\n".join(lines)
 
 
 def largest_per_device(config: ConfigDict, topology: Topology) -> int:

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import math
 import re
 from collections.abc import Sequence
 from typing import Any
 
 import jax
-import numpy as np
-from jax.extend.core import Jaxpr, jaxprs_in_params
 from jax.sharding import Mesh
 
 from vit_jax.models.flops import jaxpr_flops
-from vit_jax.parameters.chips import Chip, find_chip
+from vit_jax.parameters.chips import find_chip
+from vit_jax.plan.final_code import FinalCode, clear_final_code, read_final_code
 from vit_jax.plan.program import (
     Computation,
     Traffic,
@@ -59,8 +57,8 @@ class CompiledStep:
     executed_flops: float  # in products, over all devices, with remat's, without kernel padding
     hbm_bytes: float  # read from and written to the device's memory
     traffic: dict[str, Traffic]  # by kind of collective
-    cycles: float  # of a device by the TPU compiler's estimate, without kernels; 0 elsewhere
-    kernel_cycles: float  # see `kernel_cycles`; 0 likewise
+    cycles: float  # of a device by XLA's estimate for TPUs, see `compiler_cycles`; 0 elsewhere
+    code: FinalCode | None  # of a TPU, if compiled in full
 
 
 def compile_step(mesh: Mesh, update: Any, arguments: Sequence[Any], *, full: bool) -> CompiledStep:
@@ -70,6 +68,9 @@ def compile_step(mesh: Mesh, update: Any, arguments: Sequence[Any], *, full: boo
     """
     device = mesh.devices.flat[0]
     platform, chip = device.platform, find_chip(device.device_kind)
+    timed = platform == "tpu" and full
+    if timed:
+        clear_final_code()
     options: Any = GPU if platform == "gpu" else FAST if platform == "tpu" and not full else None
     with jax.set_mesh(mesh):
         traced = update.trace(*arguments)
@@ -92,56 +93,30 @@ def compile_step(mesh: Mesh, update: Any, arguments: Sequence[Any], *, full: boo
     total = sum(memory.values()) - 2 * memory["aliased"]
     group = "process_index" if platform == "gpu" else "slice_index"  # a node, or a slice
     groups_of = [getattr(each, group, None) or 0 for each in mesh.devices.flat]
-    jaxpr = traced.jaxpr.jaxpr
     return CompiledStep(
         memory=memory | {"peak": stats.peak_memory_in_bytes, "total": total},
-        executed_flops=jaxpr_flops(jaxpr),
+        executed_flops=jaxpr_flops(traced.jaxpr.jaxpr),
         hbm_bytes=hbm_bytes(program),
         traffic=collective_traffic(program, groups_of),
         cycles=compiler_cycles(program),
-        kernel_cycles=kernel_cycles(jaxpr, chip) / mesh.size if chip else 0.0,
+        code=read_final_code(program, chip, groups_of) if chip and timed else None,
     )
 
 
-CLOCK_HZ = 1.5e9  # of v5e; times are given in its cycles
 _ESTIMATE = re.compile(r'"estimated_cycles":"(\d+)"')
 
 
 def compiler_cycles(program: Computation) -> float:
-    """Sum of the TPU compiler's estimates over all instructions, times the iterations of loops."""
+    """Sum of XLA's estimates of a TPU's instructions, times the iterations of loops.
+
+    A heuristic from before code generation, without kernels and collectives: it charges bfloat16
+    elementwise work as float32 and a reduction several times. See `final_code` for a clock.
+    """
     return sum(
         times * float(match[1])
         for each, times, fused in executions(program)
         if not fused and (match := _ESTIMATE.search(each.text))
     )
-
-
-def kernel_cycles(jaxpr: Jaxpr, chip: Chip) -> float:
-    """Cycles of the kernels in an update, over all devices; the compiler's estimate omits them.
-
-    Their products, with padding, at the chip's peak, plus their bytes at its memory bandwidth.
-    """
-    flops, num_bytes = (_kernel_costs(jaxpr) * chip.devices).tolist()
-    return CLOCK_HZ * (flops / (chip.tflops * 1e12) + num_bytes / (chip.hbm_gb_s * 1e9))
-
-
-def _kernel_costs(jaxpr: Jaxpr) -> np.ndarray:
-    """Operations and bytes; if a kernel does not state its bytes, all blocks in every grid step."""
-    total = np.zeros(2)
-    for eqn in jaxpr.eqns:
-        name, params, inner = eqn.primitive.name, eqn.params, jaxprs_in_params(eqn.params)
-        if name == "pallas_call":
-            mapping, stated = params["grid_mapping"], params["cost_estimate"]
-            blocks = [each.transformed_block_aval.inner_aval for each in mapping.block_mappings]
-            turns = math.prod(mapping.grid)
-            moved = turns * sum(each.size * each.dtype.itemsize for each in blocks)
-            products = turns * sum(map(jaxpr_flops, inner))
-            total += products, stated.bytes_accessed if stated else moved
-            continue
-        turns = params["length"] if name == "scan" else 1
-        turns *= params["mesh"].size if name == "shard_map" else 1
-        total += turns * sum(map(_kernel_costs, inner), np.zeros(2))
-    return total
 
 
 # Share of the peak reached in ViT training, and its source.
@@ -169,6 +144,7 @@ class StepTime:
     compute: float  # executed products at the share of the peak from `utilization`
     memory: float  # bytes at the full bandwidth
     links: float  # likewise
+    code: float | None  # by the final code: less than a TPU takes; None if it was not compiled
     predicted: float  # the longest; not a bound, as overlap is never perfect
 
 
@@ -184,4 +160,5 @@ def step_time(step: CompiledStep, topology: Topology) -> StepTime | None:
     if network := sum(each.network_bytes for each in step.traffic.values()):
         links += network / chip.network_gb_s
     links *= chip.devices / 1e9
-    return StepTime(compute, memory, links, max(compute, memory, links))
+    code = step.code.seconds if step.code else None
+    return StepTime(compute, memory, links, code, max(compute, memory, links, code or 0.0))

@@ -33,8 +33,7 @@ _START = re.compile(r" (?:\(!?%\w+\), )?(\d+)")
 _REGION = re.compile(r"Start region (\d+)")
 _BRANCH = re.compile(r"sbr\.rel \(!%(\w+)\) target = \$region(\d+)")
 _STAGE = re.compile(r"iteration index, stage = (\d+)")
-# Rows of a product: as stated, or a whole register of bfloat16 or float32.
-_PRODUCT = re.compile(r"= vmatmul\.(?:(\S*)\.(\d+)|(\S*))\.mxu(\d)")
+_PRODUCT = re.compile(r"= vmatmul\.(?:(?:\S*)\.(?P<half>\d+)|(?P<whole>\S*))\.mxu(?P<unit>\d)")
 _DELAY = 4  # bundles behind a branch that run before it is taken
 
 
@@ -47,6 +46,12 @@ def folder() -> Path:
     flags += ["--xla_jf_dump_llo_pass_label_regex=.*final_bundles.*"]
     os.environ["LIBTPU_INIT_ARGS"] = " ".join([os.environ.get("LIBTPU_INIT_ARGS", ""), *flags])
     return path
+
+
+def clear_final_code() -> None:
+    """Removes what was compiled before."""
+    for path in folder().iterdir():
+        path.unlink()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -165,7 +170,7 @@ def _attributes(each: Instruction) -> str:
 
 def count_cycles(lines: Iterable[str]) -> Cycles:
     """Counts the bundles of an instruction's final code."""
-    products: list[list[tuple[int, int]]] = []  # per bundle: matrix unit, rows
+    products: list[list[tuple[int, float]]] = []  # per bundle: matrix unit, rows
     regions: dict[str, tuple[int, int]] = {}  # first bundle, stages of its pipeline
     loops: list[tuple[int, int, int, str]] = []
     defined: dict[tuple[str, str], str] = {}
@@ -175,8 +180,10 @@ def count_cycles(lines: Iterable[str]) -> Cycles:
         index = len(products)
         products.append(
             [
-                (int(unit), int(rows or (8 if "f32" in whole else 16)))
-                for _, rows, whole, unit in _PRODUCT.findall(line)
+                # A register has 16 rows of bfloat16 or 8 of float32. Those with a number ("lmr")
+                # use half of the unit, which the compiler spaces by half of that many cycles.
+                (int(unit), int(half) / 2 if half else 8 if "f32" in whole else 16)
+                for half, whole, unit in _PRODUCT.findall(line)
             ]
         )
         stages = max(map(int, _STAGE.findall(line)), default=0)
@@ -196,7 +203,7 @@ def count_cycles(lines: Iterable[str]) -> Cycles:
         # The stages of a pipeline start and end one iteration after the other.
         for index in range(first, min(last + 1, len(turns))):
             turns[index] *= max((found or 1) - stages, 1)
-    busy: dict[int, int] = collections.defaultdict(int)
+    busy: dict[int, float] = collections.defaultdict(float)
     for each, times in zip(products, turns, strict=True):
         for unit, rows in each:
             busy[unit] += times * rows
