@@ -150,7 +150,7 @@ PARTS = {
 
 def parts_table(code: FinalCode) -> str:
     """Milliseconds by part of the model, in all and for each resource alone."""
-    totals = collections.defaultdict(lambda: np.zeros(5))
+    totals: dict[str, Any] = collections.defaultdict(lambda: np.zeros(5))
     for each in code.costs:
         part = next(name for name, text in PARTS.items() if re.search(text, each.op_name))
         if each.overlapped:
@@ -166,8 +166,8 @@ def parts_table(code: FinalCode) -> str:
     unparsed = code.unparsed
     missing = 1e3 * sum(each.seconds for each in unparsed)
     lines.append(
-        f"{len(unparsed)} of {len(code.costs)} instructions ({missing:.2f} ms) have loops of "
-        "unknown length, counted as one iteration."
+        f"{len(unparsed)} of {len(code.costs)} instructions ({missing:.2f} ms) have a loop of "
+        "unknown length, counted as one iteration, or no code."
     )
     return "\n".join(lines)
 

@@ -88,7 +88,7 @@ def test_the_text_of_a_tpu_program() -> None:
     assert traffic["all-gather"].count == 12
     assert traffic["all-gather"].sent_bytes == 12 * 256 * 128 * 2 * 3 / 4  # in groups of four
     assert traffic["reduce-scatter"].count == 1
-    assert traffic["reduce-scatter"].sent_bytes == 256 * 16 * 4 * 3 / 4
+    assert traffic["reduce-scatter"].sent_bytes == 256 * 128 * 4 * 3 / 4  # padded to whole tiles
     assert traffic["all-reduce"].sent_bytes == 0  # nothing within the slice
     assert traffic["all-reduce"].network_bytes == 39 * 8 * 128 * 2
     assert compiler_cycles(program) == 12 * 100
@@ -102,15 +102,15 @@ def test_the_text_of_a_tpu_program() -> None:
 # the memory on the chip; several arrays may be gathered together.
 STARTED = """HloModule m, is_scheduled=true
 
-ENTRY %main (p: bf16[128,64], v: bf16[128,64], u: bf16[32,64]) -> bf16[128,64] {
-  %p = bf16[128,64]{1,0:T(8,128)(2,1)} parameter(0)
-  %v = bf16[128,64]{1,0:T(8,128)(2,1)S(1)} parameter(1)
-  %u = bf16[32,64]{1,0:T(8,128)(2,1)} parameter(2)
+ENTRY %main (p: bf16[64,128], v: bf16[64,128], u: bf16[16,128]) -> bf16[64,128] {
+  %p = bf16[64,128]{1,0:T(8,128)(2,1)} parameter(0)
+  %v = bf16[64,128]{1,0:T(8,128)(2,1)S(1)} parameter(1)
+  %u = bf16[16,128]{1,0:T(8,128)(2,1)} parameter(2)
   ROOT %c = STARTED, replica_groups=[1,4]<=[4]
 }
 """
-BIG, CHIP, SMALL = "bf16[128,64]{1,0}", "bf16[128,64]{1,0:S(1)}", "bf16[32,64]{1,0}"
-BYTES = 128 * 64 * 2
+BIG, CHIP, SMALL = "bf16[64,128]{1,0}", "bf16[64,128]{1,0:S(1)}", "bf16[16,128]{1,0}"
+BYTES = 64 * 128 * 2
 
 
 @pytest.mark.parametrize(
@@ -132,7 +132,7 @@ BYTES = 128 * 64 * 2
         (f"(({BIG}), {SMALL}) reduce-scatter-start(%p)", BYTES * 5 // 4, BYTES),
         (f"({BIG}, {BIG}, u32[], u32[]) collective-permute-start(%p)", 2 * BYTES, BYTES),
         (
-            f"(({SMALL}, {BIG}), ({BIG}, bf16[512,64])) all-gather-start(%u, %p)",
+            f"(({SMALL}, {BIG}), ({BIG}, bf16[256,128])) all-gather-start(%u, %p)",
             BYTES * 25 // 4,
             5 * BYTES,
         ),

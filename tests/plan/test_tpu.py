@@ -99,7 +99,7 @@ def test_attention_kernels_compile_for(name: str, attention: str, mesh: dict[str
     sizes |= {"model__attention": attention, "model__dropout_rate": 0.1}
     run = tiny_run(parse_topology(name), **sizes, **mesh)
     step = compile_step(run.mesh, run.jit_train_step(), step_arguments(run), full=False)
-    assert step.kernel_cycles > 0
+    assert step.code is None  # it is read of what is compiled as for training
     # Without the padding of the kernels: all but the gradient of the pixels.
     model = run.train_flops_per_image() * run.batch_size
     assert 0.9 * model < step.executed_flops

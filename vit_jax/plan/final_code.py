@@ -74,7 +74,7 @@ class Cost:
     memory: float
     links: float
     overlapped: bool  # runs beside the others
-    unknown_loops: int
+    parsed: bool  # False: `core` is too low, for a loop of unknown length or want of code
 
     @property
     def seconds(self) -> float:
@@ -96,8 +96,8 @@ class FinalCode:
 
     @property
     def unparsed(self) -> list[Cost]:
-        """Instructions whose core time is too low: the length of a loop is not in the text."""
-        return [each for each in self.costs if each.unknown_loops]
+        """Instructions whose core time is too low."""
+        return [each for each in self.costs if not each.parsed]
 
 
 def read_final_code(program: Computation, chip: Chip, groups_of: Sequence[int]) -> FinalCode | None:
@@ -117,7 +117,10 @@ def read_final_code(program: Computation, chip: Chip, groups_of: Sequence[int]) 
                 code[_signature(each)] = count_cycles(lines)
     hz, costs = chip.ghz * 1e9, []
     for each, times, overlapped in executed:
-        cycles = code.get(_signature(each), Cycles(0, 0, 0))
+        cycles = code.get(_signature(each))
+        # Scalars have no code of their own, nor what only names the parts of an array.
+        parsed = not cycles.unknown_loops if cycles else overlapped or each.hbm_bytes <= 512
+        cycles = cycles or Cycles(0, 0, 0)
         traffic = collective_traffic([each], groups_of).values()
         op_name = re.search(r'op_name="([^"]*)"', each.text)
         cost = Cost(
@@ -128,7 +131,7 @@ def read_final_code(program: Computation, chip: Chip, groups_of: Sequence[int]) 
             memory=times * moved_bytes(each) * chip.devices / chip.hbm_gb_s / 1e9,
             links=times * sum(t.sent_bytes for t in traffic) * chip.devices / chip.link_gb_s / 1e9,
             overlapped=overlapped,
-            unknown_loops=cycles.unknown_loops,
+            parsed=parsed,
         )
         costs.append(cost)
     return FinalCode(costs)

@@ -1,0 +1,112 @@
+"""The clock of TPU programs: known work, compiled in full, and the text that libtpu writes."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from vit_jax.parameters.sharding import create_mesh, replicated
+from vit_jax.plan.cost import compile_step
+from vit_jax.plan.final_code import FinalCode, count_cycles, folder
+from vit_jax.plan.topology import parse_topology, topology_devices
+
+CHIPS = {"v4": "v4:2x2x1", "v5e": "v5e:2x2", "v6e": "v6e:2x2"}
+
+
+def code_of(name: str, function: Callable[..., Any], *shapes: tuple[int, ...]) -> FinalCode:
+    """Of a function of bfloat16 arrays, on one chip."""
+    pytest.importorskip("libtpu", reason="no TPU compiler: pip install -e '.[tpu]'")
+    mesh = create_mesh(devices=topology_devices(parse_topology(CHIPS[name]))[:1])
+    arrays = [
+        jax.ShapeDtypeStruct(shape, jnp.bfloat16, sharding=replicated(mesh)) for shape in shapes
+    ]
+    code = compile_step(mesh, jax.jit(function), arrays, full=True).code
+    assert code is not None
+    assert not code.unparsed
+    return code
+
+
+def total(code: FinalCode, resource: str) -> float:
+    return sum(getattr(each, resource) for each in code.costs)
+
+
+@pytest.mark.parametrize(
+    ("name", "tflops", "size"), [("v4", 275, 4096), ("v5e", 197, 2048), ("v6e", 918, 2048)]
+)
+def test_a_large_product_takes_what_the_data_sheet_says(
+    name: str, tflops: float, size: int
+) -> None:
+    """Within 5 %: the data sheet's figure is rounded, and rows at the border are padded."""
+    code = code_of(name, jnp.matmul, (size, size), (size, size))
+    assert total(code, "matrix_unit") == pytest.approx(2 * size**3 / (tflops * 1e12), rel=0.05)
+
+
+def test_a_sum_of_arrays_takes_its_bytes() -> None:
+    code = code_of("v5e", lambda x: x + 1, (8192, 8192))
+    [add] = code.costs
+    assert add.memory == pytest.approx(2 * 2 * 8192**2 / 819e9)
+    assert add.core < add.memory == add.seconds == code.seconds
+
+
+def test_equal_instructions_share_their_code() -> None:
+    def layers(x: jax.Array, *weights: jax.Array) -> jax.Array:
+        for each in weights:
+            x = jnp.tanh(x @ each)
+        return x
+
+    code = code_of("v5e", layers, *[(512, 512)] * 9)
+    products = [each for each in code.costs if "dot_general" in each.op_name]
+    written = [each for each in folder().glob("*-01-final_bundles.txt") if "tanh" in each.name]
+    assert len(written) < len(products)
+    assert all(each.matrix_unit for each in products)
+
+
+def test_padding_moves_too() -> None:
+    """[100, 100] lies in memory as [104, 128]."""
+    [add] = code_of("v5e", lambda x: x + 1, (100, 100)).costs
+    assert add.memory == pytest.approx(2 * 2 * 104 * 128 / 819e9)
+
+
+def bundles(*lines: str) -> list[str]:
+    return [f"  {index:#x} : > {{ {line} }}" for index, line in enumerate(lines)]
+
+
+def loop(start: str, limit: str, *body: str) -> list[str]:
+    """As libtpu writes a loop of bundles: six besides `body`."""
+    return [
+        f"%s1 = smov {start} /* Start region 1 */",
+        "%s2 = sphi %s1, %s3 ;; %s3 = sadd.s32 4, %s2 /* Start region 7 */",
+        *body,
+        f"%p1 = scmp.ge.s32.totalorder %s3, {limit} ;; sbr.rel (!%p1) target = $region7",
+        *[""] * 4,  # run before the branch is taken
+    ]
+
+
+def test_bundles_of_a_loop_count_as_often_as_it_runs() -> None:
+    cycles = count_cycles(bundles(*loop("2", "21", "%v1 = vadd.f32 %v2, %v3")))
+    assert cycles.core == 1 + 5 * 7  # from 2 by 4 up to 21: 5 turns
+    assert cycles.unknown_loops == 0
+
+
+def test_the_stages_of_a_pipeline_overlap() -> None:
+    stages = [
+        line.replace("%s2 = sphi", "/* iteration index, stage = 2 */ %s2 = sphi")
+        for line in loop("0", "20")
+    ]
+    assert count_cycles(bundles(*stages)).core == 1 + (5 - 2) * 6
+
+
+def test_a_loop_of_unknown_length_is_counted_once_and_said() -> None:
+    cycles = count_cycles(bundles(*loop("0", "%s9")))
+    assert cycles.core == 7
+    assert cycles.unknown_loops == 1
+
+
+def test_the_busiest_matrix_unit_counts() -> None:
+    products = [
+        "%1 = vmatmul.bf16.gmra.mxu0 %v1 ;; %2 = vmatmul.f32.gmra.mxu1 %v2",
+        "%3 = vmatmul.lmr.bf16.gmra.16.mxu1 ;; %4 = vmatmul.msk.bf16.vlgmr.msra.gmra.mxu0 %v4",
+    ]
+    assert count_cycles(bundles(*products)).matrix_unit == 16 + 16
