@@ -74,6 +74,8 @@ def _backward(
     of_a, of_b = inputs.split(",")
     d_out = d_out.astype(a.dtype)
     d_a = _product(f"{out},{of_b}->{of_a}", dtype, d_out, b)
+    # TPUs add up gradients of weights over all devices as the product gives them: half the bytes.
+    dtype = b.dtype if device_of_program()[0] == "tpu" else dtype
     # The smaller one first: it is the one that XLA transposes.
     if a.size <= d_out.size:
         d_b = _product(f"{of_a},{out}->{of_b}", dtype, a, d_out)

@@ -199,10 +199,10 @@ def fastest(
             name, why = "pallas", "scores stay on the chip"
         else:
             name, why = "splash", "too many tokens for the chip's memory: block by block"
+    elif platform == "cpu" and alone:
+        name, why = "chunked", "scores stay in the cache; 'reference' has the official bits"
     elif platform == "cpu" and itemsize == 4:
         name, why = "reference", "bit for bit as the official code"
-    elif platform == "cpu" and alone:
-        name, why = "chunked", "scores stay in the cache"
     elif platform == "cpu":
         name, why = "xla", "'chunked' is for training on one device"
     else:
