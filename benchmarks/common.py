@@ -32,7 +32,7 @@ from vit_jax.plan.subject import Noise
 from vit_jax.run import Run, create_run
 
 NUM_EXAMPLES, NUM_CLASSES = 1_281_167, 1000
-PACKAGES = ["jax", "jaxlib", "flax", "libtpu", "torch", "timm"]
+PACKAGES = ["jax", "jaxlib", "flax", "libtpu", "torch", "timm", "tensorflow-cpu"]
 PACKAGES += ["jax-cuda12-pjrt", "jax-cuda13-pjrt", "nvidia-cudnn-cu12", "nvidia-cudnn-cu13"]
 
 

@@ -1,18 +1,23 @@
 """Images per second of the input pipeline beside others, in turn, on the same JPEGs.
 
-    python benchmarks/input.py --against=dataloader,resized
+    python benchmarks/input.py --against=dataloader,tf_data,whole,reduced,resized
     taskset -c 0 python benchmarks/input.py             # on one core
 
 All decode them, cut an inception crop to 224 pixels and mirror half of them. dataloader: torch's,
-with Pillow and processes, as timm's loader is made; resized: ours, from a copy whose short sides
-are 256 pixels (`prepare_data.py --resize=256`). Each turn is a process of its own; the files are in
-the page cache, so storage is not measured. On a machine that others use too, processor time (user +
-system of the process and its workers) is the fairer figure.
+with Pillow and processes, as timm's loader is made; tf_data: TensorFlow's `decode_and_crop_jpeg`,
+as in the official code, and `resize`. The others are ours: whole, with a decoding of all rows;
+reduced, with `decode(reduced=True)`; resized, from a copy whose short sides are 256 pixels
+(`prepare_data.py --resize=256`). --scale=2 doubles the sides of the photographs.
+
+Each turn is a process of its own; the files are in the page cache, so storage is not measured. On a
+machine that others use too, processor time (user + system of the process and its workers) is the
+fairer figure.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import itertools
 import multiprocessing
@@ -35,8 +40,9 @@ sys.path.append(str(launch.ROOT))
 
 from benchmarks import common
 from vit_jax.data.datasets import create_dataset
-from vit_jax.data.ops import InceptionCrop
+from vit_jax.data.ops import Example, InceptionCrop
 from vit_jax.data.pipeline import train_batches
+from vit_jax.data.preprocess import Chain
 from vit_jax.data_preparation.prepare import prepare_data
 from vit_jax.errors import check_known, missing_package
 
@@ -49,6 +55,8 @@ SIZES = {
     (600, 800): 0.05,
     (240, 320): 0.05,
 }
+PEERS = ("dataloader", "tf_data", "whole", "reduced", "resized")
+OURS = "official_train(224)"
 Turn = tuple[float, float]  # images per second, images per second of processor time
 
 
@@ -57,18 +65,20 @@ TICKS = os.sysconf("SC_CLK_TCK")  # a second: the finest that the system counts
 
 def main(argv: Sequence[str]) -> None:
     parser = common.arguments_parser(__doc__, "input")
-    parser.add_argument("--against", type=common.names, default=[], help="of dataloader,resized")
+    parser.add_argument("--against", type=common.names, default=[], help=f"of {','.join(PEERS)}")
     parser.add_argument("--batch_size", type=int, default=128, help="images (default: 128)")
     parser.add_argument("--num_images", type=int, default=4096, help="per turn (default: 4096)")
     parser.add_argument("--num_files", type=int, default=1024, help="JPEGs (default: 1024)")
     parser.add_argument("--num_threads", type=int, default=2, help="per process (default: 2)")
     parser.add_argument("--num_workers", type=int, default=0, help="processes (default: none)")
+    parser.add_argument("--scale", type=int, default=1, help="of the photographs' sides")
     parser.add_argument("--rounds", type=int, default=8, help="turns of each (default: 8)")
     arguments = parser.parse_args(argv)
     for peer in arguments.against:
-        check_known("--against", peer, ("dataloader", "resized"))
-    if "dataloader" in arguments.against and find_spec("torch") is None:
-        raise missing_package("--against=dataloader", "torch", "peers")
+        check_known("--against", peer, PEERS)
+    for peer, package, extra in (("dataloader", "torch", "peers"), ("tf_data", "tensorflow", "tf")):
+        if peer in arguments.against and find_spec(package) is None:
+            raise missing_package(f"--against={peer}", package, extra)
     count = max(1, arguments.num_images // arguments.batch_size)
     loader = {key: getattr(arguments, key) for key in ("batch_size", "num_threads", "num_workers")}
 
@@ -77,15 +87,22 @@ def main(argv: Sequence[str]) -> None:
 
     with tempfile.TemporaryDirectory() as folder:
         photographs = Path(folder) / "photographs"
-        write_photographs(photographs, arguments.num_files)
+        write_photographs(photographs, arguments.num_files, arguments.scale)
 
         def prepare(resize: int) -> Path:
             options: Any = {"data_dir": f"{folder}/prepared", "resize": resize}
             return prepare_data("folder", str(photographs), shard_megabytes=16, **options)
 
-        subjects = {"vit_jax": subject(our_batches, prepare(0))}
-        if "dataloader" in arguments.against:
-            subjects["dataloader"] = subject(dataloader_batches, photographs)
+        stored = prepare(0)
+        reduced = functools.partial(our_batches, preprocess="official_train(224, reduced=True)")
+        peers: dict[str, tuple[Callable[..., Any], Path]] = {
+            "dataloader": (dataloader_batches, photographs),
+            "tf_data": (tf_data_batches, photographs),
+            "whole": (functools.partial(our_batches, chain=OneByOne), stored),
+            "reduced": (reduced, stored),
+        }
+        subjects = {"vit_jax": subject(our_batches, stored)}
+        subjects |= {name: subject(*peers[name]) for name in peers if name in arguments.against}
         if "resized" in arguments.against:
             subjects["resized"] = subject(our_batches, prepare(256))
         found = common.take_turns(subjects, arguments.rounds)
@@ -96,13 +113,13 @@ def main(argv: Sequence[str]) -> None:
     common.write_result(arguments.json, cases, argv)
 
 
-def write_photographs(folder: Path, count: int) -> None:
-    """A folder of JPEG files that cost a decoder what ImageNet's cost it (94 KB on average).
+def write_photographs(folder: Path, count: int, scale: int = 1) -> None:
+    """A folder of JPEG files that cost a decoder what ImageNet's cost it (113 KB on average).
 
     A piece of a cloud whose spectrum falls as that of natural images does (1 / f), with a contrast
     and a brightness of its own and the noise of a camera.
     """
-    rng, side = np.random.default_rng(0), 1200
+    rng, side = np.random.default_rng(0), 1200 * scale
     frequency = np.hypot(np.fft.fftfreq(side)[:, None], np.fft.rfftfreq(side)[None])
     frequency[0, 0] = np.inf
     phase = rng.normal(size=(2, 3, *frequency.shape))
@@ -110,7 +127,7 @@ def write_photographs(folder: Path, count: int) -> None:
     planes[1:] = planes[0] + 0.3 * planes[1:]  # the channels of photographs differ little
     cloud = (planes / planes.std()).transpose(1, 2, 0).astype(np.float32)  # [S, S, 3]
     for number, size in enumerate(rng.choice(len(SIZES), size=count, p=list(SIZES.values()))):
-        height, width = list(SIZES)[size]
+        height, width = (scale * each for each in list(SIZES)[size])
         top, left = rng.integers(0, side - height), rng.integers(0, side - width)
         image = cloud[top : top + height, left : left + width] * rng.uniform(15, 60)
         image = image + rng.uniform(60, 190, 3)
@@ -144,9 +161,21 @@ def measure(
     return num_images / seconds, num_images / cpu
 
 
+class OneByOne(Chain):
+    """Ops that know nothing of each other: `decode` decodes the whole image."""
+
+    def __call__(self, example: Example, rng: np.random.Generator) -> Example:
+        for op in self.ops:
+            example = op(example, rng)
+        return example
+
+
 @contextlib.contextmanager
-def our_batches(directory: Path, **loader: Any) -> Iterator[Iterator[Any]]:
-    dataset = create_dataset(name=str(directory), split="train", preprocess="official_train(224)")
+def our_batches(
+    directory: Path, preprocess: str = OURS, chain: type[Chain] = Chain, **loader: Any
+) -> Iterator[Iterator[Any]]:
+    dataset = create_dataset(name=str(directory), split="train", preprocess=preprocess)
+    dataset = dataclasses.replace(dataset, preprocess=chain(dataset.preprocess.ops))
     with train_batches(dataset, seed=0, total_steps=2**31, **loader) as batches:
         yield (batch["image"] for batch in batches)
 
@@ -184,6 +213,35 @@ def dataloader_batches(
     images: Any = PillowImages(directory)
     workers = num_workers or num_threads
     yield iter(DataLoader(images, batch_size, num_workers=workers, drop_last=True))
+
+
+@contextlib.contextmanager
+def tf_data_batches(
+    directory: Path, batch_size: int, num_threads: int, num_workers: int
+) -> Iterator[Iterator[Any]]:
+    import tensorflow as tf
+
+    def load(path: Any) -> Any:
+        data = tf.io.read_file(path)
+        begin, size, _ = tf.image.sample_distorted_bounding_box(
+            tf.image.extract_jpeg_shape(data),
+            tf.zeros([0, 0, 4], tf.float32),
+            area_range=(0.05, 1.0),
+            min_object_covered=0.0,
+            use_image_if_no_bounding_boxes=True,
+        )
+        box = tf.concat([begin[:2], size[:2]], axis=0)
+        image = tf.image.decode_and_crop_jpeg(data, box, channels=3)
+        image = tf.image.random_flip_left_right(tf.image.resize(image, [224, 224]))
+        return tf.cast(tf.round(image), tf.uint8)
+
+    threads = num_threads * max(1, num_workers)
+    files = tf.data.Dataset.from_tensor_slices(sorted(map(str, directory.rglob("*.jpg"))))
+    images = files.repeat().map(load, num_parallel_calls=threads)
+    options = tf.data.Options()
+    options.threading.private_threadpool_size = threads
+    batches = images.batch(batch_size, drop_remainder=True).prefetch(2).with_options(options)
+    yield batches.as_numpy_iterator()
 
 
 def cpu_seconds() -> float:

@@ -118,14 +118,16 @@ def test_a_run_that_is_ended_and_resumed(tmp_path: Path) -> None:
     assert found[-1]["ours"] == 1
 
 
-def test_the_input_pipeline_beside_torch_and_a_resized_copy(tmp_path: Path) -> None:
+def test_the_input_pipeline_beside_torch_and_its_options(tmp_path: Path) -> None:
+    peers = ("dataloader", "whole", "reduced", "resized")
     arguments = ("--num_files=8", "--batch_size=4", "--num_images=8", "--rounds=1")
     import_timm()  # so that torch is here
-    found = cases_of(input_benchmark.main, tmp_path, "--against=dataloader,resized", *arguments)
+    against = f"--against={','.join(peers)}"
+    found = cases_of(input_benchmark.main, tmp_path, against, *arguments)
     assert [(case["case"], case["peer"]) for case in found] == [
         (name, peer)
         for name in ("input pipeline", "input pipeline, per CPU second")
-        for peer in ("dataloader", "resized")
+        for peer in peers
     ]
 
 

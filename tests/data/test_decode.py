@@ -1,5 +1,6 @@
 """Image files to pixels, unusual and damaged ones too."""
 
+import functools
 import io
 import sys
 import zlib
@@ -11,7 +12,8 @@ from PIL import Image
 
 from tests.fixtures_data import broken_images, encoded, picture
 from vit_jax.data import decode as decode_module
-from vit_jax.data.decode import decode_image, decodes, sample_warning
+from vit_jax.data.decode import crop, decode_box, decode_image, decodes, sample_warning
+from vit_jax.data.jpeg import first_rows, read_frame
 from vit_jax.data.preprocess import parse
 from vit_jax.errors import UserError
 
@@ -72,6 +74,104 @@ def test_photographs_are_turned_upright(orientation, turns):
     stored = np.asarray(Image.open(io.BytesIO(jpeg)))
     np.testing.assert_array_equal(decode(jpeg), np.rot90(stored, turns))
     np.testing.assert_array_equal(decode(jpeg, exif=False), stored)
+
+
+def random_box(seed):
+    """Draws a box (top, left, height, width) in an image of a size."""
+
+    def sample(height, width):
+        rng = np.random.default_rng(seed)
+        top, left = int(rng.integers(height)), int(rng.integers(width))
+        return (
+            top,
+            left,
+            int(rng.integers(1, height - top + 1)),
+            int(rng.integers(1, width - left + 1)),
+        )
+
+    return sample
+
+
+def outcome(function, *arguments, **options):
+    try:
+        return function(*arguments, **options).tolist()
+    except ValueError as error:
+        return str(error)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"subsampling": 0},
+        {"subsampling": 1},
+        {"subsampling": 2},
+        {"progressive": True},
+        {"restart_marker_rows": 1},
+        {"orientation": 1},
+        {"orientation": 3},
+        {"orientation": 6},
+    ],
+    ids=str,
+)
+def test_a_box_is_that_of_the_whole_image(options, channels):
+    if orientation := options.get("orientation"):
+        exif = Image.Exif()
+        exif[0x0112] = orientation
+        options = {"exif": exif}
+    for seed in range(24):
+        image = picture(seed, size=(70 + 9 * seed, 96), channels=1 if seed % 4 == 3 else 3)
+        data, sample = encoded(image, quality=60 + seed, **options), random_box(seed)
+        for exif in (True, False):
+            whole = decode(data, channels, exif)
+            box = decode_box(data, sample, channels=channels, exif=exif)
+            np.testing.assert_array_equal(box, crop(whole, *sample(*whole.shape[:2])))
+
+
+def test_rows_below_a_box_are_not_read():
+    data = encoded(picture(0, size=(200, 90)), quality=90)
+    frame = read_frame(data)
+    assert (frame.height, frame.width) == (200, 90)
+    start = data.index(b"\xff\xda")  # of the codes
+    damaged = data[: (start + len(data)) // 2] + bytes(len(data) - (start + len(data)) // 2 - 2)
+    box = decode_box(damaged + b"\xff\xd9", lambda *_: (0, 0, 64, 90), channels=3, exif=True)
+    np.testing.assert_array_equal(box, decode(data)[:64])
+    assert len(decode(first_rows(data, frame, 64))) == 68  # four more, for their chroma
+    assert first_rows(data, frame, 190) is data
+
+
+def test_a_box_of_a_damaged_file_is_what_it_was(capfd):
+    rng = np.random.default_rng(0)
+    for seed in range(300):
+        data = bytearray(encoded(picture(seed, size=(90, 40)), quality=80))
+        for _ in range(seed % 3):
+            data[int(rng.integers(2, len(data)))] = int(rng.integers(256))
+        end = int(rng.integers(2, len(data))) if seed % 5 == 0 else len(data)
+        damaged = bytes(data[:end]) + (b"\xff\xd9" if seed % 10 == 0 else b"")
+        sample = random_box(seed)
+
+        def whole(data=damaged, sample=sample):
+            pixels = decode(data)
+            return crop(pixels, *sample(*pixels.shape[:2]))
+
+        assert outcome(decode_box, damaged, sample, channels=3, exif=True) == outcome(whole), seed
+    capfd.readouterr()  # the decoder's remarks
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("orientation", [1, 3, 6])
+def test_a_reduced_box_is_the_smallest_that_is_large_enough(orientation, channels):
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    data = encoded(picture(5, size=(400, 360)), quality=92, exif=exif)
+    upright = decode(data, channels)
+    for height, width, scale in ((320, 288, 8), (160, 280, 4), (152, 200, 2), (79, 300, 1)):
+        sample = functools.partial(lambda *values: values[:4], 16, 8, height, width)
+        options = {"channels": channels, "exif": True, "reduced_to": (40, 36)}
+        box, expected = decode_box(data, sample, **options), crop(upright, 16, 8, height, width)
+        shape = (width // scale, height // scale)
+        expected = cv2.resize(expected, shape, interpolation=cv2.INTER_AREA).reshape(box.shape)
+        assert np.abs(box.astype(float) - expected).mean() <= (1.5 if scale > 1 else 0)
 
 
 @pytest.mark.parametrize("channels", [1, 3])

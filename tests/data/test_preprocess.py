@@ -6,6 +6,7 @@ import cv2
 import numpy as np
 import pytest
 
+from benchmarks.input import write_photographs
 from vit_jax.data import preprocess
 from vit_jax.data.preprocess import parse
 from vit_jax.errors import UserError
@@ -93,6 +94,29 @@ def test_mistakes_are_named(spec, message):
         parse(spec)
     assert repr(spec) in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("crop", "bound"), [("inception_crop", 12), ("random_resized_crop", 6)])
+def test_reduced_decoding_is_as_close_as_the_docs_say(crop, bound, tmp_path):
+    """The mean difference; crops without antialiasing keep noise that a reduced image has not."""
+    write_photographs(tmp_path, 40)
+    changed = []
+    for number, path in enumerate(sorted(tmp_path.rglob("*.jpg"))):
+        example = {"image": path.read_bytes()}
+        exact, again, reduced = (
+            parse(f"{decode}|{crop}(64)|flip_lr")(example, np.random.default_rng(number))["image"]
+            for decode in ("decode", "decode", "decode(reduced=True)")
+        )
+        np.testing.assert_array_equal(exact, again)
+        changed.append(np.abs(exact.astype(int) - reduced).mean())
+    assert 0 < np.mean(changed) < bound
+    assert 10 < np.count_nonzero(changed) < 40  # not where the box is small
+
+
+def test_reduced_decoding_is_for_random_boxes():
+    with pytest.raises(UserError, match=r"decode\(reduced=True\) goes right before inception_crop"):
+        parse("decode(reduced=True)|resize(8, 8)")
+    assert parse("official_train(8, reduced=True)").ops[0].reduced
 
 
 RANDOM = "decode|random_affine(10, 0.1)|inception_crop(24)|random_crop(20)|flip_lr"

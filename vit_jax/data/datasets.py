@@ -182,6 +182,13 @@ def create_dataset(
     for op in chain.ops:
         if isinstance(op, PythonOp):
             load_function(op.call)  # report a misspelt name before reading all images
+        if getattr(op, "reduced", False):
+            logging.getLogger(__name__).info(
+                "%s %s: large JPEG files are decoded at 1/2, 1/4 or 1/8, so pixels differ from "
+                "those of a whole decoding (decode(reduced=True)).",
+                name,
+                split,
+            )
     source, class_names = _open(name, split, data_dir, label_key, needs_label, chain.columns)
     return Dataset(name, split, source, chain, class_names, on_bad_image)
 

@@ -8,6 +8,7 @@ under other keys. Sizes are in pixels.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable
 from typing import Any, Literal
@@ -15,7 +16,7 @@ from typing import Any, Literal
 import cv2
 import numpy as np
 
-from vit_jax.data.decode import Method, decode_image, resize
+from vit_jax.data.decode import Box, Method, crop, decode_box, decode_image, resize
 from vit_jax.data.sources import describe
 
 Example = dict[str, Any]
@@ -68,10 +69,15 @@ def check_range(name: str, value: tuple[float, float], limit: float = np.inf) ->
 
 @dataclasses.dataclass(frozen=True)
 class Decode(ImageOp):
-    """Image file -> uint8 [H, W, channels], see decode.py; `exif` turns photographs upright."""
+    """Image file -> uint8 [H, W, channels], see decode.py; `exif` turns photographs upright.
+
+    Before a random box, only that is decoded. `reduced`: a JPEG file at 1/2, 1/4 or 1/8 if the box
+    stays at least as large as its final size, see docs/preprocessing.md.
+    """
 
     channels: Literal[1, 3] = 3
     exif: bool = True
+    reduced: bool = False
 
     def apply(self, image: bytes | np.ndarray, _rng: np.random.Generator) -> np.ndarray:
         return decode_image(image, channels=self.channels, exif=self.exif)
@@ -128,10 +134,6 @@ def _margins(image: np.ndarray, shape: tuple[int, int]) -> tuple[int, int]:
     return rows - height, columns - width
 
 
-def _crop(image: np.ndarray, top: int, left: int, height: int, width: int) -> np.ndarray:
-    return image[top : top + height, left : left + width]  # [height, width, C]
-
-
 @dataclasses.dataclass(frozen=True)
 class CentralCrop(SizedOp):
     """Crops height x width from the centre."""
@@ -140,7 +142,7 @@ class CentralCrop(SizedOp):
 
     def apply(self, image: np.ndarray, _rng: np.random.Generator) -> np.ndarray:
         top, left = (_ROUND[self.rounding](spare / 2) for spare in _margins(image, self.shape))
-        return _crop(image, top, left, *self.shape)
+        return crop(image, top, left, *self.shape)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -149,7 +151,7 @@ class CornerCrop(SizedOp):
 
     def apply(self, image: np.ndarray, _rng: np.random.Generator) -> np.ndarray:
         _margins(image, self.shape)
-        return _crop(image, 0, 0, *self.shape)
+        return crop(image, 0, 0, *self.shape)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -159,29 +161,51 @@ class RandomCrop(SizedOp):
     def apply(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         spare = _margins(image, self.shape)
         top, left = (int(rng.integers(0, each, endpoint=True)) for each in spare)
-        return _crop(image, top, left, *self.shape)
+        return crop(image, top, left, *self.shape)
 
 
-@dataclasses.dataclass(frozen=True)
-class InceptionCrop(ImageOp):
-    """Crops a random box and resizes it to `size`, bilinear without antialiasing."""
+class RandomBox(ImageOp):
+    """An op that crops a random box and resizes it to `size`."""
 
     size: Size
-    area: tuple[float, float] = (0.05, 1.0)  # of the box, as a share of the image
-    ratio: tuple[float, float] = (0.75, 1.33)  # width / height; torchvision has (3/4, 4/3)
+    area: tuple[float, float]  # of the box, as a share of the image
+    ratio: tuple[float, float]  # width / height
+    method: Method
 
     def __post_init__(self) -> None:
         check_sides(size=self.size)
         check_range("area", self.area, 1.0)
         check_range("ratio", self.ratio)
 
-    def apply(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        box = _crop(image, *self.sample_box(rng, *image.shape[:2]))
-        return resize(box, *pair(self.size), "bilinear")
+    def sample_box(self, rng: np.random.Generator, height: int, width: int) -> Box:
+        raise NotImplementedError
 
-    def sample_box(
-        self, rng: np.random.Generator, height: int, width: int
-    ) -> tuple[int, int, int, int]:
+    def apply(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        box = crop(image, *self.sample_box(rng, *image.shape[:2]))
+        return resize(box, *pair(self.size), self.method)
+
+    def decode(self, image: bytes | np.ndarray, op: Decode, rng: np.random.Generator) -> np.ndarray:
+        """`apply` to the image that `op` decodes, of which only the box is decoded."""
+        box = decode_box(
+            image,
+            functools.partial(self.sample_box, rng),
+            channels=op.channels,
+            exif=op.exif,
+            reduced_to=pair(self.size) if op.reduced else None,
+        )
+        return resize(box, *pair(self.size), self.method)
+
+
+@dataclasses.dataclass(frozen=True)
+class InceptionCrop(RandomBox):
+    """Crops a random box and resizes it to `size`, bilinear without antialiasing."""
+
+    size: Size
+    area: tuple[float, float] = (0.05, 1.0)
+    ratio: tuple[float, float] = (0.75, 1.33)  # torchvision has (3/4, 4/3)
+    method = "bilinear"
+
+    def sample_box(self, rng: np.random.Generator, height: int, width: int) -> Box:
         """A random box (top, left, height, width) inside an image of height x width.
 
         As TensorFlow's `sample_distorted_bounding_box` in the official code: the aspect ratio is

@@ -14,6 +14,7 @@ import dataclasses
 import functools
 import importlib
 import inspect
+import itertools
 import os
 import sys
 import types
@@ -33,9 +34,9 @@ from vit_jax.errors import UserError, nearest, one_line
 Channels = float | tuple[float, float, float]
 
 
-def official_train(size: Size, exif: bool = True) -> str:
+def official_train(size: Size, exif: bool = True, reduced: bool = False) -> str:
     """The official code's training pipeline."""
-    return f"decode(exif={exif})|inception_crop({size})|flip_lr"
+    return f"decode(exif={exif}, reduced={reduced})|inception_crop({size})|flip_lr"
 
 
 def official_eval(size: Size, exif: bool = True) -> str:
@@ -185,7 +186,12 @@ class Chain:
         """Applies the ops; ValueError if an image cannot be decoded, or is too small."""
         if isinstance(example["image"], bytes) and not isinstance(self.ops[0], ops.Decode):
             raise UserError(f"preprocess must start with decode, as images are files: {self}")
-        for op in self.ops:
+        match self.ops:
+            case (ops.Decode() as decode, ops.RandomBox() as box, *rest):
+                example = {**example, "image": box.decode(example["image"], decode, rng)}
+            case rest:
+                pass
+        for op in rest:
             example = op(example, rng)
         return {**example, "image": np.ascontiguousarray(example["image"])}
 
@@ -199,6 +205,10 @@ def parse(spec: str) -> Chain:
             chain += [made] if isinstance(made, Op) else parse(made).ops
         except UserError as error:
             raise UserError(f"preprocess {spec!r}: {name} expands to {error}") from None
+    for op, following in itertools.zip_longest(chain, chain[1:]):
+        if getattr(op, "reduced", False) and not isinstance(following, ops.RandomBox):
+            hint = "inception_crop or random_resized_crop"
+            raise UserError(f"preprocess {spec!r}: decode(reduced=True) goes right before {hint}.")
     return Chain(tuple(chain))
 
 

@@ -13,22 +13,14 @@ from typing import Any, Literal
 
 import numpy as np
 
-from vit_jax.data.decode import Method, resize
-from vit_jax.data.ops import (
-    IMAGENET_MEAN,
-    IMAGENET_STD,
-    ImageOp,
-    Size,
-    check_range,
-    check_sides,
-    pair,
-)
+from vit_jax.data.decode import Box, Method
+from vit_jax.data.ops import IMAGENET_MEAN, IMAGENET_STD, ImageOp, RandomBox, Size, check_range
 
 _NORMALIZE = f"normalize({IMAGENET_MEAN}, {IMAGENET_STD})"
 
 
 @dataclasses.dataclass(frozen=True)
-class RandomResizedCrop(ImageOp):
+class RandomResizedCrop(RandomBox):
     """Crops a random box and resizes it to `size`.
 
     Unlike inception_crop the box's share of the image is uniform in `area`, and its width / height
@@ -40,19 +32,7 @@ class RandomResizedCrop(ImageOp):
     ratio: tuple[float, float] = (3 / 4, 4 / 3)
     method: Method = "pillow_bilinear"
 
-    def __post_init__(self) -> None:
-        check_sides(size=self.size)
-        check_range("area", self.area, 1.0)
-        check_range("ratio", self.ratio)
-
-    def apply(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        top, left, height, width = self.sample_box(rng, *image.shape[:2])
-        box = image[top : top + height, left : left + width]
-        return resize(np.ascontiguousarray(box), *pair(self.size), self.method)
-
-    def sample_box(
-        self, rng: np.random.Generator, height: int, width: int
-    ) -> tuple[int, int, int, int]:
+    def sample_box(self, rng: np.random.Generator, height: int, width: int) -> Box:
         """A random box (top, left, height, width) inside an image of height x width."""
         low, high = self.ratio
         for _ in range(10):
