@@ -89,7 +89,7 @@ PUBLISHED: dict[str, tuple[str, str, int, float, str]] = {
 
 
 def main(argv: Sequence[str]) -> None:
-    parser = common.arguments_parser(__doc__, "calibrate")
+    parser = common.arguments_parser(__doc__, "calibration")
     parser.add_argument("--topology", default="v5e:2x2", help="TPUs (default: v5e:2x2)")
     parser.add_argument("--published", action="store_true", help="trainings, not operations")
     parser.add_argument("--clones", default="peers", help="folder of the peers' clones")
@@ -98,9 +98,14 @@ def main(argv: Sequence[str]) -> None:
         rows = [published(name, arguments.clones) for name in PUBLISHED]
     else:
         rows = [operation(name, parse_topology(arguments.topology)) for name in WORK]
-    lines = [[*rows[0]], ["---"] * len(rows[0]), *([*row.values()] for row in rows)]
-    print("\n".join(f"| {' | '.join(map(str, line))} |" for line in lines))
+    print(markdown(rows))
     arguments.json.write_text(json.dumps(rows, indent=2) + "\n")
+
+
+def markdown(rows: Sequence[dict[str, Any]]) -> str:
+    """Rows with the same keys as a table."""
+    lines = [[*rows[0]], ["---"] * len(rows[0]), *([*row.values()] for row in rows)]
+    return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
 
 
 def operation(name: str, topology: Topology) -> dict[str, Any]:

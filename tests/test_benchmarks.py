@@ -9,13 +9,14 @@ import jax
 import numpy as np
 import pytest
 
-from benchmarks import common, gpu, step, tpu
+from benchmarks import calibrate, common, gpu, step, tpu
 from benchmarks import input as input_benchmark
 from benchmarks.common import NUM_CLASSES, compare, create_config, markdown, noise_run, take_turns
 from benchmarks.peers import check_peer, create_timm, import_timm, timm_model
 from tests import tiny
 from vit_jax.errors import UserError
 from vit_jax.models.attention import choose
+from vit_jax.plan.topology import parse_topology
 
 Main = Callable[[Sequence[str]], None]
 SMALL = (
@@ -131,13 +132,23 @@ def test_the_input_pipeline_beside_torch_and_its_options(tmp_path: Path) -> None
     ]
 
 
-def test_the_update_for_a_tpu(tmp_path: Path) -> None:
+def test_the_update_for_a_tpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("libtpu", reason="no TPU compiler: pip install -e '.[tpu]'")
-    found = cases_of(tpu.main, tmp_path, "--variant=mu/16", *SMALL)
-    assert [case["unit"] for case in found] == ["Mcycles", "GB", "GiB"]
+    found = cases_of(tpu.main, tmp_path, "--variant=mu/16", "--parts", *SMALL)
+    units = ["ms", "Mcycles by XLA's estimate", "GB", "GiB"]
+    assert [case["unit"] for case in found] == units
+    assert "attention core" in capsys.readouterr().out
     assert {case["case"] for case in found} == {"update, bfloat16, 64 images a device"}
     with pytest.raises(UserError, match="must name TPUs"):
         tpu.main(["--topology=cpu:4"])
+
+
+def test_known_work_by_both_clocks() -> None:
+    """The final code of a sum takes its bytes, and XLA's estimate is above them."""
+    pytest.importorskip("libtpu", reason="no TPU compiler: pip install -e '.[tpu]'")
+    row = calibrate.operation("x + 1", parse_topology("v5e:2x2"))
+    assert row["ratio"] == pytest.approx(1, abs=0.01)
+    assert row["its ratio"] > 1.1
 
 
 def test_a_ratio_above_one_is_in_our_favour() -> None:
@@ -193,5 +204,8 @@ def test_the_kept_results_make_the_tables_of_the_docs() -> None:
     kept = sorted((tiny.ROOT / "benchmarks" / "results").glob("*_*.json"))
     assert len(kept) > 5
     for path in kept:
-        if path.stem != "sizes_v5e":  # of a form of its own
+        if path.stem != "calibration_published":  # of a form of its own
             assert markdown(json.loads(path.read_text())) in page, path.name
+    for name in ("calibration", "calibration_published"):
+        rows = json.loads((tiny.ROOT / "benchmarks" / "results" / f"{name}.json").read_text())
+        assert calibrate.markdown(rows) in page
