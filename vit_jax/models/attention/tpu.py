@@ -110,7 +110,7 @@ class _Heads:
         return _replaced(ref[:, lanes], self.num_tokens, 0)
 
     def exp_scores(self, scores: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """exp(scores - maximum) [keys, queries], and one over its sum over the keys [1, queries]."""
+        """exp(scores - maximum) [keys, queries], and 1 / its sum over the keys [1, queries]."""
         scores = _replaced(scores, self.num_tokens, -jnp.inf)
         exp = jnp.exp(scores - jnp.max(scores, axis=0, keepdims=True))
         return exp, 1.0 / jnp.sum(exp, axis=0, keepdims=True)
