@@ -2,10 +2,16 @@
 
 XLA writes the scores [B, H, N, N] to memory and reads them back, several times per layer; here they
 never leave the chip, and the backward pass recomputes them from queries and keys. A program of
-the kernel handles all heads of one image. The arrays stay [B, N, H * d], as the matrix products
-leave them, and a head is a mask over lanes: a product over 64 lanes takes the matrix unit as long
-as one over 128. Scores are stored transposed, [keys, queries]: the softmax then reduces over
-sublanes, which is cheap, and no [N, N] array has to be transposed.
+the kernel handles all heads of one image. The arrays stay [B, N, H * d], as the dense layers
+leave them, and all products are arranged such that no [N, N] array has to be transposed:
+
+- Scores are [keys, queries], so that the softmax reduces over sublanes, which is cheap.
+- Arrays are transposed per group of heads where a head has to be rows: [d, N].
+- Everything else is computed as [d, N], too, and transposed per group before it is stored.
+
+Heads do not depend on one another, but the compiler hardly moves the products of one across the
+softmax of another. So each is written in two steps, and the first steps of the following heads
+precede the second one of a head: `_Heads.for_each`.
 
 Rows are padded to whole tiles. The contents of the padding are undefined (NaN in Pallas'
 interpreter, so that tests notice every leak).
@@ -13,10 +19,12 @@ interpreter, so that tests notice every leak).
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import functools
+import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -26,11 +34,13 @@ from jax.experimental.pallas import tpu as pltpu
 
 _LANES = 128
 _SUBLANES = 16  # of a tile of bfloat16
-# What VMEM holds at a time (every TPU has at least 16 MiB): scores, about five copies of them in
-# float32, and two blocks of each array.
-_MAX_SCORES = 384 * 384
+# What VMEM holds at a time (every TPU has at least 16 MiB): scores in float32, of all heads in
+# flight, and two blocks of each array.
+_MAX_SCORES = 2**20
 _MAX_BLOCK_BYTES = 8 * 2**20
 _ARRAYS = 14  # two blocks of each of seven, in the backward pass
+_MAX_TILE = 384  # queries: more scores than the registers hold gain nothing
+_MAX_UNROLLED = 16  # tiles of heads in a program: its compile time
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,11 +61,11 @@ class _Heads:
         return -(-self.num_tokens // _SUBLANES) * _SUBLANES
 
     @property
-    def tile(self) -> int:
-        """Queries per iteration."""
-        parts = range(1, self.rows // _LANES + 1)
-        tiles = [self.rows // n for n in parts if self.rows % (n * _LANES) == 0]
-        return next((t for t in tiles if self.rows * t <= _MAX_SCORES), _LANES)
+    def tiles(self) -> list[slice]:
+        """Queries, in parts such that the scores of four fit."""
+        sizes = (n for n in range(_MAX_TILE, _LANES, -_LANES) if 4 * n * self.keys <= _MAX_SCORES)
+        size = next(sizes, _LANES)
+        return [slice(i, min(i + size, self.rows)) for i in range(0, self.rows, size)]
 
     @property
     def group(self) -> int:
@@ -63,70 +73,57 @@ class _Heads:
         return _lanes_of_whole_heads(self.head_dim, self.width)
 
     @property
-    def spans(self) -> list[tuple[int, int, slice]]:
-        """Per head of a group: the first and last lane of its vectors, and its lanes in these."""
-        found = []
-        for first in range(0, self.group, self.head_dim):
-            last = first + self.head_dim
-            low, high = first // _LANES * _LANES, min(-(-last // _LANES) * _LANES, self.group)
-            found.append((low, high, slice(first - low, last - low)))
-        return found
+    def lanes(self) -> list[tuple[slice, slice]]:
+        """Of each head in a group: its lanes, and those of the vectors that it lies in."""
+        own = [slice(i, i + self.head_dim) for i in range(0, self.group, self.head_dim)]
+        ends = [min(-(-each.stop // _LANES) * _LANES, self.group) for each in own]
+        starts = [each.start // _LANES * _LANES for each in own]
+        return list(zip(own, map(slice, starts, ends), strict=True))
 
-    def for_each(self, body: Callable[[Any, slice], None]) -> None:
-        """Calls `body(lanes, own)` per head."""
+    def for_each(self, work: Callable[[Any], Iterator[Callable[[], None]]], arrays: int) -> None:
+        """Calls `work(lanes)` per group, which yields the second step of each tile of a head.
 
-        def turn(i: jax.Array, carry: None) -> None:
-            start = pl.multiple_of(i * self.group, self.group)
-            for low, high, own in self.spans:
-                body(pl.ds(start + low, high - low), own)
+        A second step runs when the first ones of the following tiles have: as many as VMEM has room
+        for, with this number of arrays of scores.
+        """
+        ahead = _MAX_SCORES // (arrays * self.keys * self.tiles[0].stop) - 1
+        groups = self.width // self.group
+        most = max(_MAX_UNROLLED // (len(self.lanes) * len(self.tiles)), 1)
+        unrolled = max(n for n in range(1, most + 1) if groups % n == 0)
+
+        def turn(i: Any, carry: None) -> None:
+            starts = [(i * unrolled + j) * self.group for j in range(unrolled)]
+            lanes = [pl.ds(pl.multiple_of(start, self.group), self.group) for start in starts]
+            waiting: collections.deque[Callable[[], None]] = collections.deque()
+            for second in itertools.chain.from_iterable(map(work, lanes)):
+                waiting.append(second)
+                if len(waiting) > ahead:
+                    waiting.popleft()()
+            for second in waiting:
+                second()
             return carry
 
-        jax.lax.fori_loop(0, self.width // self.group, turn, None)
+        jax.lax.fori_loop(0, groups // unrolled, turn, None)
 
-    def load(self, ref: Any, rows: Any, lanes: Any) -> jax.Array:
-        """Rows of some lanes; zeros where there is no token."""
-        x = ref[rows, lanes]
-        row = jax.lax.broadcasted_iota(jnp.int32, (x.shape[0], 1), 0) + rows.start
-        return _masked(x, row < self.num_tokens)
+    def load(self, ref: Any, lanes: Any) -> jax.Array:
+        """Some lanes; zeros where there is no token."""
+        return _replaced(ref[:, lanes], self.num_tokens, 0)
 
-    def exp_scores(self, keys: jax.Array, queries: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """exp(scores - maximum) float32 [keys, queries], and its sum over the keys [1, queries]."""
-        scores = _product(keys, queries, 1, 1)
-        key = jax.lax.broadcasted_iota(jnp.int32, (scores.shape[0], 1), 0)
-        scores = jnp.where(key < self.num_tokens, scores, -jnp.inf)
+    def exp_scores(self, scores: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """exp(scores - maximum) [keys, queries], and 1 / its sum over the keys [1, queries]."""
+        scores = _replaced(scores, self.num_tokens, -jnp.inf)
         exp = jnp.exp(scores - jnp.max(scores, axis=0, keepdims=True))
-        return exp, jnp.sum(exp, axis=0, keepdims=True)
+        return exp, 1.0 / jnp.sum(exp, axis=0, keepdims=True)
 
 
-def _masked(x: jax.Array, mask: jax.Array) -> jax.Array:
-    return jnp.where(mask, x, jnp.zeros_like(x))
-
-
-def _product(a: jax.Array, b: jax.Array, contract_a: int, contract_b: int) -> jax.Array:
-    """A matrix product in float32, over axis `contract_a` of `a` and `contract_b` of `b`."""
-    dimensions = (((contract_a,), (contract_b,)), ((), ()))
-    return jax.lax.dot_general(a, b, dimensions, preferred_element_type=jnp.float32)
-
-
-def _is_own(own: slice, num_lanes: int) -> jax.Array:
-    """Mask [1, lanes] of a head's lanes."""
-    lane = jax.lax.broadcasted_iota(jnp.int32, (1, num_lanes), 1)
-    return (lane >= own.start) & (lane < own.stop)
-
-
-def _weighted_rows(x: jax.Array, weights: jax.Array, own: slice) -> jax.Array:
-    """x^T weights, transposed: [rows, lanes], [keys, queries] -> float32 [queries, lanes].
-
-    Only a head's own lanes are multiplied if they are whole tiles. Rows without keys count as 0.
-    """
-    num_lanes = x.shape[1]
-    x = x.T
-    whole = own.start % _SUBLANES == 0 and own.stop % _SUBLANES == 0
-    x = x[own] if whole else x
-    out = _product(x, _with_zeros(weights, 0, x.shape[1] - len(weights)), 1, 0)
-    if whole:
-        out = _with_zeros(out, own.start, num_lanes - own.stop)
-    return out.T
+def _replaced(x: jax.Array, first: int, value: float) -> jax.Array:
+    """x with another value from row `first` on."""
+    if first == len(x):
+        return x
+    whole = first // _SUBLANES * _SUBLANES
+    rows = whole + jax.lax.broadcasted_iota(jnp.int32, (len(x) - whole, 1), 0)
+    rest = jnp.where(rows < first, x[whole:], jnp.full_like(x[whole:], value))
+    return jnp.concatenate([x[:whole], rest]) if whole else rest
 
 
 def _with_zeros(x: jax.Array, before: int, after: int) -> jax.Array:
@@ -135,31 +132,46 @@ def _with_zeros(x: jax.Array, before: int, after: int) -> jax.Array:
     return jnp.concatenate([each for each in (parts[0], x, parts[1]) if len(each)], axis=0)
 
 
-def _store(ref: Any, rows: Any, lanes: Any, own: slice, value: jax.Array) -> None:
-    kept = ref[rows, lanes]
-    ref[rows, lanes] = jnp.where(_is_own(own, lanes.size), value.astype(ref.dtype), kept)
+def _product(a: jax.Array, b: jax.Array, contract_a: int, contract_b: int) -> jax.Array:
+    """A matrix product in float32, over axis `contract_a` of `a` and `contract_b` of `b`."""
+    dimensions = (((contract_a,), (contract_b,)), ((), ()))
+    return jax.lax.dot_general(a, b, dimensions, preferred_element_type=jnp.float32)
 
 
-def _tile_rows(heads: _Heads, i: jax.Array) -> Any:
-    return pl.ds(pl.multiple_of(i * heads.tile, heads.tile), heads.tile)
+def _product_of_head(x: jax.Array, y: jax.Array, own: slice, vectors: slice) -> jax.Array:
+    """x y [keys, queries] over the lanes of a head: [keys, lanes], [lanes, queries].
+
+    The matrix unit multiplies whole vectors: zeros take no longer.
+    """
+    y = _with_zeros(y[own], own.start - vectors.start, vectors.stop - own.stop)
+    return _product(x[:, vectors], y, 1, 0)
+
+
+def _store(ref: Any, lanes: Any, heads: list[jax.Array]) -> None:
+    """Stores a group, of whose heads each is [d, rows]."""
+    ref[:, lanes] = jnp.concatenate([head.astype(ref.dtype) for head in heads]).T
 
 
 def _attention_forward(heads: _Heads, q_ref: Any, k_ref: Any, v_ref: Any, o_ref: Any) -> None:
-    def head(lanes: Any, own: slice) -> None:
-        keys = heads.load(k_ref, pl.ds(0, heads.keys), lanes)
-        values = heads.load(v_ref, pl.ds(0, heads.rows), lanes)
+    def work(lanes: Any) -> Iterator[Callable[[], None]]:
+        keys = k_ref[: heads.keys, lanes]
+        queries, values = q_ref[:, lanes].T, heads.load(v_ref, lanes).T
+        outs: list[list[jax.Array]] = [[] for _ in heads.lanes]
 
-        def tile(i: jax.Array, carry: None) -> None:
-            rows = _tile_rows(heads, i)
-            queries = _masked(heads.load(q_ref, rows, lanes), _is_own(own, lanes.size))
-            exp, total = heads.exp_scores(keys, queries)
-            weights = (exp * (1.0 / total)).astype(values.dtype)
-            _store(o_ref, rows, lanes, own, _weighted_rows(values, weights, own))
-            return carry
+        def second(head: int, scores: jax.Array) -> None:
+            own, _ = heads.lanes[head]
+            exp, scale = heads.exp_scores(scores)
+            exp = _with_zeros(exp.astype(values.dtype), 0, heads.rows - heads.keys)
+            out = _product(values[own], exp, 1, 0) * scale
+            outs[head].append(out.astype(values.dtype))
 
-        jax.lax.fori_loop(0, heads.rows // heads.tile, tile, None)
+        for head, (own, vectors) in enumerate(heads.lanes):
+            for tile in heads.tiles:
+                scores = _product_of_head(keys, queries[:, tile], own, vectors)
+                yield functools.partial(second, head, scores)
+        yield lambda: _store(o_ref, lanes, [jnp.concatenate(out, axis=1) for out in outs])
 
-    heads.for_each(head)
+    heads.for_each(work, arrays=1)
 
 
 def _attention_backward(
@@ -172,33 +184,42 @@ def _attention_backward(
     dk_ref: Any,
     dv_ref: Any,
 ) -> None:
-    some = pl.ds(0, heads.keys)
+    def work(lanes: Any) -> Iterator[Callable[[], None]]:
+        q, k, v, do = (heads.load(ref, lanes) for ref in (q_ref, k_ref, v_ref, do_ref))
+        queries, keys, d_outs = q.T, k.T, do.T
+        k, v = k[: heads.keys], v[: heads.keys]
+        dqs: list[list[jax.Array]] = [[] for _ in heads.lanes]
+        dks: list[Any] = [0.0] * len(dqs)
+        dvs: list[Any] = [0.0] * len(dqs)
 
-    def head(lanes: Any, own: slice) -> None:
-        keys = heads.load(k_ref, pl.ds(0, heads.rows), lanes)
-        values = heads.load(v_ref, some, lanes)
+        def second(head: int, tile: slice, scores: jax.Array, d_weights: jax.Array) -> None:
+            own, _ = heads.lanes[head]
+            exp, scale = heads.exp_scores(scores)
+            weights = exp * scale  # [keys, queries]
+            delta = jnp.sum(weights * d_weights, axis=0, keepdims=True)
+            d_scores = weights * (d_weights - delta)
+            d_scores, weights = (
+                _with_zeros(x.astype(k.dtype), 0, heads.rows - heads.keys)
+                for x in (d_scores, weights)
+            )
+            dqs[head].append(_product(keys[own], d_scores, 1, 0).astype(k.dtype))
+            dks[head] += _product(queries[own, tile], d_scores, 1, 1)
+            dvs[head] += _product(d_outs[own, tile], weights, 1, 1)
 
-        def tile(i: jax.Array, carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-            rows = _tile_rows(heads, i)
-            queries = _masked(heads.load(q_ref, rows, lanes), _is_own(own, lanes.size))
-            d_out = _masked(heads.load(do_ref, rows, lanes), _is_own(own, lanes.size))
-            exp, total = heads.exp_scores(keys[: heads.keys], queries)
-            weights = exp * (1.0 / total)  # [keys, queries]
-            d_weights = _product(values, d_out, 1, 1)
-            change = weights * d_weights
-            d_scores = change - weights * jnp.sum(change, axis=0, keepdims=True)
-            d_scores = d_scores.astype(keys.dtype)
-            _store(dq_ref, rows, lanes, own, _weighted_rows(keys, d_scores, own))
-            dk = _product(d_scores, queries, 1, 0)
-            dv = _product(weights.astype(d_out.dtype), d_out, 1, 0)
-            return carry[0] + dk, carry[1] + dv
+        for head, (own, vectors) in enumerate(heads.lanes):
+            for tile in heads.tiles:
+                scores = _product_of_head(k, queries[:, tile], own, vectors)
+                d_weights = _product_of_head(v, d_outs[:, tile], own, vectors)
+                yield functools.partial(second, head, tile, scores, d_weights)
 
-        zeros = jnp.zeros((heads.keys, lanes.size), jnp.float32)
-        dk, dv = jax.lax.fori_loop(0, heads.rows // heads.tile, tile, (zeros, zeros))
-        _store(dk_ref, some, lanes, own, dk)
-        _store(dv_ref, some, lanes, own, dv)
+        def store() -> None:
+            _store(dq_ref, lanes, [jnp.concatenate(dq, axis=1) for dq in dqs])
+            _store(dk_ref, lanes, dks)
+            _store(dv_ref, lanes, dvs)
 
-    heads.for_each(head)
+        yield store
+
+    heads.for_each(work, arrays=2)
 
 
 def _lanes_of_whole_heads(head_dim: int, width: int) -> int:
