@@ -13,7 +13,7 @@ is a shape in chips (v5e:16x16, v4:4x4x4), a product name (v5e-256, v3-8, v5p-16
   --output=DIR         folder for plan.json
   --full_compile       optimize as for training; minutes. Memory of the fast compile is up to 10 %
                        off: from 90 to 110 % of a TPU the plan says that it is too close; this
-                       flag decides
+                       flag decides. It also gives the time by the final code
   --noremedies         do not search for changes that make it fit
   --num_examples=, --num_classes=   of data that are not available and not known to recipes
   --hbm_gib=           memory of a device, if not the chip's

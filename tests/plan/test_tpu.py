@@ -45,6 +45,12 @@ def test_an_update_for_a_slice() -> None:
     assert time.predicted >= min(time.memory, time.links) > 0
 
 
+def test_chips_send_each_other_gradients_in_bfloat16() -> None:
+    found = [compile_for(SLICE, model__dtype=dtype) for dtype in ("float32", "bfloat16")]
+    whole, half = (step.traffic["all-reduce"].num_bytes for step in found)
+    assert half < 0.6 * whole  # the head and the norms are float32
+
+
 def test_more_than_the_memory_is_told_not_shown_as_a_traceback() -> None:
     decode = "decode|resize(64)"
     large = {"dataset__preprocess": decode, "dataset__eval_preprocess": decode}
