@@ -40,7 +40,7 @@ _MAX_SCORES = 2**20
 _MAX_BLOCK_BYTES = 8 * 2**20
 _ARRAYS = 14  # two blocks of each of seven, in the backward pass
 _MAX_TILE = 384  # queries: more scores than the registers hold gain nothing
-_MAX_UNROLLED = 16  # tiles of heads in a program: its compile time
+_MAX_UNROLLED = 32  # tiles of heads that the compiler sees at once, in time and memory
 
 
 @dataclasses.dataclass(frozen=True)
@@ -236,9 +236,12 @@ def _block_width(rows: int, head_dim: int, width: int, bytes_per_lane: int) -> i
 
 
 def fits(num_tokens: int, num_heads: int, head_dim: int, itemsize: int) -> bool:
-    """Whether the backward pass fits into VMEM: up to about 1,100 tokens for d = 64."""
-    lanes = _lanes_of_whole_heads(head_dim, num_heads * head_dim)
-    return _padded(num_tokens) * lanes * _ARRAYS * itemsize <= _MAX_BLOCK_BYTES
+    """Whether the backward pass fits into VMEM: up to 2,048 tokens for d = 64."""
+    heads = _Heads(num_tokens, head_dim, num_heads * head_dim)
+    block_bytes = heads.rows * heads.group * _ARRAYS * itemsize
+    # At least two: with more than 16 tiles a single head does not fit, either.
+    num_tiles = max(len(heads.lanes), 2) * len(heads.tiles)
+    return block_bytes <= _MAX_BLOCK_BYTES and num_tiles <= _MAX_UNROLLED
 
 
 def _padded(num_tokens: int) -> int:
