@@ -35,7 +35,7 @@ def weight_file(tmp_path: Path) -> Path:
         ("deit_eval(224)", (384, 288), "|resize(height=384, width=288, method='pillow_bicubic')|n"),
         ("huggingface_eval(224)", (448, 448), "width=448, method='pillow_bilinear')"),
         ("decode|resize(256, 256)|central_crop(224)", (448, 448), "|resize(height=512, width=512"),
-        ("decode(channels=1)|resize(224)", (384, 288), "decode(channels=1, exif=True)|resize("),
+        ("decode(channels=1)|resize(224)", (384, 288), "decode(channels=1, exif=True, "),
     ],
 )
 def test_preprocessing_at_another_size_is_what_it_was(
