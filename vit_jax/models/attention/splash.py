@@ -1,7 +1,7 @@
 """Attention for long sequences on TPUs: JAX's splash kernel, which iterates over blocks of keys.
 
 It computes the softmax block by block, so that the scores [N, N] never exist, however large N is.
-For sequences too long for `tpu`: with patches of 16, images of 544 pixels and more.
+For sequences too long for `tpu`: with patches of 16, images of 736 pixels and more.
 """
 
 from __future__ import annotations
