@@ -27,6 +27,7 @@ from benchmarks import common
 from benchmarks.tpu import peer_update, planned
 from vit_jax.parameters.sharding import create_mesh, replicated
 from vit_jax.plan.cost import compile_step
+from vit_jax.plan.final_code import write_final_code
 from vit_jax.plan.topology import Topology, parse_topology, topology_devices
 
 TOKENS, HIDDEN, SCORES = (64, 197, 768), (64, 197, 3072), (64, 12, 197, 197)
@@ -94,6 +95,7 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("--published", action="store_true", help="trainings, not operations")
     parser.add_argument("--clones", default="peers", help="folder of the peers' clones")
     arguments = parser.parse_args(argv)
+    write_final_code()
     if arguments.published:
         rows = [published(name, arguments.clones) for name in PUBLISHED]
     else:

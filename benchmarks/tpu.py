@@ -36,7 +36,7 @@ from benchmarks.peers import CLONES, check_peer, jax_peer
 from vit_jax.errors import UserError, check_known
 from vit_jax.parameters.sharding import batch_sharding, replicated, with_shardings
 from vit_jax.plan.cost import CompiledStep, TooLargeError, compile_step
-from vit_jax.plan.final_code import FinalCode
+from vit_jax.plan.final_code import FinalCode, write_final_code
 from vit_jax.plan.subject import planned_run, step_arguments
 from vit_jax.plan.topology import Topology, parse_topology
 from vit_jax.run import Run
@@ -54,6 +54,7 @@ def main(argv: Sequence[str]) -> None:
     topology = parse_topology(arguments.topology)
     if topology.kind != "tpu":
         raise UserError("--topology must name TPUs, such as v5e:2x2.")
+    write_final_code()
     bfloat16 = ("--config.model.dtype=bfloat16", "--config.optimizer.momentum_dtype=bfloat16")
     config = common.create_config(
         arguments.variant, 64 * topology.num_devices, [*bfloat16, *overrides]
@@ -125,7 +126,7 @@ def costs(step: CompiledStep) -> dict[str, float]:
     """What an update takes on each device, by unit."""
     if step.code is None:
         raise UserError(
-            "libtpu wrote no final code: unset JAX_COMPILATION_CACHE_DIR, or update it."
+            "There is no final code to time: unset JAX_COMPILATION_CACHE_DIR, and take v3 to v6e."
         )
     return {
         "ms": 1e3 * step.code.seconds,

@@ -6,6 +6,7 @@
   compiles as users do.
 * Programs that several tests, or processes that tests start, compile are compiled once.
 * TensorFlow Datasets reads and writes a folder of this session only, never the user's.
+* libtpu, which reads its flags when it is first used, writes the code that `final_code` reads.
 * No network: a connection to anything but this machine fails with a clear error.
 * matplotlib draws without a display.
 * PyTorch's global generator starts every test with the same seed: its models draw from it.
@@ -99,6 +100,13 @@ def _guard(owner: Any, name: str, position: int) -> None:
 _guard(socket.socket, "connect", 1)
 _guard(socket.socket, "connect_ex", 1)
 _guard(socket, "getaddrinfo", 0)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def final_code_is_written() -> None:
+    from vit_jax.plan.final_code import write_final_code
+
+    write_final_code()
 
 
 def pytest_make_parametrize_id(val: object, argname: str) -> str | None:

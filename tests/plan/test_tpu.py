@@ -1,5 +1,6 @@
 """Plans with the TPU compiler, which runs without a TPU; where it is not installed, none."""
 
+import json
 from typing import Any
 
 import pytest
@@ -9,6 +10,8 @@ from vit_jax.errors import UserError
 from vit_jax.parameters.chips import CHIPS, find_chip
 from vit_jax.parameters.sharding import create_mesh
 from vit_jax.plan.cost import CompiledStep, TooLargeError, compile_step, step_time
+from vit_jax.plan.plan import make_plan
+from vit_jax.plan.report import plan_json, report_text
 from vit_jax.plan.subject import planned_run, step_arguments
 from vit_jax.plan.topology import SHAPES, Topology, parse_topology, topology_devices
 from vit_jax.run import Run
@@ -43,6 +46,16 @@ def test_an_update_for_a_slice() -> None:
     time = step_time(step, SLICE)
     assert time is not None
     assert time.predicted >= min(time.memory, time.links) > 0
+
+
+def test_a_full_compile_is_timed_by_its_code() -> None:
+    sizes = {"model__hidden_size": 128, "model__mlp_dim": 256}
+    plan = make_plan(tiny.config(**sizes), SLICE, full_compile=True)
+    assert plan.time is not None
+    assert plan.time.code is not None
+    assert 0 < plan.time.code <= plan.time.predicted
+    assert "final code" in report_text(plan)
+    assert json.loads(json.dumps(plan_json(plan)))["time"]["code"] == plan.time.code
 
 
 def test_chips_send_each_other_gradients_in_bfloat16() -> None:

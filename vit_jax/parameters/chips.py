@@ -16,6 +16,10 @@ import dataclasses
 
 GIB = 2**30
 
+# At which the matrix units of `jax._src.pallas.mosaic.tpu_info` reach the peak with a row a cycle
+# each; on v6e with two, as the compiler spaces products.
+_GHZ = {"v3": 0.94, "v4": 1.05, "v5e": 1.5, "v5p": 1.75, "v6e": 1.75}
+
 
 @dataclasses.dataclass(frozen=True)
 class Chip:
@@ -29,8 +33,16 @@ class Chip:
     link_gb_s: float  # to the other chips of a slice or node, in one direction
     network_gb_s: float = 0.0  # to other slices or nodes
     devices: int = 1  # JAX devices; 2 if each core is one
-    ghz: float = 0.0  # clock of a TPU's cores
-    rows_per_cycle: int = 1  # of a product, in a TPU's matrix unit
+
+    @property
+    def ghz(self) -> float:
+        """Clock of a TPU's cores; 0 where it is not known."""
+        return _GHZ.get(self.name, 0.0)
+
+    @property
+    def rows_per_cycle(self) -> int:
+        """Rows of a product that a TPU's matrix unit takes."""
+        return 2 if self.name == "v6e" else 1
 
     @property
     def device_peak_flops(self) -> float:
@@ -45,22 +57,11 @@ class Chip:
 
 _TABLE = (
     Chip("v2", tflops=46, hbm_gib=14.96, hbm_gb_s=700, link_gb_s=248, devices=2),
-    Chip("v3", tflops=123, hbm_gib=30.96, hbm_gb_s=900, link_gb_s=328, devices=2, ghz=0.94),
-    Chip("v4", tflops=275, hbm_gib=30.75, hbm_gb_s=1200, link_gb_s=300, network_gb_s=3.1, ghz=1.05),
-    Chip("v5e", tflops=197, hbm_gib=15.75, hbm_gb_s=819, link_gb_s=200, network_gb_s=3.1, ghz=1.5),
-    Chip(
-        "v5p", tflops=459, hbm_gib=95.74, hbm_gb_s=2765, link_gb_s=600, network_gb_s=6.25, ghz=1.75
-    ),
-    Chip(
-        "v6e",
-        tflops=918,
-        hbm_gib=31.25,
-        hbm_gb_s=1638,
-        link_gb_s=400,
-        network_gb_s=12.5,
-        ghz=1.75,
-        rows_per_cycle=2,
-    ),
+    Chip("v3", tflops=123, hbm_gib=30.96, hbm_gb_s=900, link_gb_s=328, devices=2),
+    Chip("v4", tflops=275, hbm_gib=30.75, hbm_gb_s=1200, link_gb_s=300, network_gb_s=3.1),
+    Chip("v5e", tflops=197, hbm_gib=15.75, hbm_gb_s=819, link_gb_s=200, network_gb_s=3.1),
+    Chip("v5p", tflops=459, hbm_gib=95.74, hbm_gb_s=2765, link_gb_s=600, network_gb_s=6.25),
+    Chip("v6e", tflops=918, hbm_gib=31.25, hbm_gb_s=1638, link_gb_s=400, network_gb_s=12.5),
     Chip(
         "tpu7x",
         tflops=2307,

@@ -58,7 +58,7 @@ class CompiledStep:
     hbm_bytes: float  # read from and written to the device's memory
     traffic: dict[str, Traffic]  # by kind of collective
     cycles: float  # of a device by XLA's estimate for TPUs, see `compiler_cycles`; 0 elsewhere
-    code: FinalCode | None  # of a TPU, if compiled in full
+    code: FinalCode | None  # of a TPU, compiled in full after `write_final_code`
 
 
 def compile_step(mesh: Mesh, update: Any, arguments: Sequence[Any], *, full: bool) -> CompiledStep:
@@ -68,9 +68,7 @@ def compile_step(mesh: Mesh, update: Any, arguments: Sequence[Any], *, full: boo
     """
     device = mesh.devices.flat[0]
     platform, chip = device.platform, find_chip(device.device_kind)
-    timed = platform == "tpu" and full
-    if timed:
-        clear_final_code()
+    clear_final_code()
     options: Any = GPU if platform == "gpu" else FAST if platform == "tpu" and not full else None
     with jax.set_mesh(mesh):
         traced = update.trace(*arguments)
@@ -99,7 +97,7 @@ def compile_step(mesh: Mesh, update: Any, arguments: Sequence[Any], *, full: boo
         hbm_bytes=hbm_bytes(program),
         traffic=collective_traffic(program, groups_of),
         cycles=compiler_cycles(program),
-        code=read_final_code(program, chip, groups_of) if chip and timed else None,
+        code=read_final_code(program, chip, groups_of) if chip and full else None,
     )
 
 
@@ -144,7 +142,7 @@ class StepTime:
     compute: float  # executed products at the share of the peak from `utilization`
     memory: float  # bytes at the full bandwidth
     links: float  # likewise
-    code: float | None  # by the final code: less than a TPU takes; None if it was not compiled
+    code: float | None  # by the final code: less than a TPU takes; None without it
     predicted: float  # the longest; not a bound, as overlap is never perfect
 
 

@@ -39,17 +39,22 @@ _DELAY = 4  # bundles behind a branch that run before it is taken
 
 @functools.cache
 def folder() -> Path:
-    """Where libtpu writes the code. To be called before it is loaded: only then it reads flags."""
+    """Where libtpu writes the code; it is removed at the end of the process."""
     path = Path(tempfile.mkdtemp(prefix="final_code_"))
     atexit.register(shutil.rmtree, path, ignore_errors=True)
-    flags = [f"--xla_jf_dump_to={path}", "--xla_jf_dump_llo_text=true"]
-    flags += ["--xla_jf_dump_llo_pass_label_regex=.*final_bundles.*"]
-    os.environ["LIBTPU_INIT_ARGS"] = " ".join([os.environ.get("LIBTPU_INIT_ARGS", ""), *flags])
     return path
 
 
+@functools.cache
+def write_final_code() -> None:
+    """Has libtpu write the code. To be called before it is loaded: only then it reads flags."""
+    flags = [f"--xla_jf_dump_to={folder()}", "--xla_jf_dump_llo_text=true"]
+    flags += ["--xla_jf_dump_llo_pass_label_regex=.*final_bundles.*"]
+    os.environ["LIBTPU_INIT_ARGS"] = " ".join([os.environ.get("LIBTPU_INIT_ARGS", ""), *flags])
+
+
 def clear_final_code() -> None:
-    """Removes what was compiled before."""
+    """Removes the code of what was compiled before: of a large model hundreds of MB."""
     for path in folder().iterdir():
         path.unlink()
 
@@ -103,7 +108,7 @@ class FinalCode:
 def read_final_code(program: Computation, chip: Chip, groups_of: Sequence[int]) -> FinalCode | None:
     """The code of the program that libtpu compiled last; None if it wrote none.
 
-    `groups_of`: slice of every device.
+    None, too, for a chip whose clock is not known. `groups_of`: slice of every device.
     """
     files = {m[1]: path for path in folder().iterdir() if (m := _FILE.match(path.name))}
     if not files or not chip.ghz:

@@ -22,7 +22,6 @@ from jax.experimental import topologies
 
 from vit_jax.errors import UserError, check_known, import_extra
 from vit_jax.parameters.chips import CHIPS, DEVICE_KINDS, Chip
-from vit_jax.plan import final_code
 
 _FLAT = "1x1 2x2 2x4 4x4 4x8 8x8 8x16 16x16"
 _CUBES = "2x2x1 2x2x2 2x2x4 2x4x4 4x4x4 4x4x8 4x8x8 8x8x8 8x8x16 8x16x16"
@@ -159,7 +158,6 @@ def topology_devices(topology: Topology) -> list[Any]:
     if topology.num_chips == 1:
         options["chips_per_host_bounds"] = (1, 1, 1)
     os.environ.update({**_NO_TPU, **os.environ})
-    final_code.folder()
     name = f"{chip.name}:{'x'.join(map(str, topology.shape))}"
     try:
         return topologies.get_topology_desc(platform="tpu", topology_name=name, **options).devices
