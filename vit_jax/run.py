@@ -37,18 +37,16 @@ from vit_jax.parameters.sharding import (
     state_shardings,
     with_shardings,
 )
+from vit_jax.training.initial import Initial, initial_state, trace_initial
 from vit_jax.training.mixing import create_mixing
 from vit_jax.training.optimizer import create_optimizer
 from vit_jax.training.schedule import Schedule, create_schedule, fit_warmup, to_steps
 from vit_jax.training.step import (
     GRADIENTS,
-    Initial,
     TrainState,
     create_gradient,
     create_train_state,
-    initial_state,
     make_train_step,
-    trace_initial,
 )
 
 
