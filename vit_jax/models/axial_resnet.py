@@ -1,0 +1,207 @@
+"""Axial-ResNet, the other model of appendix D.6 of 2010.11929.
+
+The ResNet-50 of "Axial-DeepLab" (2003.07853), as its authors' JAX code (scenic's
+`axial_resnet.py`) simplifies it: the 3x3 convolution of a bottleneck becomes attention along the
+height, then along the width, with learned embeddings of the offset. Norms and activations follow
+the convolutions, which are standardised as BiT's.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from vit_jax.errors import UserError
+from vit_jax.models import bit, resnet
+from vit_jax.models.family import FIRST, HEAD, Family, Row, Shapes, axis_of
+from vit_jax.models.layers import IdentityLayer, product
+from vit_jax.models.resnet import STEM_WIDTH, StdConv
+
+GROUP_NORM_EPSILON = 1e-4
+
+
+def _conv(features: int, size: int, stride: int, dtype: Any, name: str) -> nn.Module:
+    return StdConv(
+        features,
+        (size, size),
+        (stride, stride),
+        use_bias=False,
+        dtype=dtype,
+        name=name,
+        standardize=bit.weight_standardize,
+    )
+
+
+def _norm(dtype: Any, name: str, **kwargs: Any) -> nn.Module:
+    return nn.GroupNorm(epsilon=GROUP_NORM_EPSILON, dtype=dtype, name=name, **kwargs)
+
+
+class AxialAttention(nn.Module):
+    """Attention along an axis of a feature map (2003.07853, equation 4): [B, H, W, C], same shape.
+
+    y_o = sum_p softmax_p(q_o k_p + q_o r^q_(p-o) + k_p r^k_(p-o)) (v_p + r^v_(p-o)), where the
+    heads of q and k are half as wide as those of v, C / num_heads. Norms stand for the scaling.
+    """
+
+    axis: int  # 1: along the height, 2: along the width
+    num_heads: int
+    dtype: Any = jnp.float32
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        x = jnp.moveaxis(x, self.axis, 2)  # [B, M, L, C]: M lines of L cells
+        length, channels = x.shape[2:]
+        width = channels // self.num_heads
+        dense = nn.Dense(
+            2 * channels,
+            use_bias=False,
+            kernel_init=nn.initializers.normal(1 / channels),
+            dtype=self.dtype,
+            name="qkv",
+        )
+        qkv = _norm(self.dtype, "gn_qkv")(dense(jnp.reshape(x, (-1, length, channels))))
+        qkv = jnp.reshape(qkv, (-1, length, self.num_heads, 2 * width))  # [B*M, L, h, 2d]
+        init = nn.initializers.normal(1 / width)
+        embedding = self.param("relative_embedding", init, (2 * length - 1, 2 * width))
+        index = np.arange(length)
+        relative = jnp.asarray(embedding, self.dtype)[index - index[:, None] + length - 1]
+        parts = (width // 2, width)
+        query, key, value = jnp.split(qkv, parts, axis=-1)
+        for_query, for_key, for_value = jnp.split(relative, parts, axis=-1)  # [L, L, d or d/2]
+        scores = product("bohd,bphd->bhop", query, key)  # [B*M, h, L, L]
+        scores = scores + product("bohd,opd->bhop", query, for_query)
+        scores = scores + product("bphd,opd->bhop", key, for_key)
+        weights = jax.nn.softmax(scores.astype(jnp.float32)).astype(self.dtype)
+        out = product("bhop,bphd->bohd", weights, value)
+        out = out + product("bhop,opd->bohd", weights, for_value)  # [B*M, L, h, d]
+        out = jnp.reshape(out.astype(self.dtype), (-1, length, channels))
+        out = _norm(self.dtype, "gn_out")(out)
+        return jnp.moveaxis(jnp.reshape(out, x.shape), 2, self.axis)  # [B, H, W, C]
+
+
+class ResidualUnit(nn.Module):
+    """Axial bottleneck: [B, H, W, C] -> [B, H/s, W/s, 4 * features] for stride s.
+
+    y = gn3(conv3(relu(pool(width(height(relu(gn1(conv1(x)))))))); out = relu(y + shortcut(x)).
+    """
+
+    features: int
+    num_heads: int
+    stride: int = 1
+    dtype: Any = jnp.float32
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        dtype, stride, features_out = self.dtype, self.stride, 4 * self.features
+        shortcut = x
+        if x.shape[-1] != features_out or stride != 1:
+            shortcut = _conv(features_out, 1, stride, dtype, "conv_proj")(x)
+            shortcut = _norm(dtype, "gn_proj")(shortcut)  # [B, H/s, W/s, 4F]
+        y = _conv(self.features, 1, 1, dtype, "conv1")(x)
+        y = nn.relu(_norm(dtype, "gn1")(y))  # [B, H, W, F]
+        y = AxialAttention(1, self.num_heads, dtype, name="height")(y)
+        y = AxialAttention(2, self.num_heads, dtype, name="width")(y)
+        if stride != 1:
+            y = nn.avg_pool(y, (2, 2), (stride, stride), "SAME")  # [B, H/s, W/s, F]
+        y = _conv(features_out, 1, 1, dtype, "conv3")(nn.relu(y))
+        # Scale 0: at initialisation the unit is its shortcut.
+        y = _norm(dtype, "gn3", scale_init=nn.initializers.zeros_init())(y)  # [B, H/s, W/s, 4F]
+        return nn.relu(y + shortcut)
+
+
+class Stage(nn.Module):
+    """`num_units` units, the first with stride: [B, H, W, C] -> [B, H/s, W/s, 4 * features]."""
+
+    num_units: int
+    features: int
+    num_heads: int
+    first_stride: int
+    remat: str
+    dtype: Any
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        # Saves only the input of each unit.
+        unit = nn.remat(ResidualUnit) if self.remat == "full" else ResidualUnit
+        for i in range(self.num_units):
+            stride = 1 if i else self.first_stride
+            x = unit(self.features, self.num_heads, stride, self.dtype, name=f"unit{i + 1}")(x)
+        return x
+
+
+class AxialResNet(bit.BiTResNet):
+    """Images to logits, [B, H, W, C] -> [B, num_classes] float32.
+
+    Attributes are those of `BiTResNet` and
+
+      num_heads: of every attention.
+    """
+
+    num_heads: int = 8
+
+    @nn.compact
+    def __call__(self, images: jax.Array, *, train: bool) -> jax.Array:
+        """Images in [-1, 1], [B, H, W, C] -> logits [B, K] float32; `train` has no effect."""
+        del train
+        width = STEM_WIDTH * self.resnet_width_factor
+        x = jnp.asarray(images, self.dtype)
+        x = _conv(width, 7, 2, self.dtype, "conv_root")(x)
+        x = nn.relu(_norm(self.dtype, "gn_root")(x))  # [B, H/2, W/2, width]
+        x = nn.max_pool(x, (3, 3), (2, 2), "SAME")  # [B, H/4, W/4, width]
+        for i, num_units in enumerate(self.resnet_layers):
+            sizes = (num_units, width * 2**i, self.num_heads, 2 if i else 1)
+            x = Stage(*sizes, self.remat, self.dtype, name=f"block{i + 1}")(x)
+        x = jnp.mean(x, axis=(1, 2), dtype=jnp.float32)  # [B, D]
+        x = IdentityLayer(name="pre_logits")(x)
+        if not self.num_classes:
+            return x
+        zeros, bias = nn.initializers.zeros_init(), nn.initializers.constant(self.head_bias_init)
+        return nn.Dense(self.num_classes, kernel_init=zeros, bias_init=bias, name="head")(x)
+
+
+STEM = "conv_root/kernel"
+_ATTENTION = r"block\d+/unit(?P<unit>\d+)/(?:height|width)"
+
+
+def infer(shapes: Shapes) -> dict[str, Any]:
+    """See `Family.infer`."""
+    channels = axis_of(shapes, "block1/unit1/height/qkv/kernel", 2, 0) or 0
+    width = axis_of(shapes, "block1/unit1/height/relative_embedding", 2, 1)
+    heads = 2 * channels // width if width else None
+    return {**resnet.infer(shapes, STEM), "num_heads": heads or AxialResNet.num_heads}
+
+
+def check(model: AxialResNet) -> None:
+    """Raises UserError for invalid units per stage, or heads that do not divide the channels."""
+    bit.check(model)
+    channels = STEM_WIDTH * model.resnet_width_factor
+    if channels % (2 * model.num_heads):
+        raise UserError(
+            f"model.num_heads={model.num_heads} must divide {channels // 2}, half of the channels "
+            "of the first stage."
+        )
+
+
+FAMILY = Family(
+    module=AxialResNet,
+    title="Axial-ResNet (arXiv 2003.07853)",
+    acronym="Axial-R",
+    rows=(
+        Row(STEM, (None, None, None, "features"), FIRST, role="image"),
+        Row("gn_root/(?:scale|bias)", ("features",), FIRST),
+        *resnet.UNIT_ROWS,
+        Row(f"{_ATTENTION}/qkv/kernel", (None, "features"), FIRST),
+        Row(f"{_ATTENTION}/gn_(?:qkv|out)/(?:scale|bias)", ("features",), FIRST),
+        Row(f"{_ATTENTION}/relative_embedding", (None, None), FIRST, role="axis_positions"),
+        *HEAD,
+    ),
+    sizes={"Axial-R50x1": {"resnet_layers": (3, 4, 6, 3), "resnet_width_factor": 1}},
+    infer=infer,
+    # The Transformer's other policies save nothing of a convolution.
+    choices={"remat": ("none", "full")},
+    check=check,
+)
