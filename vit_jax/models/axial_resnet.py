@@ -69,9 +69,9 @@ class AxialAttention(nn.Module):
         embedding = self.param("relative_embedding", init, (2 * length - 1, 2 * width))
         index = np.arange(length)
         relative = jnp.asarray(embedding, self.dtype)[index - index[:, None] + length - 1]
-        parts = (width // 2, width)
-        query, key, value = jnp.split(qkv, parts, axis=-1)
-        for_query, for_key, for_value = jnp.split(relative, parts, axis=-1)  # [L, L, d or d/2]
+        parts = slice(0, width // 2), slice(width // 2, width), slice(width, None)
+        query, key, value = (qkv[..., part] for part in parts)
+        for_query, for_key, for_value = (relative[..., part] for part in parts)  # [L, L, d or d/2]
         scores = product("bohd,bphd->bhop", query, key)  # [B*M, h, L, L]
         scores = scores + product("bohd,opd->bhop", query, for_query)
         scores = scores + product("bphd,opd->bhop", key, for_key)
@@ -199,7 +199,9 @@ FAMILY = Family(
         Row(f"{_ATTENTION}/relative_embedding", (None, None), FIRST, role="axis_positions"),
         *HEAD,
     ),
-    sizes={"Axial-R50x1": {"resnet_layers": (3, 4, 6, 3), "resnet_width_factor": 1}},
+    sizes={
+        "Axial-R50x1": {"resnet_layers": (3, 4, 6, 3), "resnet_width_factor": 1, "num_heads": 8}
+    },
     infer=infer,
     # The Transformer's other policies save nothing of a convolution.
     choices={"remat": ("none", "full")},
