@@ -8,6 +8,7 @@ the convolutions, which are standardised as BiT's.
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import flax.linen as nn
@@ -21,23 +22,11 @@ from vit_jax.models.family import FIRST, HEAD, Family, Row, Shapes, axis_of
 from vit_jax.models.layers import IdentityLayer, product
 from vit_jax.models.resnet import STEM_WIDTH, StdConv
 
-GROUP_NORM_EPSILON = 1e-4
+STEM = "conv_root/kernel"
+_ATTENTION = r"block\d+/unit(?P<unit>\d+)/(?:height|width)"
 
-
-def _conv(features: int, size: int, stride: int, dtype: Any, name: str) -> nn.Module:
-    return StdConv(
-        features,
-        (size, size),
-        (stride, stride),
-        use_bias=False,
-        dtype=dtype,
-        name=name,
-        standardize=bit.weight_standardize,
-    )
-
-
-def _norm(dtype: Any, name: str, **kwargs: Any) -> nn.Module:
-    return nn.GroupNorm(epsilon=GROUP_NORM_EPSILON, dtype=dtype, name=name, **kwargs)
+_Conv = functools.partial(StdConv, use_bias=False, standardize=bit.weight_standardize)
+_Norm = functools.partial(nn.GroupNorm, epsilon=1e-4)
 
 
 class AxialAttention(nn.Module):
@@ -56,14 +45,10 @@ class AxialAttention(nn.Module):
         x = jnp.moveaxis(x, self.axis, 2)  # [B, M, L, C]: M lines of L cells
         length, channels = x.shape[2:]
         width = channels // self.num_heads
-        dense = nn.Dense(
-            2 * channels,
-            use_bias=False,
-            kernel_init=nn.initializers.normal(1 / channels),
-            dtype=self.dtype,
-            name="qkv",
-        )
-        qkv = _norm(self.dtype, "gn_qkv")(dense(jnp.reshape(x, (-1, length, channels))))
+        init = nn.initializers.normal(1 / channels)
+        dense = nn.Dense(2 * channels, False, self.dtype, kernel_init=init, name="qkv")
+        qkv = dense(jnp.reshape(x, (-1, length, channels)))  # [B*M, L, 2C]
+        qkv = _Norm(dtype=self.dtype, name="gn_qkv")(qkv)
         qkv = jnp.reshape(qkv, (-1, length, self.num_heads, 2 * width))  # [B*M, L, h, 2d]
         init = nn.initializers.normal(1 / width)
         embedding = self.param("relative_embedding", init, (2 * length - 1, 2 * width))
@@ -79,7 +64,7 @@ class AxialAttention(nn.Module):
         out = product("bhop,bphd->bohd", weights, value)
         out = out + product("bhop,opd->bohd", weights, for_value)  # [B*M, L, h, d]
         out = jnp.reshape(out.astype(self.dtype), (-1, length, channels))
-        out = _norm(self.dtype, "gn_out")(out)
+        out = _Norm(dtype=self.dtype, name="gn_out")(out)
         return jnp.moveaxis(jnp.reshape(out, x.shape), 2, self.axis)  # [B, H, W, C]
 
 
@@ -96,20 +81,21 @@ class ResidualUnit(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        dtype, stride, features_out = self.dtype, self.stride, 4 * self.features
+        stride, features_out = (self.stride, self.stride), 4 * self.features
+        conv, norm = (functools.partial(each, dtype=self.dtype) for each in (_Conv, _Norm))
+        attention = functools.partial(AxialAttention, num_heads=self.num_heads, dtype=self.dtype)
         shortcut = x
-        if x.shape[-1] != features_out or stride != 1:
-            shortcut = _conv(features_out, 1, stride, dtype, "conv_proj")(x)
-            shortcut = _norm(dtype, "gn_proj")(shortcut)  # [B, H/s, W/s, 4F]
-        y = _conv(self.features, 1, 1, dtype, "conv1")(x)
-        y = nn.relu(_norm(dtype, "gn1")(y))  # [B, H, W, F]
-        y = AxialAttention(1, self.num_heads, dtype, name="height")(y)
-        y = AxialAttention(2, self.num_heads, dtype, name="width")(y)
-        if stride != 1:
-            y = nn.avg_pool(y, (2, 2), (stride, stride), "SAME")  # [B, H/s, W/s, F]
-        y = _conv(features_out, 1, 1, dtype, "conv3")(nn.relu(y))
+        if x.shape[-1] != features_out or self.stride != 1:
+            shortcut = conv(features_out, (1, 1), stride, name="conv_proj")(x)
+            shortcut = norm(name="gn_proj")(shortcut)  # [B, H/s, W/s, 4F]
+        y = conv(self.features, (1, 1), name="conv1")(x)
+        y = nn.relu(norm(name="gn1")(y))  # [B, H, W, F]
+        y = attention(axis=2, name="width")(attention(axis=1, name="height")(y))
+        if self.stride != 1:
+            y = nn.avg_pool(y, (2, 2), stride, "SAME")  # [B, H/s, W/s, F]
+        y = conv(features_out, (1, 1), name="conv3")(nn.relu(y))
         # Scale 0: at initialisation the unit is its shortcut.
-        y = _norm(dtype, "gn3", scale_init=nn.initializers.zeros_init())(y)  # [B, H/s, W/s, 4F]
+        y = norm(scale_init=nn.initializers.zeros_init(), name="gn3")(y)  # [B, H/s, W/s, 4F]
         return nn.relu(y + shortcut)
 
 
@@ -149,8 +135,8 @@ class AxialResNet(bit.BiTResNet):
         del train
         width = STEM_WIDTH * self.resnet_width_factor
         x = jnp.asarray(images, self.dtype)
-        x = _conv(width, 7, 2, self.dtype, "conv_root")(x)
-        x = nn.relu(_norm(self.dtype, "gn_root")(x))  # [B, H/2, W/2, width]
+        x = _Conv(width, (7, 7), (2, 2), dtype=self.dtype, name="conv_root")(x)
+        x = nn.relu(_Norm(dtype=self.dtype, name="gn_root")(x))  # [B, H/2, W/2, width]
         x = nn.max_pool(x, (3, 3), (2, 2), "SAME")  # [B, H/4, W/4, width]
         for i, num_units in enumerate(self.resnet_layers):
             sizes = (num_units, width * 2**i, self.num_heads, 2 if i else 1)
@@ -161,10 +147,6 @@ class AxialResNet(bit.BiTResNet):
             return x
         zeros, bias = nn.initializers.zeros_init(), nn.initializers.constant(self.head_bias_init)
         return nn.Dense(self.num_classes, kernel_init=zeros, bias_init=bias, name="head")(x)
-
-
-STEM = "conv_root/kernel"
-_ATTENTION = r"block\d+/unit(?P<unit>\d+)/(?:height|width)"
 
 
 def infer(shapes: Shapes) -> dict[str, Any]:
