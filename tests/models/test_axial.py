@@ -57,9 +57,8 @@ def test_a_row_block_of_one_row_is_a_vits() -> None:
         params = {name: 0 * x if any(z in name for z in zero) else x for name, x in flat.items()}
         plain = {n.replace(f"/{part}", ""): x for n, x in params.items() if f"/{other}/" not in n}
         image = images if part == "row" else np.swapaxes(images, 1, 2)
-        turned = {**plain, "embedding/kernel": plain["embedding/kernel"]}
         found = weights.logits(axial_model, golden.names.unflatten_names(params), image)
-        expected = weights.logits(create_model(**VIT), golden.names.unflatten_names(turned), image)
+        expected = weights.logits(create_model(**VIT), golden.names.unflatten_names(plain), image)
         np.testing.assert_allclose(found, expected, rtol=0, atol=5e-6)  # sums in another order
 
 
@@ -137,7 +136,7 @@ def test_sizes_of_axial_resnet() -> None:
             side, channels = out, 4 * width
     model = create_model("Axial-R50x1", num_classes=1000)
     found = count_parameters(abstract_params(model, (224, 224, 3)))
-    assert found == params + channels * 1000 + 1000 == 19_409_832
+    assert found == params + channels * 1000 + 1000 == 19_373_640
     assert macs("Axial-R50x1") == products + channels * 1000
 
 
