@@ -9,8 +9,8 @@ configs/quickstart.py, two minutes on two cores.
 
 B/32, B/16  Axial-ViT: the settings of ViT-B in table 3, by configs/pretrain.py with the same data
             (`jft` by default). Figure 13 shows 5-shot accuracy over compute: both are better than
-            their ViT and cost more; no number is printed. Per image of 224 pixels ours take 31.7
-            (B/16, ViT 17.6) and 7.9 (B/32, ViT 4.4) billion multiply-adds, by models/flops.py.
+            their ViT and cost more; no number is printed. Per image of 224 pixels ours take 33.5
+            (B/16; ViT 17.6) and 8.5 (B/32; ViT 4.4) billion multiply-adds, by models/flops.py.
 R50x1       Axial-ResNet-50 on ImageNet-1k, by scenic's imagenet_axial_resnet_config.py: batches of
             2048, 130 epochs, SGD with momentum 0.9, rate 0.1 * 2048 / 256 = 0.8 after 7 epochs of
             warm-up, cosine to 0, clipping at norm 1, weight decay 1e-3 of kernels (decoupled and

@@ -84,9 +84,9 @@ def test_a_token_sees_its_row_then_the_columns() -> None:
 @pytest.mark.parametrize("axis", [1, 2])
 def test_axial_attention_by_its_equation(axis: int) -> None:
     """Wang et al., equation 4, in float64 pair by pair."""
-    heads, channels, x = 2, 64, golden.images(2, 3, 5)[..., :1] * np.linspace(-1, 1, 64)
+    heads, channels, x = 8, 64, golden.images(2, 3, 5)[..., :1] * np.linspace(-1, 1, 64)
     x = np.float32(x + np.random.default_rng(1).normal(size=x.shape))
-    module = AxialAttention(axis, heads)
+    module = AxialAttention(axis)
     shapes = jax.eval_shape(lambda: module.init(jax.random.key(0), x)["params"])
     flat = {n: golden.fill(n, s.shape, "fanin") for n, s in flatten_names(shapes).items()}
     found = np.asarray(module.apply({"params": golden.names.unflatten_names(flat)}, x))
@@ -151,8 +151,8 @@ def test_its_offsets_are_interpolated_to_other_images() -> None:
     }
     name = "block1/unit1/width/relative_embedding"
     np.testing.assert_array_equal(params[name][[0, 7, 14]], before[name][[0, 3, 6]])
-    with pytest.raises(UserError, match="num_heads=5 must divide 32, half of the channels"):
-        create_model("Axial-R50x1", num_classes=3, num_heads=5)
+    with pytest.raises(UserError, match=r"resnet_layers=\(\) must be the number of units"):
+        create_model("Axial-R50x1", num_classes=3, resnet_layers=())
 
 
 def test_the_recipes() -> None:

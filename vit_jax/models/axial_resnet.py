@@ -3,7 +3,8 @@
 The ResNet-50 of "Axial-DeepLab" (2003.07853), as its authors' JAX code (scenic's
 `axial_resnet.py`) simplifies it: the 3x3 convolution of a bottleneck becomes attention along the
 height, then along the width, with learned embeddings of the offset. Norms and activations follow
-the convolutions, which are standardised as BiT's.
+the convolutions, which are standardised as BiT's. In the last of the three scores scenic takes the
+key of the query's own cell; here it is that of the other cell, as in the paper's equation.
 """
 
 from __future__ import annotations
@@ -16,14 +17,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from vit_jax.errors import UserError
 from vit_jax.models import bit, resnet
-from vit_jax.models.family import FIRST, HEAD, Family, Row, Shapes, axis_of
+from vit_jax.models.family import FIRST, HEAD, Family, Row
 from vit_jax.models.layers import IdentityLayer, product
 from vit_jax.models.resnet import STEM_WIDTH, StdConv
 
 STEM = "conv_root/kernel"
 _ATTENTION = r"block\d+/unit(?P<unit>\d+)/(?:height|width)"
+
+NUM_HEADS = 8
 
 _Conv = functools.partial(StdConv, use_bias=False, standardize=bit.weight_standardize)
 _Norm = functools.partial(nn.GroupNorm, epsilon=1e-4)
@@ -33,23 +35,22 @@ class AxialAttention(nn.Module):
     """Attention along an axis of a feature map (2003.07853, equation 4): [B, H, W, C], same shape.
 
     y_o = sum_p softmax_p(q_o k_p + q_o r^q_(p-o) + k_p r^k_(p-o)) (v_p + r^v_(p-o)), where the
-    heads of q and k are half as wide as those of v, C / num_heads. Norms stand for the scaling.
+    heads of q and k are half as wide as those of v, C / NUM_HEADS. Norms stand for the scaling.
     """
 
     axis: int  # 1: along the height, 2: along the width
-    num_heads: int
     dtype: Any = jnp.float32
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         x = jnp.moveaxis(x, self.axis, 2)  # [B, M, L, C]: M lines of L cells
         length, channels = x.shape[2:]
-        width = channels // self.num_heads
+        width = channels // NUM_HEADS
         init = nn.initializers.normal(1 / channels)
         dense = nn.Dense(2 * channels, False, self.dtype, kernel_init=init, name="qkv")
         qkv = dense(jnp.reshape(x, (-1, length, channels)))  # [B*M, L, 2C]
         qkv = _Norm(dtype=self.dtype, name="gn_qkv")(qkv)
-        qkv = jnp.reshape(qkv, (-1, length, self.num_heads, 2 * width))  # [B*M, L, h, 2d]
+        qkv = jnp.reshape(qkv, (-1, length, NUM_HEADS, 2 * width))  # [B*M, L, h, 2d]
         init = nn.initializers.normal(1 / width)
         embedding = self.param("relative_embedding", init, (2 * length - 1, 2 * width))
         index = np.arange(length)
@@ -75,7 +76,6 @@ class ResidualUnit(nn.Module):
     """
 
     features: int
-    num_heads: int
     stride: int = 1
     dtype: Any = jnp.float32
 
@@ -83,14 +83,14 @@ class ResidualUnit(nn.Module):
     def __call__(self, x: jax.Array) -> jax.Array:
         stride, features_out = (self.stride, self.stride), 4 * self.features
         conv, norm = (functools.partial(each, dtype=self.dtype) for each in (_Conv, _Norm))
-        attention = functools.partial(AxialAttention, num_heads=self.num_heads, dtype=self.dtype)
         shortcut = x
         if x.shape[-1] != features_out or self.stride != 1:
             shortcut = conv(features_out, (1, 1), stride, name="conv_proj")(x)
             shortcut = norm(name="gn_proj")(shortcut)  # [B, H/s, W/s, 4F]
         y = conv(self.features, (1, 1), name="conv1")(x)
         y = nn.relu(norm(name="gn1")(y))  # [B, H, W, F]
-        y = attention(axis=2, name="width")(attention(axis=1, name="height")(y))
+        y = AxialAttention(1, self.dtype, name="height")(y)
+        y = AxialAttention(2, self.dtype, name="width")(y)
         if self.stride != 1:
             y = nn.avg_pool(y, (2, 2), stride, "SAME")  # [B, H/s, W/s, F]
         y = conv(features_out, (1, 1), name="conv3")(nn.relu(y))
@@ -104,7 +104,6 @@ class Stage(nn.Module):
 
     num_units: int
     features: int
-    num_heads: int
     first_stride: int
     remat: str
     dtype: Any
@@ -115,19 +114,15 @@ class Stage(nn.Module):
         unit = nn.remat(ResidualUnit) if self.remat == "full" else ResidualUnit
         for i in range(self.num_units):
             stride = 1 if i else self.first_stride
-            x = unit(self.features, self.num_heads, stride, self.dtype, name=f"unit{i + 1}")(x)
+            x = unit(self.features, stride, self.dtype, name=f"unit{i + 1}")(x)
         return x
 
 
 class AxialResNet(bit.BiTResNet):
     """Images to logits, [B, H, W, C] -> [B, num_classes] float32.
 
-    Attributes are those of `BiTResNet` and
-
-      num_heads: of every attention.
+    Attributes are those of `BiTResNet`.
     """
-
-    num_heads: int = 8
 
     @nn.compact
     def __call__(self, images: jax.Array, *, train: bool) -> jax.Array:
@@ -139,7 +134,7 @@ class AxialResNet(bit.BiTResNet):
         x = nn.relu(_Norm(dtype=self.dtype, name="gn_root")(x))  # [B, H/2, W/2, width]
         x = nn.max_pool(x, (3, 3), (2, 2), "SAME")  # [B, H/4, W/4, width]
         for i, num_units in enumerate(self.resnet_layers):
-            sizes = (num_units, width * 2**i, self.num_heads, 2 if i else 1)
+            sizes = (num_units, width * 2**i, 2 if i else 1)
             x = Stage(*sizes, self.remat, self.dtype, name=f"block{i + 1}")(x)
         x = jnp.mean(x, axis=(1, 2), dtype=jnp.float32)  # [B, D]
         x = IdentityLayer(name="pre_logits")(x)
@@ -147,25 +142,6 @@ class AxialResNet(bit.BiTResNet):
             return x
         zeros, bias = nn.initializers.zeros_init(), nn.initializers.constant(self.head_bias_init)
         return nn.Dense(self.num_classes, kernel_init=zeros, bias_init=bias, name="head")(x)
-
-
-def infer(shapes: Shapes) -> dict[str, Any]:
-    """See `Family.infer`."""
-    channels = axis_of(shapes, "block1/unit1/height/qkv/kernel", 2, 0) or 0
-    width = axis_of(shapes, "block1/unit1/height/relative_embedding", 2, 1)
-    heads = 2 * channels // width if width else None
-    return {**resnet.infer(shapes, STEM), "num_heads": heads or AxialResNet.num_heads}
-
-
-def check(model: AxialResNet) -> None:
-    """Raises UserError for invalid units per stage, or heads that do not divide the channels."""
-    bit.check(model)
-    channels = STEM_WIDTH * model.resnet_width_factor
-    if channels % (2 * model.num_heads):
-        raise UserError(
-            f"model.num_heads={model.num_heads} must divide {channels // 2}, half of the channels "
-            "of the first stage."
-        )
 
 
 FAMILY = Family(
@@ -181,11 +157,9 @@ FAMILY = Family(
         Row(f"{_ATTENTION}/relative_embedding", (None, None), FIRST, role="axis_positions"),
         *HEAD,
     ),
-    sizes={
-        "Axial-R50x1": {"resnet_layers": (3, 4, 6, 3), "resnet_width_factor": 1, "num_heads": 8}
-    },
-    infer=infer,
+    sizes={"Axial-R50x1": {"resnet_layers": (3, 4, 6, 3), "resnet_width_factor": 1}},
+    infer=functools.partial(resnet.infer, stem=STEM),
     # The Transformer's other policies save nothing of a convolution.
     choices={"remat": ("none", "full")},
-    check=check,
+    check=bit.check,
 )

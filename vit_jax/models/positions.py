@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
 from typing import Any
 
 import flax.linen as nn
@@ -67,20 +66,6 @@ class AddPositionEmbs(nn.Module):
         return x + jnp.asarray(jnp.pad(cells, ((prefix, 0), (0, 0))), self.dtype)[None]
 
 
-class RelativePositions(nn.Module):
-    """Learned embeddings of offsets; gives the function `relative_scores` of queries."""
-
-    grid: tuple[int, int]
-    head_dim: int
-    stddev: float = 0.02
-
-    @nn.compact
-    def __call__(self) -> Callable[[jax.Array], jax.Array]:
-        init, num_cells = nn.initializers.normal(self.stddev), math.prod(self.grid)
-        embedding = self.param("embedding", init, (2 * num_cells - 1, self.head_dim))
-        return functools.partial(relative_scores, embedding=embedding)
-
-
 def relative_scores(query: jax.Array, embedding: jax.Array) -> jax.Array:
     """q_i r_(i - j) / sqrt(d) for the last n tokens, else 0: [B, N, H, d] -> [B, H, N, N].
 
@@ -123,8 +108,10 @@ def add_in_block(config: Any, x: jax.Array, shared: jax.Array | None) -> tuple[j
     Called in the block's compact `__call__`; `shared` [1, N, D] is from `add_at_stem`.
     """
     if config.position_embedding == "relative":
-        head_dim = x.shape[-1] // config.num_heads
-        return x, RelativePositions(config.grid, head_dim, config.position_stddev, name=RELATIVE)()
+        sizes = 2 * math.prod(config.grid) - 1, x.shape[-1] // config.num_heads
+        init = nn.initializers.normal(config.position_stddev)
+        embed = nn.Embed(*sizes, embedding_init=init, name=RELATIVE)
+        return x, functools.partial(relative_scores, embedding=embed.embedding)  # [2 n - 1, d]
     if config.position_embedding.endswith("_layers"):
         return _add(config, AT_STEM)(x), None
     return (x if shared is None else x + shared), None
