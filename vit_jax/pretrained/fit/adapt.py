@@ -182,8 +182,8 @@ class _Fit:
 
     def axis_positions(self, name: str, method: str) -> None:
         """Adapts positions, or offsets, along an axis of the grid to another length."""
-        before, after = np.asarray(self.arrays[name]), len(self.like[name])
-        if len(before) != after:
+        before, after = np.asarray(self.arrays[name]), self.like[name].shape[0]
+        if before.ndim == 2 and before.size and len(before) != after:
             matrix = METHODS[method](len(before), after)
             array = (matrix @ before.astype(np.float64)).astype(before.dtype)
             self._replace(name, array, f"{method} {len(before)} -> {after}")
@@ -191,7 +191,9 @@ class _Fit:
     def offsets(self, name: str, grid: Any, source_grid: Any, method: str) -> None:
         """Adapts relative positions in raster order, [2 * h * w - 1, d], to the model's grid."""
         before = np.asarray(self.arrays[name])
-        new, old = ((1, (len(each) + 1) // 2, 1) for each in (self.like[name], before))
+        if before.ndim != 2:
+            return  # reported as a mismatch
+        new, old = ((1, (each.shape[0] + 1) // 2, 1) for each in (self.like[name], before))
         grid = grid or find_source_grid(new, (1, 1), 0)
         source_grid = find_source_grid(old, grid, 0, source_grid)
         if source_grid != grid:
