@@ -187,9 +187,9 @@ def set_kind(
 ) -> None:
     """Replaces a section by that of another kind.
 
-    Keys of both kinds whose values have the same type are kept. A model's `name` may be a row of
-    `create.VARIANTS`, which replaces all sizes. `values` override both; keys in `later`, such as
-    `model.num_layers`, are set by the caller afterwards.
+    Keys of both kinds whose values have the same type are kept, if the new kind of model supports
+    them. A model's `name` may be a row of `create.VARIANTS`, which replaces all sizes. `values`
+    override both; keys in `later`, such as `model.num_layers`, are set by the caller afterwards.
     """
     parent, _, last = key.rpartition(".")
     node = config[parent] if parent else config
@@ -203,6 +203,10 @@ def set_kind(
         name = values.pop("name")
         for size in {each for row in VARIANTS.values() for each in row}:
             kept.pop(size, None)
+    choices = MODELS[name].choices if key == "model" else {}
+    for each in choices.keys() & kept.keys():
+        if kept[each] not in choices[each]:
+            del kept[each]
     for each, (annotation, default) in kind_keys(key, name).items():
         if each in kept and old_keys.get(each, (None,))[0] == annotation:
             values.setdefault(each, kept[each])

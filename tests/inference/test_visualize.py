@@ -103,7 +103,10 @@ def test_what_a_model_lacks_is_said(
     with caplog.at_level(logging.INFO):
         found = visualize(resnet, [str(photos)], output=str(tmp_path / "a"), against=resnet)
     check(found, ("filters",))
-    assert "No positions.png: the model has no learned position embeddings." in caplog.messages
+    assert (
+        "No positions.png: the model has no learned position embedding of each token."
+        in caplog.messages
+    )
     assert "No rollout.png: the model has no attention." in caplog.messages
     with pytest.raises(UserError, match="nothing to draw for heads"):
         visualize(resnet, [str(photos)], output=str(tmp_path / "b"), what=["heads"])

@@ -13,6 +13,7 @@ from tests import golden
 from tests.kinds import small
 from vit_jax.errors import UserError
 from vit_jax.models.create import MODELS, VARIANTS, create_model
+from vit_jax.models.positions import POSITION_EMBEDDINGS
 from vit_jax.models.variants import SIZES
 from vit_jax.objectives.create import OBJECTIVES
 from vit_jax.parameters.names import all_rows, flatten_names, parameter_row
@@ -33,7 +34,8 @@ def models() -> list:
     names = [*(f"{size}/16" for size in SIZES), "R+Ti/16", "R26+S/32"]
     rows = [{**VARIANTS[name], "num_layers": 2} for name in names]
     extras = [{"representation_size": 64}, {"classifier": "map"}, {"scan": True}]
-    rows += [{**VARIANTS["Ti/16"], **extra} for extra in extras]
+    extras += [{"position_embedding": kind} for kind in POSITION_EMBEDDINGS]
+    rows += [{**VARIANTS["Ti/16"], "num_layers": 2, **extra} for extra in extras]
     rows += [small(kind) for kind in MODELS]
     return [create_model(**row, num_classes=10) for row in rows]
 

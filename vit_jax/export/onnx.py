@@ -232,14 +232,25 @@ def _conv_general_dilated(graph: Graph, eqn: Any, x: Operand, kernel: Operand) -
 
 
 def _reduce_window_max(graph: Graph, eqn: Any, x: Operand) -> Operand:
+    return _pool("MaxPool", graph, eqn, x)
+
+
+def _reduce_window_sum(graph: Graph, eqn: Any, x: Operand) -> Operand:
+    """The mean, padding included, times the size of a window."""
+    mean = _pool("AveragePool", graph, eqn, x, count_include_pad=1)
+    return graph.add("Mul", mean, np.float32(math.prod(eqn.params["window_dimensions"]))[None])
+
+
+def _pool(op_type: str, graph: Graph, eqn: Any, x: Operand, **attributes: int) -> Operand:
     """For images [B, H, W, C]."""
     low, high = zip(*eqn.params["padding"][1:3], strict=True)
     result = graph.add(
-        "MaxPool",
+        op_type,
         graph.transpose(x, (0, 3, 1, 2)),
         kernel_shape=eqn.params["window_dimensions"][1:3],
         strides=eqn.params["window_strides"][1:3],
         pads=[*low, *high],
+        **attributes,
     )
     return graph.transpose(result, (0, 2, 3, 1))
 
@@ -283,6 +294,7 @@ EMITTERS: dict[str, Callable[..., Operand]] = {
         "ReduceSum", x, integers(eqn.params["axes"]), keepdims=0
     ),
     "reduce_window_max": _reduce_window_max,
+    "reduce_window_sum": _reduce_window_sum,
     "reshape": lambda graph, eqn, x: graph.reshape(x, eqn.outvars[0].aval.shape),
     "rsqrt": lambda graph, _, x: graph.add("Reciprocal", graph.add("Sqrt", x)),
     "select_n": lambda graph, _, where, no, yes: graph.add("Where", where, yes, no),

@@ -118,7 +118,7 @@ def of_parameters(model: Model) -> dict[str, Drawing]:
     def positions() -> Any:
         names = with_role("positions", flat)
         if not names:
-            return "the model has no learned position embeddings"
+            return "the model has no learned position embedding of each token"
         similarity = position_similarity(flat[names[0]][0], model.description.grid)
         return pictures.draw_positions(similarity)
 

@@ -188,8 +188,8 @@ def check(model: BiTResNet) -> None:
     is_tuple = isinstance(layers, tuple) and bool(layers)
     if not is_tuple or not all(isinstance(units, int) and units >= 1 for units in layers):
         raise UserError(
-            f"model.resnet_layers={layers!r} must be the number of units of each stage of "
-            "model.name='bit', such as (3, 4, 6, 3) for an R50."
+            f"model.resnet_layers={layers!r} must be the number of units of each stage, such "
+            "as (3, 4, 6, 3) for an R50."
         )
 
 

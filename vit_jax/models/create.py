@@ -11,7 +11,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from vit_jax.errors import UserError, check_keys, check_known, nearest
-from vit_jax.models import bert, bit, deit, mixer, text, vit
+from vit_jax.models import axial_resnet, axial_vit, bert, bit, deit, mixer, text, vit
 from vit_jax.models.family import Family
 from vit_jax.models.tokens import patch_shape
 
@@ -20,6 +20,8 @@ MODELS: dict[str, Family] = {
     "deit": deit.FAMILY,
     "bit": bit.FAMILY,
     "mixer": mixer.FAMILY,
+    "axial_vit": axial_vit.FAMILY,
+    "axial_resnet": axial_resnet.FAMILY,
     "text": text.FAMILY,
     "bert": bert.FAMILY,
 }

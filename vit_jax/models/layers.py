@@ -213,7 +213,7 @@ class StochasticDepth(nn.Module):
 def apply_blocks(
     create_block: Callable[..., nn.Module],
     x: jax.Array,
-    *,
+    *shared: jax.Array,
     name: str,
     num_layers: int,
     stochastic_depth_rate: float,
@@ -227,14 +227,15 @@ def apply_blocks(
     form stacked along a leading axis (`parameters.names.stack_blocks`).
 
     Args:
-      create_block: called with `name`; the block is called as `block(x, drop_rate, train=train)`.
+      create_block: called with `name`; the block as `block(x, drop_rate, *shared, train=train)`.
       x: [B, N, D], like the result.
+      shared: the same for all blocks.
       stochastic_depth_rate: of the last block, see `layers.drop_rates`.
       remat: one of `REMAT_POLICIES`.
     """
 
     def apply_block(block: nn.Module, x: jax.Array, drop_rate: Any) -> jax.Array:
-        return block(x, drop_rate, train=train)
+        return block(x, drop_rate, *shared, train=train)
 
     if remat != "none":
         # Inside a scan, the loop itself prevents XLA from merging the two forward passes.

@@ -13,7 +13,6 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from vit_jax.errors import UserError
 from vit_jax.models import resnet
@@ -42,8 +41,17 @@ from vit_jax.models.layers import (
     apply_blocks,
     gelu,
 )
+from vit_jax.models.positions import (
+    POSITION_EMBEDDINGS,
+    add_at_stem,
+    add_in_block,
+    check_positions,
+    infer_positions,
+    position_rows,
+)
+from vit_jax.models.positions import AddPositionEmbs as AddPositionEmbs
 from vit_jax.models.resnet import resnet_features
-from vit_jax.models.tokens import patch_shape, pixels_per_token, sincos2d, token_grid
+from vit_jax.models.tokens import patch_shape, pixels_per_token, token_grid
 from vit_jax.models.variants import VIT
 
 
@@ -58,24 +66,27 @@ class BlockConfig:
     gelu: str = "tanh"
     layer_norm_epsilon: float = 1e-6
     attention: str = "auto"
+    position_embedding: str = "learned"
+    position_stddev: float = 0.02
+    grid: tuple[int, int] = (0, 0)  # rows and columns of the last tokens
     dtype: Any = jnp.float32
 
     @classmethod
-    def of(cls, model: Any) -> BlockConfig:
-        """From the model's attributes of these names."""
+    def of(cls, model: Any, **others: Any) -> BlockConfig:
+        """From the model's attributes of these names, and `others`."""
         names = [field.name for field in dataclasses.fields(cls) if hasattr(model, field.name)]
-        return cls(**{name: getattr(model, name) for name in names})
+        return cls(**{name: getattr(model, name) for name in names}, **others)
 
     def norm(self, name: str | None = None) -> nn.Module:
         return LayerNorm(epsilon=self.layer_norm_epsilon, dtype=self.dtype, name=name)
 
-    def msa(self, *, train: bool) -> nn.Module:
-        """Equations 5 to 8."""
+    def msa(self, *, train: bool, bias: Any = None) -> nn.Module:
+        """Equations 5 to 8; for `bias` see `attention_fn`."""
         return MultiHeadDotProductAttention(
             num_heads=self.num_heads,
             dropout_rate=self.attention_dropout_rate,
             deterministic=not train,
-            attention_fn=attention_fn(self.attention, train=train),
+            attention_fn=attention_fn(self.attention, train=train, bias=bias),
             dtype=self.dtype,
         )
 
@@ -106,10 +117,14 @@ class Encoder1DBlock(nn.Module):
     config: BlockConfig
 
     @nn.compact
-    def __call__(self, x: jax.Array, drop_rate: Any = None, *, train: bool) -> jax.Array:
+    def __call__(
+        self, x: jax.Array, drop_rate: Any = None, positions: Any = None, *, train: bool
+    ) -> jax.Array:
+        """`positions` [1, N, D] are those that blocks share, if any."""
         c = self.config
+        x, bias = add_in_block(c, x, positions)
         y = c.norm()(x)
-        y = c.msa(train=train)(y, sow_weights=True)
+        y = self._attend(y, bias, train=train)
         y = Dropout(c.dropout_rate)(y, deterministic=not train)
         x = x + StochasticDepth()(y, drop_rate, deterministic=not train)
 
@@ -118,18 +133,9 @@ class Encoder1DBlock(nn.Module):
         x = x + StochasticDepth()(y, drop_rate, deterministic=not train)
         return nn.with_logical_constraint(x, ("batch", None, None))
 
-
-class AddPositionEmbs(nn.Module):
-    """Adds a learned embedding per token, E_pos of equation 1: [B, N, D] -> [B, N, D]."""
-
-    stddev: float = 0.02
-    dtype: Any = jnp.float32
-
-    @nn.compact
-    def __call__(self, x: jax.Array) -> jax.Array:
-        init = nn.initializers.normal(self.stddev)
-        pos_embedding = self.param("pos_embedding", init, (1, *x.shape[1:]))
-        return x + jnp.asarray(pos_embedding, self.dtype)
+    def _attend(self, x: jax.Array, bias: Any, *, train: bool) -> jax.Array:
+        """[B, N, D] -> [B, N, D]."""
+        return self.config.msa(train=train, bias=bias)(x, sow_weights=True)
 
 
 class Encoder(nn.Module):
@@ -138,24 +144,20 @@ class Encoder(nn.Module):
     config: BlockConfig
     num_layers: int
     stochastic_depth_rate: float = 0.0
-    position_stddev: float = 0.02
     remat: str = "none"
     scan: bool = False
+    block: type[nn.Module] = Encoder1DBlock
 
     @nn.compact
-    def __call__(
-        self, x: jax.Array, positions: np.ndarray | jax.Array | None = None, *, train: bool
-    ) -> jax.Array:
-        """`positions` [1, N, D] are added; None: learned positions."""
+    def __call__(self, x: jax.Array, positions: Any = None, *, train: bool) -> jax.Array:
+        """`positions` [1, N, D] are added; None: those of the config."""
         c = self.config
-        if positions is None:
-            x = AddPositionEmbs(self.position_stddev, c.dtype, name="posembed_input")(x)
-        else:
-            x = x + jnp.asarray(positions, c.dtype)
+        x, shared = add_at_stem(c, x, positions)
         x = Dropout(c.dropout_rate)(x, deterministic=not train)
         x = apply_blocks(
-            functools.partial(Encoder1DBlock, c),
+            functools.partial(self.block, c),
             x,
+            *shared,
             name="encoderblock",
             num_layers=self.num_layers,
             stochastic_depth_rate=self.stochastic_depth_rate,
@@ -202,10 +204,9 @@ class VisionTransformer(nn.Module):
         (attention pooling), or every token: `unpooled` (without class token) and
         `token_unpooled` (with it), which give [B, N, num_classes].
       head_bias_init: constant; -10 if the loss is a sigmoid over many classes.
-      position_embedding: `learned`, or `sincos2d`: fixed, without parameters, for any grid; a
-        class token gets none.
-      position_stddev: initial standard deviation of learned positions: 0.02 in the official code,
-        1 / sqrt(hidden_size) in big_vision.
+      position_embedding: `learned`, or another of the table in `positions.py`.
+      position_stddev: of learned positions at the start: 0.02 in the official code, 1 / sqrt(D) in
+        big_vision.
       gelu: `tanh` as in Google's models, or `exact` as in timm and Hugging Face
         (logits of B/16 differ by about 4e-4).
       layer_norm_epsilon: 1e-6 in every published model but Hugging Face's own (1e-12).
@@ -239,6 +240,8 @@ class VisionTransformer(nn.Module):
     remat: str = "none"
     scan: bool = False
     dtype: Any = jnp.float32
+
+    block = Encoder1DBlock
 
     @property
     def prefix_tokens(self) -> tuple[str, ...]:
@@ -291,19 +294,15 @@ class VisionTransformer(nn.Module):
             for token in map(self._token, self.prefix_tokens)
         ]
         x = jnp.concatenate([*tokens, x], axis=1)  # [B, N, D]
-        positions = None
-        if self.position_embedding == "sincos2d":
-            table = sincos2d((height, width), hidden_size)  # [1, h*w, D]
-            positions = np.pad(table, ((0, 0), (len(tokens), 0), (0, 0)))  # [1, N, D]
         x = Encoder(
-            BlockConfig.of(self),
+            BlockConfig.of(self, grid=(height, width)),
             num_layers=self.num_layers,
             stochastic_depth_rate=self.stochastic_depth_rate,
-            position_stddev=self.position_stddev,
             remat=self.remat,
             scan=self.scan,
+            block=self.block,
             name="Transformer",
-        )(x, positions, train=train)
+        )(x, train=train)
         return self._classify(self._pool(x, train=train))
 
     def _token(self, name: str) -> jax.Array:
@@ -347,6 +346,7 @@ class VisionTransformer(nn.Module):
 
 
 BLOCKS = "Transformer/encoderblock"
+_BLOCK = rf"{BLOCKS}(?:_(?P<block>\d+))?"
 ATTENTION = "MultiHeadDotProductAttention_0"
 POSITIONS = "Transformer/posembed_input/pos_embedding"
 
@@ -370,12 +370,12 @@ def attention_rows(prefix: str, depth: str = BLOCK) -> tuple[Row, ...]:
 MAP_ROWS = (Row("MAPHead_0/probe", (None, None, "embed"), LAST), *attention_rows("MAPHead_0", LAST))
 
 
-def infer_blocks(shapes: Shapes, blocks: str) -> dict[str, Any]:
-    """What the shapes of the blocks determine, see `Family.infer`."""
+def infer_blocks(shapes: Shapes, blocks: str, part: str = "") -> dict[str, Any]:
+    """What the shapes of the blocks, or of this part of each, determine, see `Family.infer`."""
     return {
         "num_layers": count_blocks(shapes, blocks),
-        "mlp_dim": axis_of(shapes, f"{blocks}_0/MlpBlock_0/Dense_0/kernel", 2, 1),
-        "num_heads": axis_of(shapes, f"{blocks}_0/{ATTENTION}/query/kernel", 3, 1),
+        "mlp_dim": axis_of(shapes, f"{blocks}_0{part}/MlpBlock_0/Dense_0/kernel", 2, 1),
+        "num_heads": axis_of(shapes, f"{blocks}_0{part}/{ATTENTION}/query/kernel", 3, 1),
     }
 
 
@@ -389,7 +389,7 @@ def infer(shapes: Shapes) -> dict[str, Any]:
         **resnet.infer(shapes, "conv_root/kernel"),
         "representation_size": layer_width(shapes, "pre_logits"),
         "classifier": "token" if "cls" in shapes else "map" if has_pooling else "gap",
-        "position_embedding": "learned" if POSITIONS in shapes else "sincos2d",
+        "position_embedding": infer_positions(shapes, "Transformer", BLOCKS),
     }
 
 
@@ -411,6 +411,7 @@ def check(model: VisionTransformer) -> None:
             f"'reference', or model.attention_dropout_rate=0 (given: "
             f"{model.attention_dropout_rate})."
         )
+    check_positions(model)
 
 
 FAMILY = Family(
@@ -422,9 +423,9 @@ FAMILY = Family(
         Row("mask_embedding", (None, None, "embed"), FIRST, role="training"),
         Row("embedding/kernel", (None, None, None, "embed"), FIRST, role="patches"),
         Row("embedding/bias", ("embed",), FIRST),
-        Row(POSITIONS, (None, None, "embed"), FIRST, role="positions"),
+        *position_rows("Transformer", _BLOCK),
         *resnet.ROWS,
-        *attention_rows(rf"{BLOCKS}(?:_(?P<block>\d+))?"),
+        *attention_rows(_BLOCK),
         Row("Transformer/encoder_norm/(?:scale|bias)", ("embed",), LAST),
         *MAP_ROWS,
         Row("pre_logits/kernel", ("embed", None), LAST, role="pre_logits"),
@@ -435,7 +436,7 @@ FAMILY = Family(
     infer=infer,
     choices={
         "classifier": ("token", "gap", "map", "unpooled", "token_unpooled"),
-        "position_embedding": ("learned", "sincos2d"),
+        "position_embedding": POSITION_EMBEDDINGS,
         "gelu": ("tanh", "exact"),
         "attention": NAMES,
         "remat": REMAT_POLICIES,

@@ -102,7 +102,7 @@ def infer_description(
         grid, shape = module.token_grid(size), size
     elif grid is None:
         raise UserError(
-            "no position embeddings are stored, so the image size cannot be "
+            "no position embedding of each token is stored, so the image size cannot be "
             "inferred; give it (--image_size)."
         )
     height, width = shape or (grid[0] * pixels[0], grid[1] * pixels[1])

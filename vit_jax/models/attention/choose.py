@@ -28,6 +28,7 @@ def reference(
     key: jax.Array,
     value: jax.Array,
     *,
+    bias: jax.Array | None = None,
     module: Any = None,
     dropout_rng: Any = None,
     dropout_rate: float = 0.0,
@@ -39,12 +40,14 @@ def reference(
     match the official code bit for bit.
 
     Args:
+      bias: [B, H, N, N], added to the scores.
       module: sows the weights [B, H, N, N] as the intermediate `attention_weights`.
       dropout_rng, dropout_rate: of the weights.
     """
     dtype, head_dim = query.dtype, query.shape[-1]
     query = query / jnp.sqrt(head_dim).astype(dtype)
     scores = jnp.einsum("bqhd,bkhd->bhqk", query, key)  # [B, H, N, N]
+    scores = scores if bias is None else scores + bias
     weights = jax.nn.softmax(scores.astype(jnp.float32))  # equation 6
     if module is not None:
         module.sow("intermediates", "attention_weights", weights)
@@ -83,6 +86,7 @@ ATTENTIONS: dict[str, Callable[..., jax.Array]] = {
     "splash": splash,
 }
 NAMES = ("auto", *ATTENTIONS)
+BIASED = ("auto", "reference", "xla")  # those that can add a bias to the scores
 PLATFORMS = {"cudnn": "gpu", "pallas": "tpu", "splash": "tpu"}  # of those that need one
 
 
@@ -101,14 +105,17 @@ def check_attention(name: str, platform: str, dtype: str) -> None:
         )
 
 
-def attention_fn(name: str, *, train: bool) -> Callable[..., jax.Array]:
+def attention_fn(
+    name: str, *, train: bool, bias: Callable[[jax.Array], jax.Array] | None = None
+) -> Callable[..., jax.Array]:
     """An `attention_fn` for Flax's `MultiHeadDotProductAttention`.
 
     Args:
-      name: one of `NAMES`.
+      name: one of `NAMES`; with a bias one of `BIASED`.
       train: whether a backward pass follows.
+      bias: queries [B, N, H, d] -> [B, H, N, N], which is added to the scores.
     """
-    return functools.partial(_attend, name=name, train=train)
+    return functools.partial(_attend, name=name, train=train, bias=bias)
 
 
 def _attend(
@@ -118,6 +125,7 @@ def _attend(
     *,
     name: str,
     train: bool,
+    bias: Callable[[jax.Array], jax.Array] | None = None,
     module: Any = None,
     dropout_rng: jax.Array | None = None,
     dropout_rate: float = 0.0,
@@ -126,6 +134,8 @@ def _attend(
     dropout_rate = 0.0 if deterministic else dropout_rate
     if dropout_rate or (module is not None and module.is_initializing()):
         name = "reference"
+    elif bias is not None and name == "auto":
+        name = "xla"
     elif name == "auto":
         sizes = (*query.shape[1:], query.dtype.itemsize)
         alone = train and jax.sharding.get_abstract_mesh().size <= 1
@@ -137,6 +147,8 @@ def _attend(
         name = "xla"  # a single query, as in a MAP head: nothing to gain
     elif name == "cudnn":
         options = {"train": train}
+    if bias is not None:
+        options["bias"] = bias(query)
     return saved(ATTENTIONS[name](query, key, value, **options), "attention")
 
 

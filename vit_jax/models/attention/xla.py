@@ -15,11 +15,18 @@ from vit_jax.models.layers import product
 _CACHE_BYTES = 2**20  # of float32 scores that `chunked` holds at a time, twice
 
 
-def xla(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
-    """Products over [B, H, N, d]; softmax in float32, the weights in the dtype of the values."""
+def xla(
+    query: jax.Array, key: jax.Array, value: jax.Array, *, bias: jax.Array | None = None
+) -> jax.Array:
+    """Products over [B, H, N, d]; softmax in float32, the weights in the dtype of the values.
+
+    `bias` [B, H, N, N] is added to the scores.
+    """
     query = query / math.sqrt(query.shape[-1])
     query, key, value = (jnp.swapaxes(x, 1, 2) for x in (query, key, value))  # [B, H, N, d]
-    weights = jax.nn.softmax(product("bhqd,bhkd->bhqk", query, key)).astype(value.dtype)
+    scores = product("bhqd,bhkd->bhqk", query, key)
+    scores = scores if bias is None else scores + bias
+    weights = jax.nn.softmax(scores).astype(value.dtype)
     out = product("bhqk,bhkd->bhqd", weights, value).astype(value.dtype)
     return jnp.swapaxes(out, 1, 2)
 

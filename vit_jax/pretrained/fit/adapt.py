@@ -16,6 +16,7 @@ from vit_jax.pretrained.fit.resize import (
     CHANNEL_METHODS,
     METHODS,
     find_source_grid,
+    interpolate_offsets,
     interpolate_posembed,
     mix_channels,
     replace_prefix,
@@ -70,8 +71,13 @@ def adapt_params(
     tokens = with_role("token", loaded)
     fit.tokens(class_token)
     reset = fit.heads(reset_head)
-    for name in with_role("positions", like.keys() & fit.arrays.keys()):
+    both = like.keys() & fit.arrays.keys()
+    for name in with_role("positions", both):
         fit.positions(name, tokens, grid, source_grid, posemb)
+    for name in with_role("axis_positions", both):
+        fit.axis_positions(name, posemb)
+    for name in with_role("offsets", both):
+        fit.offsets(name, grid, source_grid, posemb)
     if resize_patches:
         fit.patches()
     if channels:
@@ -173,6 +179,26 @@ class _Fit:
         how += [f"zero position of the {_title(t)} added" for t in new if t not in tokens]
         if how:
             self._replace(name, replace_prefix(posemb, tokens, new), ", ".join(how))
+
+    def axis_positions(self, name: str, method: str) -> None:
+        """Adapts positions, or offsets, along an axis of the grid to another length."""
+        before, after = np.asarray(self.arrays[name]), self.like[name].shape[0]
+        if before.ndim == 2 and before.size and len(before) != after:
+            matrix = METHODS[method](len(before), after)
+            array = (matrix @ before.astype(np.float64)).astype(before.dtype)
+            self._replace(name, array, f"{method} {len(before)} -> {after}")
+
+    def offsets(self, name: str, grid: Any, source_grid: Any, method: str) -> None:
+        """Adapts relative positions in raster order, [2 * h * w - 1, d], to the model's grid."""
+        before = np.asarray(self.arrays[name])
+        if before.ndim != 2:
+            return  # reported as a mismatch
+        new, old = ((1, (each.shape[0] + 1) // 2, 1) for each in (self.like[name], before))
+        grid = grid or find_source_grid(new, (1, 1), 0)
+        source_grid = find_source_grid(old, grid, 0, source_grid)
+        if source_grid != grid:
+            how = f"{method} {source_grid[0]}x{source_grid[1]} -> {grid[0]}x{grid[1]}"
+            self._replace(name, interpolate_offsets(before, grid, source_grid, method), how)
 
     def patches(self) -> None:
         for name in with_role("patches", self.like.keys() & self.arrays.keys()):

@@ -105,6 +105,24 @@ def interpolate_posembed(
     return np.concatenate([prefix, cells.reshape(grid[0] * grid[1], -1)])[None]  # [1, P + H*W, D]
 
 
+def interpolate_offsets(
+    embedding: np.ndarray, grid: tuple[int, int], source_grid: tuple[int, int], method: str
+) -> np.ndarray:
+    """2-D interpolation of relative embeddings by location: [2*h*w - 1, d] -> [2*H*W - 1, d].
+
+    In raster order an offset stands for several pairs of rows and columns; it is interpolated as
+    the one with the fewest columns.
+    """
+    (height, width), (new_height, new_width) = source_grid, grid
+    rows, columns = np.ogrid[1 - height : height, 1 - width : width]
+    cells = embedding[rows * width + columns + height * width - 1]  # [2h - 1, 2w - 1, d]
+    sizes = ((2 * old - 1, 2 * new - 1) for old, new in zip(source_grid, grid, strict=True))
+    cells = _resize(cells, *(METHODS[method](*each) for each in sizes))  # [2H - 1, 2W - 1, d]
+    offsets = np.arange(1 - new_height * new_width, new_height * new_width)
+    rows = np.rint(offsets / new_width).astype(int).clip(1 - new_height, new_height - 1)
+    return cells[rows + new_height - 1, offsets - rows * new_width + new_width - 1]
+
+
 def find_source_grid(
     shape: tuple[int, ...],
     grid: tuple[int, int],

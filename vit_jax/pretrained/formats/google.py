@@ -23,6 +23,7 @@ import numpy as np
 
 from vit_jax.errors import UserError
 from vit_jax.models import bit
+from vit_jax.models.positions import infer_positions
 from vit_jax.models.vit import BLOCKS, POSITIONS
 from vit_jax.parameters.names import (
     all_rows,
@@ -33,7 +34,7 @@ from vit_jax.parameters.names import (
     unstack_blocks,
 )
 from vit_jax.pretrained.formats.rows import Op, Row, norm, numbers, read_rows, write_rows
-from vit_jax.pretrained.formats.stored import Holds, Stored
+from vit_jax.pretrained.formats.stored import ONE_TABLE, Holds, Stored
 
 # What Google's code computes for all its files.
 ASSUMED = {"gelu": "tanh", "layer_norm_epsilon": 1e-6}
@@ -97,10 +98,11 @@ def read_google(
     stored.params = flatten_names(unstack_blocks(unflatten_names(stored.params)))
     if "cls" in stored.params and not taken.get(POSITIONS, POSITIONS).endswith(POSITIONS):
         _place_posemb(stored, taken[POSITIONS], grid)
-    # Only big_vision has models with fixed positions; elsewhere the array is missing.
-    is_fixed = stored.format == "big_vision" and POSITIONS not in stored.params
-    positions = "sincos2d" if is_fixed else "learned"
-    stored.conventions = {**ASSUMED, "position_embedding": positions}
+    stored.conventions = dict(ASSUMED)
+    if infer_positions(stored.params, "Transformer", BLOCKS) == "sincos2d":  # no such arrays
+        # Only big_vision has models with fixed positions; elsewhere the array is missing.
+        is_fixed = stored.format == "big_vision"
+        stored.conventions["position_embedding"] = "sincos2d" if is_fixed else "learned"
     return stored
 
 
@@ -206,7 +208,9 @@ PUBLISHED = {
 }
 BIG_VISION = {
     "vit": Holds(
-        to_big_vision, {"classifier": ("token", "gap", "map"), "resnet_layers": (None,)}, ASSUMED
+        to_big_vision,
+        {"classifier": ("token", "gap", "map"), "resnet_layers": (None,), **ONE_TABLE},
+        ASSUMED,
     ),
     "bit": Holds(to_big_vision),
 }

@@ -20,7 +20,7 @@ from vit_jax.models.description import HALF, Description, InputSettings
 from vit_jax.models.vit import POSITIONS
 from vit_jax.pretrained.formats import rows
 from vit_jax.pretrained.formats.rows import Row, layer, norm
-from vit_jax.pretrained.formats.stored import Holds, Stored, numbers_of, pair, positive
+from vit_jax.pretrained.formats.stored import ONE_TABLE, Holds, Stored, numbers_of, pair, positive
 
 GELUS = {
     "gelu": "exact",
@@ -271,6 +271,6 @@ def to_huggingface(
 
 # ViT and DeiT there classify from their tokens and patchify the image directly.
 HUGGINGFACE = {
-    name: Holds(to_huggingface, {"classifier": ("token",), "resnet_layers": (None,)})
+    name: Holds(to_huggingface, {"classifier": ("token",), "resnet_layers": (None,), **ONE_TABLE})
     for name in _ARCHITECTURES
 }

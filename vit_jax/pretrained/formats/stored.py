@@ -75,6 +75,10 @@ class Holds(NamedTuple):
     assumed: Mapping[str, Any] = {}  # attributes it does not store: its readers' values
 
 
+# What a format holds whose positions are one table [1, N, D].
+ONE_TABLE = {"position_embedding": ("learned", "sincos2d")}
+
+
 def positive(value: Any) -> int:
     """Returns a positive int that is not a bool; else TypeError."""
     if type(value) is not int or value < 1:

@@ -18,7 +18,7 @@ from vit_jax.models.variants import HYBRIDS, SIZES
 from vit_jax.models.vit import POSITIONS
 from vit_jax.pretrained.formats import rows
 from vit_jax.pretrained.formats.rows import Row, layer, norm, numbers
-from vit_jax.pretrained.formats.stored import Holds, Stored, numbers_of, pair, positive
+from vit_jax.pretrained.formats.stored import ONE_TABLE, Holds, Stored, numbers_of, pair, positive
 from vit_jax.pretrained.infer import grid_of_images, num_prefix_tokens
 
 # timm's architectures, without the resolution; `model_args` has the rest.
@@ -363,6 +363,9 @@ def crop_pct(size: int, resized: int) -> float:
 
 
 TIMM = {
-    **{name: Holds(to_timm, {"classifier": tuple(_POOL)}, _ASSUMED) for name in ("vit", "deit")},
+    **{
+        name: Holds(to_timm, {"classifier": tuple(_POOL), **ONE_TABLE}, _ASSUMED)
+        for name in ("vit", "deit")
+    },
     "mixer": Holds(to_timm_mixer, assumed={"gelu": "exact"}),
 }

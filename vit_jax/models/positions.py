@@ -1,0 +1,154 @@
+"""The position embeddings of appendix D.4 (table 8), and fixed ones (2205.01580).
+
+| `model.position_embedding`           | what tells one token from another                        |
+|--------------------------------------|----------------------------------------------------------|
+| `learned`                            | 1-D: a vector for each token, added at the stem (eq. 1)  |
+| `learned2d`                          | 2-D: one of D/2 for the column, beside one for the row   |
+| `learned_layers`, `learned2d_layers` | the same, other vectors at the beginning of each block   |
+| `learned_shared`, `learned2d_shared` | the same vectors at the beginning of each block          |
+| `relative`                           | r of the offset p_q - p_k in raster order, for each      |
+|                                      | block: the scores are q (k + r) / sqrt(d)                |
+| `sincos2d`                           | sines and cosines of column and row, added at the stem   |
+| `none`                               | nothing: the image is a bag of patches                   |
+
+The paper does not say what becomes of the class token. In 1-D it is a token like others, as in
+equation 1. Elsewhere it is no place in the image: nothing is added to it, nor to scores with it.
+It is silent on sharing relative embeddings too: all heads of a block share them, no two blocks do.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from vit_jax.errors import UserError
+from vit_jax.models.attention.choose import BIASED
+from vit_jax.models.family import FIRST, Row, Shapes
+from vit_jax.models.layers import product
+from vit_jax.models.tokens import sincos2d
+
+POSITION_EMBEDDINGS = (
+    *("learned", "learned_layers", "learned_shared"),
+    *("learned2d", "learned2d_layers", "learned2d_shared"),
+    *("relative", "sincos2d", "none"),
+)
+AT_STEM, SHARED, RELATIVE = "posembed_input", "posembed_shared", "relative_positions"
+
+
+class AddPositionEmbs(nn.Module):
+    """Adds a learned embedding per token, E_pos of equation 1: [B, N, D] -> [B, N, D].
+
+    With the `grid` (rows, columns) of the last tokens, it consists of that of the column and that
+    of the row, D/2 numbers each.
+    """
+
+    stddev: float = 0.02
+    dtype: Any = jnp.float32
+    grid: tuple[int, int] | None = None
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        init = nn.initializers.normal(self.stddev)
+        if self.grid is None:
+            pos_embedding = self.param("pos_embedding", init, (1, *x.shape[1:]))
+            return x + jnp.asarray(pos_embedding, self.dtype)
+        height, width = self.grid
+        columns = self.param("x_embedding", init, (width, x.shape[-1] // 2))
+        rows = self.param("y_embedding", init, (height, x.shape[-1] // 2))
+        cells = jnp.concatenate([jnp.tile(columns, (height, 1)), jnp.repeat(rows, width, 0)], 1)
+        prefix = x.shape[1] - height * width
+        return x + jnp.asarray(jnp.pad(cells, ((prefix, 0), (0, 0))), self.dtype)[None]
+
+
+def relative_scores(query: jax.Array, embedding: jax.Array) -> jax.Array:
+    """q_i r_(i - j) / sqrt(d) for the last n tokens, else 0: [B, N, H, d] -> [B, H, N, N].
+
+    `embedding` [2 n - 1, d] has r of the offsets 1 - n to n - 1.
+    """
+    num_cells = (len(embedding) + 1) // 2
+    index, prefix = np.arange(num_cells), query.shape[1] - num_cells
+    keys = jnp.asarray(embedding, query.dtype)[index[:, None] - index + num_cells - 1]  # [n, n, d]
+    keys = jnp.pad(keys, ((prefix, 0), (prefix, 0), (0, 0)))  # [N, N, d]
+    return product("bqhd,qkd->bhqk", query / math.sqrt(query.shape[-1]), keys)
+
+
+def _add(config: Any, name: str) -> AddPositionEmbs:
+    grid = config.grid if config.position_embedding.startswith("learned2d") else None
+    return AddPositionEmbs(config.position_stddev, config.dtype, grid, name=name)
+
+
+def add_at_stem(
+    config: Any, x: jax.Array, positions: Any = None
+) -> tuple[jax.Array, tuple[jax.Array, ...]]:
+    """Tokens [B, N, D] with the positions of the stem, and ([1, N, D],) if blocks share theirs.
+
+    Called in the encoder's compact `__call__`; `config` is a `BlockConfig`, and `positions`
+    [1, N, D], if given, are added instead of its own.
+    """
+    kind, _, place = config.position_embedding.partition("_")
+    if positions is None and kind == "sincos2d":
+        table = sincos2d(config.grid, x.shape[-1])  # [1, h*w, D]
+        positions = np.pad(table, ((0, 0), (x.shape[1] - table.shape[1], 0), (0, 0)))  # [1, N, D]
+    if positions is not None:
+        return x + jnp.asarray(positions, config.dtype), ()
+    if place == "shared":
+        return x, (_add(config, SHARED)(jnp.zeros((1, *x.shape[1:]), config.dtype)),)
+    return (_add(config, AT_STEM)(x) if kind.startswith("learned") and not place else x), ()
+
+
+def add_in_block(config: Any, x: jax.Array, shared: jax.Array | None) -> tuple[jax.Array, Any]:
+    """Tokens [B, N, D] with the positions of a block, and what gives its relative scores or None.
+
+    Called in the block's compact `__call__`; `shared` [1, N, D] is from `add_at_stem`.
+    """
+    if config.position_embedding == "relative":
+        sizes = 2 * math.prod(config.grid) - 1, x.shape[-1] // config.num_heads
+        init = nn.initializers.normal(config.position_stddev)
+        embed = nn.Embed(*sizes, embedding_init=init, name=RELATIVE)
+        return x, functools.partial(relative_scores, embedding=embed.embedding)  # [2 n - 1, d]
+    if config.position_embedding.endswith("_layers"):
+        return _add(config, AT_STEM)(x), None
+    return (x if shared is None else x + shared), None
+
+
+def position_rows(encoder: str, block: str) -> tuple[Row, ...]:
+    """Parameters of the modules above, below the names of the encoder and of its blocks."""
+    stem, axes = f"{encoder}/(?:{AT_STEM}|{SHARED})", (None, None, "embed")
+    return (
+        Row(f"{stem}/pos_embedding", axes, FIRST, role="positions"),
+        Row(f"{stem}/[xy]_embedding", axes[1:], FIRST, role="axis_positions"),
+        Row(f"{block}/{AT_STEM}/pos_embedding", axes, role="positions"),
+        Row(f"{block}/{AT_STEM}/[xy]_embedding", axes[1:], role="axis_positions"),
+        Row(f"{block}/{RELATIVE}/embedding", (None, None), role="offsets"),
+    )
+
+
+def infer_positions(shapes: Shapes, encoder: str, blocks: str) -> str:
+    """The kind that the names of a file determine; `sincos2d` if there are no such parameters."""
+    places = {"": f"{encoder}/{AT_STEM}", "_shared": f"{encoder}/{SHARED}"}
+    for place, name in {**places, "_layers": f"{blocks}_0/{AT_STEM}"}.items():
+        for kind, parameter in (("learned", "pos_embedding"), ("learned2d", "x_embedding")):
+            if f"{name}/{parameter}" in shapes:
+                return f"{kind}{place}"
+    return "relative" if f"{blocks}_0/{RELATIVE}/embedding" in shapes else "sincos2d"
+
+
+def check_positions(model: Any) -> None:
+    """Raises UserError if the model's other attributes do not go with its positions."""
+    kind = model.position_embedding
+    if kind == "relative" and model.attention not in BIASED:
+        raise UserError(
+            f"model.attention={model.attention!r} does not support model.position_embedding="
+            f"'relative'; use {', '.join(map(repr, BIASED))}."
+        )
+    if kind.startswith("learned2d") and model.hidden_size % 2:
+        raise UserError(
+            f"model.hidden_size={model.hidden_size} must be even for "
+            f"model.position_embedding={kind!r}."
+        )
