@@ -26,8 +26,9 @@ class Row:
     Its role, if any: `image` is the kernel of the convolution on the image; `patches` the one that
     makes tokens of the image or of the output of `image`; `vocabulary` embeds the tokens of a text;
     `token` precedes the grid of patches;
-    `positions` are the position embeddings; `head` is replaced in fine-tuning; `pre_logits` is the
-    layer below the head; `training` exists only for some training objective.
+    `positions` are the position embeddings, with rows for these tokens if `of_tokens`; `head` is
+    replaced in fine-tuning; `pre_logits` is the layer below the head; `training` exists only for
+    some training objective.
     """
 
     pattern: str  # matches the full name in the model's own tree; group `block` is its number
@@ -36,6 +37,7 @@ class Row:
     depth: str = BLOCK  # for layer-wise learning rates
     role: str = ""
     title: str = ""  # of a token, for people
+    of_tokens: bool = True
 
 
 # A single head.
