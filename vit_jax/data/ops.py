@@ -163,6 +163,11 @@ class RandomCrop(SizedOp):
 
     padding: int = 0
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.padding <= _MAX_SIDE:
+            raise ValueError(f"padding={self.padding} must be from 0 to {_MAX_SIDE} pixels")
+
     def apply(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         if self.padding:
             image = np.pad(image, ((self.padding,) * 2, (self.padding,) * 2, (0, 0)), "reflect")
