@@ -38,6 +38,7 @@ from vit_jax.parameters.sharding import (
     with_shardings,
 )
 from vit_jax.training.gradients import GRADIENTS, create_gradient
+from vit_jax.training.initial import Initial, initial_state, trace_initial
 from vit_jax.training.mixing import create_mixing
 from vit_jax.training.optimizer import create_optimizer
 from vit_jax.training.schedule import (
@@ -47,14 +48,7 @@ from vit_jax.training.schedule import (
     fit_warmup,
     to_steps,
 )
-from vit_jax.training.step import (
-    Initial,
-    TrainState,
-    create_train_state,
-    initial_state,
-    make_train_step,
-    trace_initial,
-)
+from vit_jax.training.step import TrainState, create_train_state, make_train_step
 
 
 @dataclasses.dataclass(frozen=True)

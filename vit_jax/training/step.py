@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import flax.struct
 import jax
 import jax.numpy as jnp
 import optax
-from jax.extend import core
 from jax.sharding import PartitionSpec
 
 from vit_jax.errors import UserError
 from vit_jax.parameters.groups import stop_frozen_gradients
-from vit_jax.parameters.names import flatten_names, unflatten_names
 from vit_jax.parameters.sharding import BATCH_AXES, keep_batch_sharding
 from vit_jax.training.gradients import (
     Batch,
@@ -59,57 +57,6 @@ def create_train_state(
         opt_state=tx.init(params),
         polyak_params=jax.tree.map(jnp.copy, params) if polyak_decay else None,
     )
-
-
-class Initial(NamedTuple):
-    """Random parameters that are not yet drawn."""
-
-    program: core.ClosedJaxpr  # key -> arrays, in the order of the leaves of `shapes`
-    shapes: Any  # nested dict of jax.ShapeDtypeStruct
-
-
-def trace_initial(init: Callable[[jax.Array], Any]) -> Initial:
-    """Traces `init`, from a key to a tree of parameters; a run traces it only once."""
-    traced = jax.jit(init).trace(jax.eval_shape(lambda: jax.random.key(0)))
-    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), traced.out_info)
-    return Initial(traced.jaxpr, shapes)
-
-
-def initial_state(
-    initial: Initial,
-    start_state: Callable[[Any], TrainState],
-    abstract_state: TrainState,
-    *,
-    seed: int,
-    loaded: Any = None,
-) -> TrainState:
-    """The state before the first update, on the devices.
-
-    Args:
-      initial: random parameters.
-      start_state: parameters -> the state before their first update; pure.
-      abstract_state: shapes with shardings.
-      seed: of the random parameters.
-      loaded: a tree of host arrays to start from, with shapes (or missing) where an array is
-        to be random (a new head); None: all are random.
-    """
-    arrays = flatten_names(initial.shapes) | flatten_names(loaded)
-    shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract_state)
-    places = flatten_names(shardings.params)
-    new = [name for name in places if isinstance(arrays[name], jax.ShapeDtypeStruct)]
-
-    def draw(rng: jax.Array) -> dict[str, jax.Array]:
-        drawn = core.jaxpr_as_fun(initial.program)(rng)
-        return {name: array for name, array in zip(places, drawn, strict=True) if name in new}
-
-    out_shardings = {name: places[name] for name in new}
-    params = jax.jit(draw, out_shardings=out_shardings)(jax.random.key(seed)) if new else {}
-    for name in [name for name in arrays if name not in params]:
-        # One at a time: a large model is never completely on both host and devices.
-        array = arrays.pop(name)
-        params[name] = jax.make_array_from_callback(array.shape, places[name], array.__getitem__)
-    start = jax.jit(start_state, out_shardings=shardings, donate_argnums=0)
-    return start(unflatten_names(params))
 
 
 # Folded into the key of a step for mixing; its parts fold in their index, 0, 1, ...
