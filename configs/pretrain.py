@@ -44,10 +44,10 @@ ImageNet-21k and JFT with head bias -10 (issues 2 and 34); their ImageNet-1k rec
 of the model's width with tanh (section 3.1); ResNets have neither it nor dropout.
 DeiT-distilled-* is rejected: it has no such layer, and no recipe has its teacher.
 
-Sharpness-aware, as in "When Vision Transformers Outperform ResNets" (2106.01548) with equal images:
---config.gradient.name=sam --config.gradient.rho=0.2, at twice the cost. Its first author perturbs
-each of 64 chips by its own images and uses a larger rho for fewer of them (official code, issue
-153, where others try 0.2 for B/16); here the batch is perturbed as a whole. Never run at scale.
+Sharpness-aware, as in "When Vision Transformers Outperform ResNets" (2106.01548) with equal images,
+or with GSAM: configs/sam.py, at twice the cost. The first author perturbs each of 64 chips by its
+own images and uses a larger rho for fewer of them (official code, issue 153); here the batch is
+perturbed as a whole. Never run at scale.
 
 Rows that table 3 does not have borrow its numbers: on JFT, Transformers and hybrids up to width
 768 those of B/16, width 1024 of L/16, wider ones of H/14 (epochs included), ResNets those of their

@@ -22,9 +22,9 @@ from vit_jax.errors import UserError, check_keys, check_known, check_local
 from vit_jax.evaluators.create import EVALUATORS, EvaluatorKeys
 from vit_jax.models.create import MODELS, VARIANTS, create_model, get_variant
 from vit_jax.objectives.create import OBJECTIVES
+from vit_jax.training.gradients import GRADIENTS
 from vit_jax.training.optimizer import OPTIMIZERS, create_optimizer
 from vit_jax.training.schedule import SCHEDULES, create_schedule
-from vit_jax.training.step import GRADIENTS
 
 # Sections without kinds. Each key has its default, or the type if it may be None, and
 # its line in --help.

@@ -37,17 +37,18 @@ from vit_jax.parameters.sharding import (
     state_shardings,
     with_shardings,
 )
+from vit_jax.training.gradients import GRADIENTS, create_gradient
 from vit_jax.training.initial import Initial, initial_state, trace_initial
 from vit_jax.training.mixing import create_mixing
 from vit_jax.training.optimizer import create_optimizer
-from vit_jax.training.schedule import Schedule, create_schedule, fit_warmup, to_steps
-from vit_jax.training.step import (
-    GRADIENTS,
-    TrainState,
-    create_gradient,
-    create_train_state,
-    make_train_step,
+from vit_jax.training.schedule import (
+    Schedule,
+    create_relative_rate,
+    create_schedule,
+    fit_warmup,
+    to_steps,
 )
+from vit_jax.training.step import TrainState, create_train_state, make_train_step
 
 
 @dataclasses.dataclass(frozen=True)
@@ -258,6 +259,9 @@ def create_run(
             tx,
             seed=config.seed,
             gradient=create_gradient(**config.gradient),
+            relative_rate=create_relative_rate(
+                schedule, total_steps=total_steps, warmup_steps=warmup_steps
+            ),
             freeze=freeze,
             mixing=mixing,
             **({} if lora is None else {"merge": lora.merge}),

@@ -9,6 +9,7 @@ from PIL import Image
 
 from vit_jax.data.ops import InceptionCrop
 from vit_jax.data.preprocess import parse
+from vit_jax.errors import UserError
 
 
 def picture(height=30, width=40, channels=3, seed=0):
@@ -123,6 +124,12 @@ def test_random_crop_reaches_every_offset():
     assert corners == {0, 1, 2, 4, 5, 6}
     with pytest.raises(ValueError, match="is smaller than the crop"):
         run("random_crop(4)", image)
+    # Reflected without repeating the border, as by torchvision.
+    rows = np.arange(3, dtype=np.uint8).reshape(3, 1, 1) * np.ones((1, 3, 1), np.uint8)
+    columns = {tuple(run("random_crop(3, padding=2)", rows, seed)[:, 0, 0]) for seed in range(99)}
+    assert columns == {(2, 1, 0), (1, 0, 1), (0, 1, 2), (1, 2, 1), (2, 1, 0)}
+    with pytest.raises(UserError, match="padding=-1 must be from 0"):
+        parse("random_crop(4, padding=-1)")
 
 
 def test_inception_crop_stays_within_area_and_ratio():

@@ -129,6 +129,11 @@ def test_random_resized_crop_has_the_distribution_of_torchvision():
 def test_the_lists_of_papers_stand_for_ops():
     names = [type(op).__name__ for op in parse("deit3_train(224)").ops]
     assert names == ["Decode", "RandomResizedCrop", "FlipLr", "ThreeAugment", "Normalize"]
+    simple = parse("deit3_train(224, simple_crop=True)").ops
+    assert [str(op) for op in simple[1:3]] == [
+        "ResizeSmall(size=224, method='pillow_bicubic', rounding='down')",
+        "RandomCrop(height=224, width=None, padding=4)",
+    ]
     first, second = (parse(f"dino_train(224, {view})").ops for view in (1, 2))
     assert first[:5] == second[:5]
     assert [str(op) for op in second[5:7]] == [

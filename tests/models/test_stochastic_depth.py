@@ -40,6 +40,7 @@ def test_the_rate_rises_on_a_line_from_zero() -> None:
     assert drop_rates(0.1, 12) == pytest.approx(np.linspace(0.0, 0.1, 12))
     assert drop_rates(0.1, 1) == [0.0]
     assert drop_rates(0.0, 12) is None
+    assert drop_rates(0.1, 3, "constant") == pytest.approx([0.1] * 3)  # DeiT III
 
 
 @pytest.mark.parametrize(

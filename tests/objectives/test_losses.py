@@ -1,7 +1,11 @@
 import jax.numpy as jnp
 import numpy as np
+import pytest
+import torch
 
-from vit_jax.objectives.objective import LOSSES, one_hot_targets
+from vit_jax.errors import UserError
+from vit_jax.objectives.classification import Classification
+from vit_jax.objectives.objective import LOSSES, Task, one_hot_targets
 
 LOGITS = np.random.default_rng(0).normal(size=(4, 5)).astype(np.float32)
 LABELS = np.array([0, 4, 2, 2])
@@ -20,6 +24,23 @@ def test_sigmoid_is_summed_over_classes() -> None:
     expected = -(y * np.log(p) + (1 - y) * np.log(1 - p)).sum(axis=-1)
     targets = one_hot_targets(jnp.asarray(LABELS), 5, 0.0)
     np.testing.assert_allclose(LOSSES["sigmoid"](LOGITS, targets), expected, rtol=1e-5)
+
+
+def test_binary_is_torchs_mean_and_counts_both_labels_of_a_mixed_image() -> None:
+    """As DeiT III trains: `targets.gt(0)` of mixed targets, then BCEWithLogitsLoss."""
+    one, other = (np.eye(5, dtype=np.float32)[labels] for labels in (LABELS, [1, 4, 0, 3]))
+    mixed = 0.9 * one + 0.1 * other
+    loss = torch.nn.BCEWithLogitsLoss()
+    expected = loss(torch.from_numpy(LOGITS), torch.from_numpy(mixed).gt(0.0).float())
+    found = LOSSES["binary"](LOGITS, mixed)
+    assert found.shape == (4,)
+    np.testing.assert_allclose(np.mean(found), expected.numpy(), rtol=1e-6)
+    assert np.abs(found - LOSSES["binary"](LOGITS, one)).max() > 0.1
+
+
+def test_binary_takes_no_smoothing() -> None:
+    with pytest.raises(UserError, match="label_smoothing=0.1 gives every class a target above 0"):
+        Classification(Task.of(object()), loss="binary", label_smoothing=0.1)
 
 
 def test_label_smoothing_spreads_its_mass_over_all_classes() -> None:

@@ -31,6 +31,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "pre_logits": {"representation_size": 20},
     "sincos2d": {"classifier": "gap", "position_embedding": "sincos2d"},
     "distilled": {"name": "deit", "gelu": "exact"},
+    "layer_scale": {"name": "modern_vit", "gelu": "exact", "layer_scale_init": 1e-4},
     "hybrid": {"resnet_layers": (1, 2), "patch_size": 1},
     "stem": {"resnet_layers": (), "patch_size": 4},
     "no head": {"num_classes": 0},
@@ -43,6 +44,10 @@ REFUSED = {
         "map",
     ): "cannot store model.classifier='map', .*--format=npz, big_vision, timm",
     ("npz_published", "sincos2d"): "cannot store model.position_embedding='sincos2d'",
+    **{
+        (name, "layer_scale"): "cannot store model.name='modern_vit'"
+        for name in ("npz_published", "big_vision", "huggingface")
+    },
     ("big_vision", "distilled"): "cannot store model.name='deit'",
     ("big_vision", "hybrid"): r"cannot store model.resnet_layers=\(1, 2\), only None",
     ("big_vision", "stem"): "cannot store model.resnet_layers",
@@ -224,7 +229,6 @@ def test_names_of_no_model(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "part"),
     [
-        ("blocks.0.ls1.gamma", "LayerScale"),
         ("blocks.1.attn.q_norm.weight", "normalised queries"),
         ("reg_token", "register tokens"),
         ("fc_norm.weight", "norm after pooling"),

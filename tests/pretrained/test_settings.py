@@ -286,7 +286,6 @@ def test_what_no_model_here_has_is_said_before_heads_are_asked_for(tmp_path: Pat
     for change_, message in (
         ({"blocks.0.attn.qkv.bias": None, "blocks.1.attn.qkv.bias": None}, "without biases"),
         ({"blocks.0.norm1.bias": None, "blocks.1.norm1.bias": None}, "RMSNorm"),
-        ({"blocks.0.ls1.gamma": torch.ones(2)}, "LayerScale"),
         ({"reg_token": torch.ones(1, 4, 2)}, "register tokens"),
         ({"patch_embed.proj.weight": torch.ones(2, 3, 2, 8, 8)}, "videos or volumes"),
     ):

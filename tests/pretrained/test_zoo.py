@@ -28,11 +28,14 @@ FAMILIES = {
     "gsam": 4,
     "big_vision": 15,
     "deit": 8,
+    "deit3": 16,
     "facebook": 8,
     "google": 11,
-    "timm": 55,
+    "timm": 71,
     "mixer-imagenet1k": 2,
     "mixer-imagenet21k": 2,
+    "mixer-sam": 2,
+    "mixer-gsam": 5,
 }
 
 

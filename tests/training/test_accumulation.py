@@ -17,13 +17,9 @@ from vit_jax.objectives.create import OBJECTIVES
 from vit_jax.objectives.objective import Batch, Metrics, Objective
 from vit_jax.parameters.sharding import batch_sharding, create_mesh, replicated
 from vit_jax.run import create_run
+from vit_jax.training.gradients import create_gradient
 from vit_jax.training.optimizer import create_optimizer
-from vit_jax.training.step import (
-    accumulate_gradients,
-    create_gradient,
-    create_train_state,
-    make_train_step,
-)
+from vit_jax.training.step import accumulate_gradients, create_train_state, make_train_step
 
 SIZE, PARTS = 32, 4
 RHO = 0.3

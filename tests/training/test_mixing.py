@@ -206,7 +206,7 @@ class Model:
         return jnp.asarray(self._logits)
 
 
-@pytest.mark.parametrize("loss", list(LOSSES))
+@pytest.mark.parametrize("loss", ["softmax", "sigmoid"])
 def test_the_loss_is_the_weighted_sum_of_both_labels_losses(loss: str) -> None:
     smoothing = 0.1
     rng = np.random.default_rng(0)

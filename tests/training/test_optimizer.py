@@ -153,6 +153,7 @@ def test_momentum_dtype_reaches_the_state() -> None:
         ("adamw", {"eps": 0.0}, "eps=0.0 must be positive"),
         ("adamw", {"b2": 2.0}, "optimizer.b2=2.0 must be in"),
         ("lion", {"b2": 1.0}, "optimizer.b2=1.0 must be in"),
+        ("lamb", {"adapted_parameters": "kernel"}, "Did you mean 'kernels'"),
         ("muon", {"momentum": 1.0}, "optimizer.momentum=1.0 must be in"),
         ("muon", {"eps": -1.0}, "eps=-1.0 must be positive"),
         ("adamw", {"decay_multipliers": (("head/kernel", 2.0),)}, "it is 0"),
@@ -235,6 +236,35 @@ def test_updates_are_those_of_optax_and_the_scan_form_is_like_the_loop_form(
         for key, value in two_updates(tx, form).items():
             # Five iterations of products of float32 matrices.
             np.testing.assert_allclose(value, expected[key], rtol=2e-5, atol=2e-5, err_msg=key)
+
+
+def test_lamb_of_kernels_is_timms() -> None:
+    """With which DeiT III trains: what does not decay is not adapted; gradients of norm 1."""
+    import torch
+
+    from tests.peers import import_timm
+
+    tensors = {name: torch.from_numpy(array) for name, array in flatten_names(draw(0)).items()}
+    kernels = [tensors[name] for name in SHAPES if name.endswith("kernel")]
+    others = [tensors[name] for name in SHAPES if not name.endswith("kernel")]
+    groups = [{"params": kernels, "weight_decay": 0.3}, {"params": others, "weight_decay": 0.0}]
+    import_timm()
+    from timm.optim import Lamb
+
+    theirs = Lamb(groups, lr=0.1, eps=1e-8, max_grad_norm=1.0)
+    for seed in (1, 2):
+        for name, array in flatten_names(draw(seed)).items():
+            tensors[name].grad = torch.from_numpy(array)
+        theirs.step()
+    kwargs: dict[str, Any] = {"schedule": lambda _: jnp.float32(0.1), "weight_decay": 0.3}
+    kwargs |= {"clip_norm": 1.0, "eps": 1e-8}
+    everything = two_updates(create_optimizer("lamb", **kwargs), stack_blocks)
+    ours = two_updates(
+        create_optimizer("lamb", **kwargs, adapted_parameters="kernels"), stack_blocks
+    )
+    for name, value in ours.items():
+        np.testing.assert_allclose(value, tensors[name], rtol=2e-5, atol=2e-5, err_msg=name)
+        assert np.allclose(value, everything[name]) == name.endswith("kernel")
 
 
 def test_muon_without_a_matrix_is_refused() -> None:

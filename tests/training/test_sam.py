@@ -12,8 +12,9 @@ from vit_jax.errors import UserError
 from vit_jax.objectives.objective import Batch, Metrics, Objective
 from vit_jax.parameters.sharding import batch_sharding, create_mesh, replicated
 from vit_jax.run import create_run
+from vit_jax.training.gradients import create_gradient
 from vit_jax.training.optimizer import create_optimizer
-from vit_jax.training.step import create_gradient, create_train_state, make_train_step
+from vit_jax.training.step import create_train_state, make_train_step
 
 RHO = 0.3
 TEACHER = {"teacher": jnp.asarray([[0.5, -1.0, 2.0]])}
@@ -125,7 +126,7 @@ def test_no_gradient_is_no_nan(target: float) -> None:
         return jnp.mean(jnp.square(outputs - target)), {}
 
     value_and_grad = jax.value_and_grad(loss, has_aux=True)
-    _, grads = step(value_and_grad, params, toy_batch(), jax.random.key(0))
+    _, grads = step(value_and_grad, params, toy_batch(), jax.random.key(0), jnp.ones(()))
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(grads))
     assert bool(np.any(grads["head"])) == bool(np.any(grads["below"])) == bool(target)
 

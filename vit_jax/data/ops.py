@@ -156,9 +156,21 @@ class CornerCrop(SizedOp):
 
 @dataclasses.dataclass(frozen=True)
 class RandomCrop(SizedOp):
-    """Crops height x width at a random position."""
+    """Crops height x width at a random position, after reflecting `padding` pixels at each side.
+
+    As torchvision's with `padding_mode="reflect"`.
+    """
+
+    padding: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.padding <= _MAX_SIDE:
+            raise ValueError(f"padding={self.padding} must be from 0 to {_MAX_SIDE} pixels")
 
     def apply(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        if self.padding:
+            image = np.pad(image, ((self.padding,) * 2, (self.padding,) * 2, (0, 0)), "reflect")
         spare = _margins(image, self.shape)
         top, left = (int(rng.integers(0, each, endpoint=True)) for each in spare)
         return crop(image, top, left, *self.shape)

@@ -11,13 +11,14 @@ from typing import Any
 import jax.numpy as jnp
 
 from vit_jax.errors import UserError, check_keys, check_known, nearest
-from vit_jax.models import axial_resnet, axial_vit, bert, bit, deit, mixer, text, vit
+from vit_jax.models import axial_resnet, axial_vit, bert, bit, deit, mixer, modern_vit, text, vit
 from vit_jax.models.family import Family
 from vit_jax.models.tokens import patch_shape
 
 MODELS: dict[str, Family] = {
     "vit": vit.FAMILY,
     "deit": deit.FAMILY,
+    "modern_vit": modern_vit.FAMILY,
     "bit": bit.FAMILY,
     "mixer": mixer.FAMILY,
     "axial_vit": axial_vit.FAMILY,
@@ -103,11 +104,12 @@ def get_variant(name: str) -> dict[str, Any]:
 
 
 _FOREIGN_SIZES = {"tiny": "Ti", "small": "S", "base": "B", "large": "L", "huge": "H"}
-_FOREIGN_SIZES |= {size.lower(): size for size in _FOREIGN_SIZES.values()}
+_FOREIGN_SIZES |= {size.lower(): size for size in _FOREIGN_SIZES.values()} | {"medium": "M"}
+_FOREIGN_KINDS = {"vit": "", "deit": "DeiT-", "deit3": "DeiT3-", "mixer": "Mixer-"}
 _FOREIGN_NAME = re.compile(
-    rf"(?:.*_)?(vit|deit|mixer)_({'|'.join(_FOREIGN_SIZES)})_?(distilled_)?(?:patch_?)?(\d+)(?:_.*)?"
+    rf"(?:.*_)?({'|'.join(_FOREIGN_KINDS)})_({'|'.join(_FOREIGN_SIZES)})_?"
+    r"(distilled_)?(?:patch_?)?(\d+)(?:_.*)?"
 )
-_FOREIGN_KINDS = {"vit": "", "deit": "DeiT-", "mixer": "Mixer-"}
 
 
 def variant_called(name: str) -> str:

@@ -184,9 +184,16 @@ class Dropout(nn.Module):
         return jnp.where(kept, jnp.asarray(x, jnp.float32) / (1.0 - self.rate), 0.0).astype(x.dtype)
 
 
-def drop_rates(rate: float, num_layers: int) -> np.ndarray | None:
-    """Float32 [L], linear from 0 for the first block to `rate` for the last; None for rate 0."""
+DEPTH_SHAPES = ("linear", "constant")
+
+
+def drop_rates(rate: float, num_layers: int, shape: str = "linear") -> np.ndarray | None:
+    """Float32 [L]: `linear` from 0 for the first block to `rate` for the last, or `constant`.
+
+    None for rate 0.
+    """
     rates = rate * np.arange(num_layers) / max(num_layers - 1, 1)
+    rates = np.full(num_layers, rate) if shape == "constant" else rates
     return rates.astype(np.float32) if rate else None
 
 
@@ -217,6 +224,7 @@ def apply_blocks(
     name: str,
     num_layers: int,
     stochastic_depth_rate: float,
+    stochastic_depth_shape: str = "linear",
     remat: str,
     scan: bool,
     train: bool,
@@ -230,7 +238,7 @@ def apply_blocks(
       create_block: called with `name`; the block as `block(x, drop_rate, *shared, train=train)`.
       x: [B, N, D], like the result.
       shared: the same for all blocks.
-      stochastic_depth_rate: of the last block, see `layers.drop_rates`.
+      stochastic_depth_rate: of the last block, with its shape see `layers.drop_rates`.
       remat: one of `REMAT_POLICIES`.
     """
 
@@ -240,7 +248,7 @@ def apply_blocks(
     if remat != "none":
         # Inside a scan, the loop itself prevents XLA from merging the two forward passes.
         apply_block = nn.remat(apply_block, prevent_cse=not scan, policy=REMAT_POLICIES[remat])
-    rates = drop_rates(stochastic_depth_rate, num_layers)  # [L], or None
+    rates = drop_rates(stochastic_depth_rate, num_layers, stochastic_depth_shape)  # [L], or None
     if not scan:
         for i in range(num_layers):
             block = create_block(name=f"{name}_{i}")

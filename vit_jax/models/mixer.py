@@ -36,14 +36,15 @@ from vit_jax.models.layers import (
 )
 from vit_jax.models.tokens import patch_shape, token_grid
 
-# Paper, table 1: blocks, hidden size, width of the channel MLP and of the token MLP.
+# Paper, table 1: blocks, hidden size, width of the channel MLP and of the token MLP. S/8 is GSAM's
+# (2203.08065).
 SIZES = {
     "S": (8, 512, 2048, 256),
     "B": (12, 768, 3072, 384),
     "L": (24, 1024, 4096, 512),
     "H": (32, 1280, 5120, 640),
 }
-PATCH_SIZES = {"S": (32, 16), "B": (32, 16), "L": (32, 16), "H": (14,)}
+PATCH_SIZES = {"S": (32, 16, 8), "B": (32, 16), "L": (32, 16), "H": (14,)}
 _KEYS = ("num_layers", "hidden_size", "channels_mlp_dim", "tokens_mlp_dim")
 
 

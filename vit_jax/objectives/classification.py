@@ -74,9 +74,9 @@ class Classification(_LabelObjective):
     A batch holds `image` [B, H, W, C] (uint8, or float scaled by the preprocessing), `label` [B]
     int32 and `mask` [B] float32, 1 for real examples. A mixed batch (training/mixing.py) also has
     `other_label` [B] and `label_weight` [B], the share of `label`. Its loss is label_weight *
-    L(label) + (1 - label_weight) * L(other_label) with both labels smoothed, as in timm; losses are
-    linear in the targets, so we compute one loss of mixed targets. Accuracy refers to the
-    label with the larger weight.
+    L(label) + (1 - label_weight) * L(other_label) with both labels smoothed, as in timm; losses but
+    `binary` are linear in the targets, so we compute one loss of mixed targets. Accuracy refers to
+    the label with the larger weight.
 
     With class weights w, the target of each class is multiplied by its w, and the sum over
     the batch is divided by the sum of the weights of its labels, as in PyTorch's
@@ -92,21 +92,27 @@ class Classification(_LabelObjective):
         """
         Args:
           task: its model maps images to logits [B, K].
-          loss: `softmax`, or `sigmoid` summed over the classes.
+          loss: `softmax`; `sigmoid` summed over the classes; or `binary`, its mean over the
+            classes, to which both labels of a mixed image count fully.
           label_smoothing: probability taken from the label and spread over all classes.
           **kwargs: class_weights.
 
         Raises:
-          UserError: unknown loss, smoothing outside [0, 1), invalid weights, or a model without one
-            row of logits per image.
+          UserError: unknown loss, smoothing outside [0, 1) or with `binary`, invalid weights, or a
+            model without one row of logits per image.
         """
         super().__init__(task, **kwargs)
         check_known("objective.loss", loss, LOSSES)
         if not 0.0 <= label_smoothing < 1.0:
             raise UserError(f"objective.label_smoothing={label_smoothing} must be in [0, 1).")
+        if label_smoothing and loss == "binary":
+            raise UserError(
+                f"objective.label_smoothing={label_smoothing} gives every class a target above 0, "
+                "which objective.loss='binary' counts as 1; set it to 0."
+            )
         self._loss = LOSSES[loss]
-        self.probabilities_by = loss
-        self._probabilities = PROBABILITIES[loss]
+        self.probabilities_by = "softmax" if loss == "softmax" else "sigmoid"
+        self._probabilities = PROBABILITIES[self.probabilities_by]
         self._label_smoothing = label_smoothing
 
     def prepare(self, batch: Batch) -> Batch:

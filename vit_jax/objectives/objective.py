@@ -136,10 +136,21 @@ def sigmoid_cross_entropy(logits: jax.Array, targets: jax.Array) -> jax.Array:
     return jnp.sum(optax.sigmoid_binary_cross_entropy(logits, targets), axis=-1)
 
 
+def binary_cross_entropy(logits: jax.Array, targets: jax.Array) -> jax.Array:
+    """Binary cross-entropy averaged over the classes: [B, K], [B, K] -> [B].
+
+    Any positive target counts as 1: both labels of a mixed image are there (DeiT III, 2204.07118,
+    `engine.py`; "ResNet strikes back", 2110.00476).
+    """
+    present = jnp.asarray(targets > 0.0, logits.dtype)
+    return jnp.mean(optax.sigmoid_binary_cross_entropy(logits, present), axis=-1)
+
+
 # Logits and targets, [B, K] each, to losses [B].
 LOSSES: dict[str, Callable[[jax.Array, jax.Array], jax.Array]] = {
     "softmax": optax.softmax_cross_entropy,
     "sigmoid": sigmoid_cross_entropy,
+    "binary": binary_cross_entropy,
 }
 
 

@@ -10,14 +10,20 @@ from vit_jax.errors import UserError
 from vit_jax.models.create import MODELS, create_model, recognise
 from vit_jax.models.description import Description
 from vit_jax.models.family import Shapes, axis_of, layer_width
-from vit_jax.parameters.names import image_kernel, with_role
+from vit_jax.parameters.names import image_kernel, parameter_row, with_role
 from vit_jax.pretrained.fit.resize import find_source_grid
 from vit_jax.pretrained.formats.stored import Stored, check_description
 
 
+def position_tokens(names: Collection[str]) -> list[str]:
+    """Class and distillation token, if the position embeddings have rows for them."""
+    rows = (parameter_row(name).row for name in with_role("positions", names))
+    return with_role("token", names) if all(row.of_tokens for row in rows) else []
+
+
 def num_prefix_tokens(names: Collection[str]) -> int:
-    """Number of tokens before the image's: class and distillation token."""
-    return len(with_role("token", names))
+    """Number of position embeddings before the grid's."""
+    return len(position_tokens(names))
 
 
 def num_tokens(params: Shapes) -> int | None:

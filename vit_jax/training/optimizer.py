@@ -100,7 +100,12 @@ def lion(
 
 
 def lamb(
-    *, b1: float = 0.9, b2: float = 0.999, eps: float = 1e-6, momentum_dtype: str = "float32"
+    *,
+    b1: float = 0.9,
+    b2: float = 0.999,
+    eps: float = 1e-6,
+    momentum_dtype: str = "float32",
+    adapted_parameters: str = "all",
 ) -> optax.GradientTransformation:
     """Adam for large batches (You et al., 1904.00962, algorithm 2).
 
@@ -110,7 +115,10 @@ def lamb(
     Args:
       b1, b2, eps: of Adam.
       momentum_dtype: storage of the first moment: float32 or bfloat16.
+      adapted_parameters: which updates to scale: all | kernels. timm's LAMB and NVIDIA's FusedLAMB
+        scale only parameters that decay.
     """
+    check_known("optimizer.adapted_parameters", adapted_parameters, DECAY_MASKS)
     return adamw(b1=b1, b2=b2, eps=eps, momentum_dtype=momentum_dtype)
 
 
@@ -220,7 +228,8 @@ def create_optimizer(
         pattern = DECAY_MASKS[decay_parameters]
         steps.append(add_multiplied_decay(weight_decay, pattern, decay_multipliers))
     if name == "lamb":
-        steps.append(scale_by_trust_ratio())
+        adapted = {"adapted_parameters": "all", **kwargs}["adapted_parameters"]
+        steps.append(scale_by_trust_ratio(DECAY_MASKS[adapted]))
     steps.append(optax.scale_by_learning_rate(schedule))
     tx = optax.chain(*steps)
     if freeze:

@@ -6,6 +6,7 @@ Each part of a state is a tree like the parameters, so that a moment's path ends
 from __future__ import annotations
 
 import math
+import re
 from typing import Any
 
 import jax
@@ -67,15 +68,18 @@ def scale_by_factored_rms(decay: float, decay_cap: float) -> optax.GradientTrans
     return optax.GradientTransformation(init, update)
 
 
-def scale_by_trust_ratio() -> optax.GradientTransformation:
-    """LAMB's layer-wise rate: multiplies every update by ||parameters|| / ||update||.
+def scale_by_trust_ratio(pattern: str) -> optax.GradientTransformation:
+    """LAMB's layer-wise rate: multiplies updates by ||parameters|| / ||update||.
 
-    The factor is 1 if one of them is zero.
+    The factor is 1 if one of them is zero, and for names that do not match `pattern`.
     """
     one = optax.scale_by_trust_ratio()
 
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
         def scaled(path: Any, leaf: jax.Array, param: jax.Array) -> jax.Array:
+            if not re.fullmatch(pattern, path_name(path)):
+                return leaf
+
             def function(leaf: jax.Array, param: jax.Array) -> jax.Array:
                 return one.update(leaf, state, param)[0]
 

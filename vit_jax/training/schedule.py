@@ -160,3 +160,19 @@ def create_schedule(
         return rate
 
     return schedule
+
+
+def create_relative_rate(schedule: Schedule, *, total_steps: int, warmup_steps: int) -> Schedule:
+    """(rate - end) / (peak - end) of the next update, for `training.gradients`.
+
+    The peak is the rate after `warmup_steps`, the end that after `total_steps`. 0 for rates below
+    the end, as in warm-up; 1 if peak and end are equal.
+    """
+
+    def relative_rate(step: Any) -> jax.Array:
+        peak, end = schedule(warmup_steps), schedule(total_steps)
+        span = peak - end
+        ratio = (schedule(step) - end) / jnp.where(span > 0.0, span, 1.0)
+        return jnp.where(span > 0.0, jnp.maximum(ratio, 0.0), 1.0)
+
+    return relative_rate

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import flax.struct
 import jax
@@ -15,6 +15,14 @@ from jax.sharding import PartitionSpec
 from vit_jax.errors import UserError
 from vit_jax.parameters.groups import stop_frozen_gradients
 from vit_jax.parameters.sharding import BATCH_AXES, keep_batch_sharding
+from vit_jax.training.gradients import (
+    Batch,
+    Gradient,
+    Metrics,
+    Result,
+    ValueAndGrad,
+    plain_gradient,
+)
 from vit_jax.training.mixing import Mixing
 
 
@@ -51,61 +59,6 @@ def create_train_state(
     )
 
 
-Batch = dict[str, jax.Array]
-Metrics = dict[str, jax.Array]
-Result = tuple[tuple[jax.Array, Metrics], Any]  # (loss, metrics), gradient
-ValueAndGrad = Callable[[Any, Batch, jax.Array], Result]  # of params, batch, rng
-# (value_and_grad, params, batch, rng); accumulation and freezing are inside `value_and_grad`.
-Gradient = Callable[[ValueAndGrad, Any, Batch, jax.Array], Result]
-
-
-def plain_gradient(
-    value_and_grad: ValueAndGrad, params: Any, batch: Batch, rng: jax.Array
-) -> Result:
-    """The gradient of the loss at the parameters."""
-    return value_and_grad(params, batch, rng)
-
-
-def sam_gradient(*, rho: float = 0.05) -> Gradient:
-    """The gradient at the worst nearby parameters ("Sharpness-Aware Minimization", 2010.01412).
-
-    They are params + rho * g / ||g|| with the gradient g of the whole batch, on any mesh; the
-    authors use that of each device's own images (m-sharpness, section 4.1). Loss and metrics
-    are those of the first pass. Both passes use the same dropout.
-
-    Args:
-      rho: distance, in the Euclidean norm over all parameters.
-    """
-    if not 0.0 <= rho < float("inf"):
-        raise UserError(f"gradient.rho={rho} must be a finite number, at least 0.")
-
-    def gradient(value_and_grad: Any, params: Any, batch: Batch, rng: jax.Array) -> Result:
-        result, grads = value_and_grad(params, batch, rng)
-        norm = optax.tree.norm(grads)
-        norm = jnp.where(norm > 0.0, norm, 1.0)  # a zero gradient moves nothing
-        worst = jax.tree.map(lambda param, grad: param + rho * (grad / norm), params, grads)
-        _, grads = value_and_grad(worst, batch, rng)
-        return result, grads
-
-    return gradient
-
-
-class GradientKind(NamedTuple):
-    create: Callable[..., Gradient]  # its keyword-only parameters are config keys
-    passes: int  # forward and backward passes over the whole batch
-
-
-GRADIENTS: dict[str, GradientKind] = {
-    "plain": GradientKind(lambda: plain_gradient, passes=1),
-    "sam": GradientKind(sam_gradient, passes=2),
-}
-
-
-def create_gradient(name: str, **kwargs: Any) -> Gradient:
-    """The gradient called `name`."""
-    return GRADIENTS[name].create(**kwargs)
-
-
 # Folded into the key of a step for mixing; its parts fold in their index, 0, 1, ...
 MIXING_STREAM = 2**32 - 1
 
@@ -116,6 +69,7 @@ def make_train_step(
     *,
     seed: int,
     gradient: Gradient = plain_gradient,
+    relative_rate: Callable[[jax.Array], jax.Array] = jnp.ones_like,
     accumulation_steps: int = 1,
     polyak_decay: float = 0.0,
     freeze: str = "",
@@ -128,6 +82,8 @@ def make_train_step(
       objective: has `loss({**params, **constants}, batch, rng) -> (scalar, metrics)`; one that
         `spans_batch` is accumulated by its `embed` and `loss_of`; and `prepare`, for whole batches.
       seed: all randomness of update t is a function of (seed, t).
+      gradient: from `create_gradient`.
+      relative_rate: from `create_relative_rate`, for the gradient.
       accumulation_steps: number of parts to split the batch into.
       polyak_decay: d of average = d * average + (1 - d) * params; 0 disables it.
       freeze: as in the optimizer; frozen parameters have no gradient and no part in `grad_norm`.
@@ -146,7 +102,8 @@ def make_train_step(
         if mixing is not None:
             batch = mixing(batch, jax.random.fold_in(rng, MIXING_STREAM))
         batch = objective.prepare(batch)
-        (loss, metrics), grads = gradient(value_and_grad, state.params, batch, rng)
+        rate = relative_rate(state.step)
+        (loss, metrics), grads = gradient(value_and_grad, state.params, batch, rng, rate)
         updates, opt_state = tx.update(grads, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
         polyak_params = state.polyak_params

@@ -22,7 +22,7 @@ from vit_jax.pretrained.fit.resize import (
     replace_prefix,
     resize_patch_kernel,
 )
-from vit_jax.pretrained.infer import missing_sizes, model_sizes, num_tokens
+from vit_jax.pretrained.infer import missing_sizes, model_sizes, num_tokens, position_tokens
 
 
 def adapt_params(
@@ -68,7 +68,7 @@ def adapt_params(
     check_known("pretrained.channels", channels, ("", *CHANNEL_METHODS))
     check_known("pretrained.class_token", class_token, ("", "add", "drop"))
     fit = _Fit(dict(loaded), like, dict(dropped or {}), dict(changed or {}))
-    tokens = with_role("token", loaded)
+    tokens = position_tokens(loaded)
     fit.tokens(class_token)
     reset = fit.heads(reset_head)
     both = like.keys() & fit.arrays.keys()
@@ -166,8 +166,8 @@ class _Fit:
         source_grid: tuple[int, int] | None,
         method: str,
     ) -> None:
-        """Adapts positions to the model's grid and tokens; `tokens` are those of the file."""
-        new = with_role("token", self.like)
+        """Adapts positions to the model's grid and tokens; `tokens` are those of the file's."""
+        new = position_tokens(self.like)
         grid = grid or find_source_grid(self.like[name].shape, (1, 1), len(new))
         before = np.asarray(self.arrays[name])
         source_grid = find_source_grid(before.shape, grid, len(tokens), source_grid)

@@ -1,4 +1,4 @@
-"""timm's Vision Transformers, hybrids and DeiT: their names, and the `config.json` beside them."""
+"""timm's Vision Transformers, hybrids and DeiTs: their names, and the `config.json` beside them."""
 
 from __future__ import annotations
 
@@ -12,18 +12,19 @@ import numpy as np
 
 from vit_jax.errors import UserError, check_known
 from vit_jax.files.paths import reading
-from vit_jax.models import mixer
+from vit_jax.models import mixer, modern_vit
 from vit_jax.models.description import HALF, Description, InputSettings
 from vit_jax.models.variants import HYBRIDS, SIZES
-from vit_jax.models.vit import POSITIONS
+from vit_jax.models.vit import BLOCKS, POSITIONS
 from vit_jax.pretrained.formats import rows
 from vit_jax.pretrained.formats.rows import Row, layer, norm, numbers
 from vit_jax.pretrained.formats.stored import ONE_TABLE, Holds, Stored, numbers_of, pair, positive
 from vit_jax.pretrained.infer import grid_of_images, num_prefix_tokens
 
 # timm's architectures, without the resolution; `model_args` has the rest.
-_SIZES = {"Ti": "tiny", "S": "small", "B": "base", "L": "large", "H": "huge"}
+_SIZES = {"Ti": "tiny", "S": "small", "M": "medium", "B": "base", "L": "large", "H": "huge"}
 _PLAIN = "tiny_16 small_16 small_32 base_8 base_16 base_32 large_14 large_16 large_32 huge_14"
+_DEIT3 = "small_16 medium_16 base_16 large_16 huge_14"
 _HYBRIDS = {
     "R+Ti/16": "vit_tiny_r_s16_p8",
     "R26+S/32": "vit_small_r26_s32",
@@ -46,7 +47,6 @@ _TANH = re.compile(
 )
 # Parts of some timm models that ours do not have.
 _UNSUPPORTED = {
-    r"blocks\.\d+\.ls[12]\.gamma": "LayerScale",
     r"blocks\.\d+\.attn\.[qk]_norm\..*": "normalised queries and keys",
     r"reg_token": "register tokens",
     r"fc_norm\..*": "a norm after pooling instead of before",
@@ -76,7 +76,8 @@ def _table(blocks: list[tuple[int, ...]], units: list[tuple[int, ...]]) -> list[
     table = [
         Row(("cls",), "cls_token"),
         Row(("dist",), "dist_token"),
-        Row((POSITIONS,), "pos_embed"),
+        Row((POSITIONS,), "pos_embed"),  # also when reading the next, see `_place_positions`
+        Row((modern_vit.POSITIONS,), "pos_embed"),
         *layer("embedding", "patch_embed.proj", rows.CONV),
         *norm("Transformer/encoder_norm", "norm"),
         *layer("pre_logits", "pre_logits.fc"),  # only in files of timm before 0.6
@@ -94,6 +95,8 @@ def _table(blocks: list[tuple[int, ...]], units: list[tuple[int, ...]]) -> list[
     ]
     for (i,) in blocks:
         table += rows.encoder_block(i, f"blocks.{i}", _BLOCK)
+        for k in (1, 2):
+            table += [Row((f"{BLOCKS}_{i}/LayerScale_{k - 1}/gamma",), f"blocks.{i}.ls{k}.gamma")]
     for stage, unit in units:
         ours = f"block{stage}/unit{unit}"
         theirs = f"patch_embed.backbone.stages.{stage - 1}.blocks.{unit - 1}"
@@ -198,6 +201,8 @@ def read_timm(
     grid: tuple[int, int] | None,
 ) -> None:
     """Moves `arrays` into `stored`; UserError for a part that our models lack."""
+    for name in [name for name in arrays if re.search(r"\.gamma_[12]$", name)]:  # DeiT III's own
+        arrays[re.sub(r"gamma_([12])$", r"ls\1.gamma", name)] = arrays.pop(name)
     units = numbers(r"\.stages\.(\d+)\.blocks\.(\d+)\.", arrays)
     blocks = numbers(r"^blocks\.(\d+)\.", arrays)
     if attends(arrays):
@@ -209,7 +214,7 @@ def read_timm(
             raise UserError("this model has gated MLPs (as gMLP, gMixer), which are not supported.")
     rows.read_rows(stored, arrays, table, num_heads=num_heads)
     args = settings.get("model_args") or {}
-    _add_prefix_positions(stored, args.get("no_embed_class") is True, grid)
+    _place_positions(stored, args.get("no_embed_class") is True, grid)
     pooling = args.get("global_pool") or settings.get("global_pool")
     if "cls" in stored.params and pooling not in (None, "", "token"):
         raise UserError(
@@ -217,21 +222,29 @@ def read_timm(
         )
 
 
-def _add_prefix_positions(
-    stored: Stored, no_embed_class: bool, grid: tuple[int, int] | None
-) -> None:
+def _place_positions(stored: Stored, no_embed_class: bool, grid: tuple[int, int] | None) -> None:
     """Adds zeros as positions of class tokens where timm's model has none, as in FlexiViT.
 
-    If `no_embed_class` is not set, this follows from the number of positions: that of the tokens of
-    `grid`, else of the images, else a square.
+    With LayerScale, the class token has no position: one in the file is added to the token. If
+    `no_embed_class` is not set, whether there is one follows from the number of positions: that of
+    the tokens of `grid`, else of the images, else a square.
     """
     tokens, posemb = num_prefix_tokens(stored.params), stored.params.get(POSITIONS)
-    if not tokens or posemb is None or posemb.ndim != 3:
+    if posemb is None or posemb.ndim != 3:
         return
     count = posemb.shape[1]
     grid = grid or grid_of_images(stored.params, stored.image_size)
     alone = count == math.prod(grid) if grid else math.isqrt(count) ** 2 == count
-    if no_embed_class or alone:
+    alone = alone or no_embed_class or not tokens
+    if any("/LayerScale_" in name for name in stored.params):
+        if not alone:
+            stored.params["cls"] = stored.params["cls"] + posemb[:, :1]
+            stored.changed["cls"] = "its position added"
+        del stored.params[POSITIONS]
+        stored.params[modern_vit.POSITIONS] = posemb if alone else posemb[:, tokens:]
+        if how := stored.changed.pop(POSITIONS, ""):
+            stored.changed[modern_vit.POSITIONS] = how
+    elif tokens and alone:
         logging.info("The class token has no position embedding: using zeros.")
         stored.params[POSITIONS] = np.pad(posemb, ((0, 0), (tokens, 0), (0, 0)))
 
@@ -242,10 +255,11 @@ def _architecture(model: dict[str, Any]) -> str:
         return "deit_base_distilled_patch16_224"
     sizes = tuple(model[key] for key in ("hidden_size", "num_layers", "mlp_dim", "num_heads"))
     size = next((name for name, row in SIZES.items() if row == sizes), "")
-    if model["resnet_layers"] is None:
+    if model.get("resnet_layers") is None:
+        kind, known = ("deit3", _DEIT3) if model["name"] == "modern_vit" else ("vit", _PLAIN)
         name = f"{_SIZES.get(size)}_{model['patch_size']}"
-        name = name if name in _PLAIN.split() else "base_16"  # the closest
-        return f"vit_{name.replace('_', '_patch')}_224"
+        name = name if name in known.split() else "base_16"  # the closest
+        return f"{kind}_{name.replace('_', '_patch')}_224"
     row = (size, tuple(model["resnet_layers"]), model["patch_size"])
     hybrids = {HYBRIDS[name]: known for name, known in _HYBRIDS.items()}
     if row not in hybrids or model["resnet_width_factor"] != 1:
@@ -276,8 +290,10 @@ def to_timm(
         "mlp_ratio": _ratio(model["mlp_dim"], model["hidden_size"]),
         "act_layer": {exact: act for act, exact in _GELUS.items()}[model["gelu"]],
     }
-    if model["resnet_layers"] is None:
+    if model.get("resnet_layers") is None:
         args["patch_size"] = model["patch_size"]
+    if model["name"] == "modern_vit":
+        args |= {"init_values": model["layer_scale_init"], "no_embed_class": True}
     if model["name"] != "deit":
         args |= {"global_pool": pooling, "fc_norm": False}
         args["class_token"] = "cls" in params
@@ -365,7 +381,7 @@ def crop_pct(size: int, resized: int) -> float:
 TIMM = {
     **{
         name: Holds(to_timm, {"classifier": tuple(_POOL), **ONE_TABLE}, _ASSUMED)
-        for name in ("vit", "deit")
+        for name in ("vit", "deit", "modern_vit")
     },
     "mixer": Holds(to_timm_mixer, assumed={"gelu": "exact"}),
 }

@@ -8,8 +8,9 @@
 * "timm" in the source of an accuracy means pytorch-image-models, results/results-imagenet.csv:
   measured on these weights after conversion, with timm's preprocessing (bicubic; 0.9 of the side at
   224 pixels). Repositories of timm: the names in timm's default_cfgs.
-* DeiT: README_deit.md of facebookresearch/deit; the eight hex digits in a file's name begin its
-  SHA-256.
+* Sizes of Mixers trained with SAM and GSAM: the same listing.
+* DeiT: README_deit.md and README_revenge.md of facebookresearch/deit; the eight hex digits in a
+  file's name begin its SHA-256.
 """
 
 from __future__ import annotations

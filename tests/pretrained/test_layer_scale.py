@@ -1,0 +1,120 @@
+"""DeiT III's weights, of timm and of Facebook, in both directions.
+
+1e-5: both sides compute the same function, see test_timm_parity.py.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests import golden
+from tests.peers import import_timm
+from tests.pretrained import weights
+from tests.pretrained.test_timm_parity import SAME, arrays_of, their_logits
+from tests.pretrained.weights import difference, randomise
+from vit_jax.inference.load import load_model
+from vit_jax.models.create import VARIANTS
+from vit_jax.parameters.names import abstract_params, flatten_names, unflatten_names
+from vit_jax.pretrained.arrays import write_safetensors
+from vit_jax.pretrained.formats import timm as names
+from vit_jax.pretrained.load import load_pretrained
+
+timm = import_timm()
+
+TINY = {"embed_dim": 48, "depth": 2, "num_heads": 3, "img_size": 64, "num_classes": 10}
+
+
+def their_model(**kwargs: Any) -> Any:
+    """Tiny, with branches as large as after training: at 1e-6 nobody would see a mistake."""
+    model = timm.create_model("deit3_small_patch16_224", **{**TINY, **kwargs})
+    randomise(model)
+    with torch.no_grad():
+        for block in model.blocks:
+            block.ls1.gamma += 0.5
+            block.ls2.gamma += 0.5
+    return model
+
+
+def test_deit_3_of_timm_and_of_facebook(tmp_path: Path) -> None:
+    model, images = their_model(), golden.images(2, 64, 64)
+    theirs = their_logits(model, images)
+    write_safetensors(tmp_path / "timm.safetensors", arrays_of(model), {})
+    # Facebook's own file: gammas beside the layers, below `model`.
+    facebook = {
+        name.replace("ls1.gamma", "gamma_1").replace("ls2.gamma", "gamma_2"): value
+        for name, value in model.state_dict().items()
+    }
+    assert "blocks.1.gamma_2" in facebook
+    torch.save({"model": facebook}, tmp_path / "deit_3.pth")
+    files = [tmp_path / "timm.safetensors", tmp_path / "deit_3.pth"]
+    loaded = [load_model(path, num_heads=3) for path in files]
+    weights.assert_same(*(flatten_names(each.params) for each in loaded))
+    ours = loaded[0]
+    assert ours.description.model["name"] == "modern_vit"
+    assert ours.module.gelu == "exact"
+    assert ours.params["posembed_patches"]["pos_embedding"].shape == (1, 16, 48)
+    assert difference(weights.logits(ours.module, ours.params, images), theirs) < SAME
+    # LayerScale is seen, and so is the GELU.
+    flat = flatten_names(ours.params)
+    without = {name: np.ones_like(x) if "gamma" in name else x for name, x in flat.items()}
+    assert difference(weights.logits(ours.module, unflatten_names(without), images), theirs) > 1e-2
+
+    folder = tmp_path / "folder"
+    weights.write(folder, "timm", ours.module, flat, (64, 64, 3), "modern_vit")
+    again = timm.create_model(f"local-dir:{folder}", pretrained=True)
+    assert difference(their_logits(again, images), theirs) == 0.0
+
+
+@pytest.mark.parametrize(
+    "kwargs",
+    [
+        {"no_embed_class": False},  # as vit_small_patch16_36x1, DINOv2
+        {"class_token": False, "global_pool": "avg", "fc_norm": False},  # as vit_medium_*_gap
+        {"class_token": False, "global_pool": "map"},
+    ],
+)
+def test_layer_scale_of_others(kwargs: dict[str, Any], tmp_path: Path) -> None:
+    """A position of the class token is part of the class token here."""
+    model, images = their_model(**kwargs), golden.images(2, 64, 64)
+    write_safetensors(tmp_path / "timm.safetensors", arrays_of(model), {})
+    loaded = load_model(tmp_path / "timm.safetensors", num_heads=3)
+    assert loaded.params["posembed_patches"]["pos_embedding"].shape == (1, 16, 48)
+    ours = weights.logits(loaded.module, loaded.params, images)
+    assert difference(ours, their_logits(model, images)) < SAME
+
+
+@pytest.mark.parametrize("variant", [name for name in VARIANTS if name.startswith("DeiT3")])
+def test_every_size_by_names_and_shapes(variant: str) -> None:
+    """Those of timm's deit3_*; blocks are equal, so two of them do."""
+    module = weights.module_of(variant, num_classes=10, num_layers=2)
+    shapes = flatten_names(abstract_params(module, (224, 224, 3)))
+    params = {name: np.broadcast_to(np.float32(0), leaf.shape) for name, leaf in shapes.items()}
+    ours = {name: array.shape for name, array in names.write(params).items()}
+    model = {"name": "modern_vit", **VARIANTS[variant]}
+    with torch.device("meta"):
+        theirs = timm.create_model(names._architecture(model), num_classes=10)
+        assert len(theirs.blocks) == model["num_layers"]
+        theirs.blocks = theirs.blocks[:2]
+    assert ours == {name: tuple(value.shape) for name, value in theirs.state_dict().items()}
+
+
+def test_positions_are_interpolated_without_a_row_for_the_class_token(tmp_path: Path) -> None:
+    """As timm's, which resizes to the new image size when it loads."""
+    model, images = their_model(), golden.images(1, 96, 96)
+    torch.save(model.state_dict(), tmp_path / "a.pth")
+    larger = timm.create_model("deit3_small_patch16_224", **{**TINY, "img_size": 96})
+    larger.load_state_dict(
+        timm.models.vision_transformer.checkpoint_filter_fn(model.state_dict(), larger)
+    )
+    module = load_model(tmp_path / "a.pth", num_heads=3).module
+    like = abstract_params(module, (96, 96, 3))
+    params, report = load_pretrained(
+        tmp_path / "a.pth", like=like, reset_head=False, posemb="bicubic"
+    )
+    name = "posembed_patches/pos_embedding"
+    assert report["adapted"] == {name: "bicubic 4x4 -> 6x6"}
+    ours = weights.logits(module, params, images)
+    assert difference(ours, their_logits(larger, images)) < SAME
