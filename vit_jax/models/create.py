@@ -11,13 +11,14 @@ from typing import Any
 import jax.numpy as jnp
 
 from vit_jax.errors import UserError, check_keys, check_known, nearest
-from vit_jax.models import bert, bit, deit, mixer, text, vit
+from vit_jax.models import bert, bit, deit, mae, mixer, text, vit
 from vit_jax.models.family import Family
 from vit_jax.models.tokens import patch_shape
 
 MODELS: dict[str, Family] = {
     "vit": vit.FAMILY,
     "deit": deit.FAMILY,
+    "mae": mae.FAMILY,
     "bit": bit.FAMILY,
     "mixer": mixer.FAMILY,
     "text": text.FAMILY,
