@@ -102,13 +102,6 @@ def test_transformers_predicts_and_loses_the_same(
     pixels, loss = answers(found.module, flat, norm_pix_loss=norm_pix_loss)
     expected, expected_loss = their_answers(theirs, norm_pix_loss)
     assert expected.std() > 0.1
-    print(
-        "transformers",
-        expected.std(),
-        loss,
-        weights.difference(pixels, expected),
-        abs(loss - expected_loss),
-    )
     assert weights.difference(pixels, expected) < SAME
     assert abs(loss - expected_loss) < SAME
     # The names in memory are newer than those of files.
@@ -189,7 +182,6 @@ def test_facebooks_files_both_ways(tmp_path: Path) -> None:
         visible = torch.from_numpy(np.argsort(NOISE, axis=1)[:, :9])
         expected = model.double()(images.double(), visible).numpy()
     assert expected.std() > 0.1
-    print("facebook", expected.std(), weights.difference(pixels, expected))
     assert weights.difference(pixels, expected) < SAME
 
     path = weights.write(tmp_path / "ours", "timm", found.module, flat, IMAGE, "mae")

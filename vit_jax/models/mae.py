@@ -90,7 +90,9 @@ class PartialEncoder(nn.Module):
 class MaskedAutoencoder(VisionTransformer):
     """Images to logits, as `VisionTransformer` with a class token, or to the pixels of all patches.
 
-    Attributes are those of `VisionTransformer`, with the `choices` of `FAMILY`, and:
+    Its other attributes are those of `VisionTransformer`, with the `choices` of `FAMILY`.
+
+    Attributes:
       decoder_hidden_size, decoder_num_layers, decoder_mlp_dim, decoder_num_heads: sizes of the
         decoder; the defaults are the paper's (section 4.1: 8 blocks of width 512).
     """
