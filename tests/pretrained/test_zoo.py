@@ -28,6 +28,7 @@ FAMILIES = {
     "gsam": 4,
     "big_vision": 15,
     "deit": 8,
+    "mae": 3,
     "facebook": 8,
     "google": 11,
     "timm": 55,
