@@ -16,7 +16,7 @@ def small(kind: str) -> dict[str, Any]:
         elif key.endswith("mlp_dim"):
             sizes[key] = 24
         else:
-            sizes[key] = _SMALL.get(key, value)
+            sizes[key] = _SMALL.get(key.removeprefix("decoder_"), value)
     told = {key: value for key, value in sizes.items() if key not in MODELS[kind].conventions}
     return {"name": kind, **told}
 

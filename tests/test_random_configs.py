@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import pytest
 
-from configs import masked_patch, quickstart
+from configs import mae, masked_patch, quickstart
 from tests import tiny
 from vit_jax import config as default
 from vit_jax.errors import UserError
@@ -25,6 +25,7 @@ RECIPES = {
     "pretrain": lambda: quickstart.get_config("pretrain"),
     "finetune": lambda: quickstart.get_config("finetune"),
     "masked_patch": lambda: masked_patch.get_config("quickstart"),
+    "mae": lambda: mae.get_config("quickstart"),
 }
 TEXTS = [
     "",

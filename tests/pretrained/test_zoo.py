@@ -29,6 +29,7 @@ FAMILIES = {
     "big_vision": 15,
     "deit": 8,
     "deit3": 16,
+    "mae": 3,
     "facebook": 8,
     "google": 11,
     "timm": 71,

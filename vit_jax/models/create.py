@@ -11,7 +11,18 @@ from typing import Any
 import jax.numpy as jnp
 
 from vit_jax.errors import UserError, check_keys, check_known, nearest
-from vit_jax.models import axial_resnet, axial_vit, bert, bit, deit, mixer, modern_vit, text, vit
+from vit_jax.models import (
+    axial_resnet,
+    axial_vit,
+    bert,
+    bit,
+    deit,
+    mae,
+    mixer,
+    modern_vit,
+    text,
+    vit,
+)
 from vit_jax.models.family import Family
 from vit_jax.models.tokens import patch_shape
 
@@ -19,6 +30,7 @@ MODELS: dict[str, Family] = {
     "vit": vit.FAMILY,
     "deit": deit.FAMILY,
     "modern_vit": modern_vit.FAMILY,
+    "mae": mae.FAMILY,
     "bit": bit.FAMILY,
     "mixer": mixer.FAMILY,
     "axial_vit": axial_vit.FAMILY,

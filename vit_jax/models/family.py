@@ -26,10 +26,10 @@ class Row:
     Its role, if any: `image` is the kernel of the convolution on the image; `patches` the one that
     makes tokens of the image or of the output of `image`; `vocabulary` embeds the tokens of a text;
     `token` precedes the grid of patches;
-    `positions` are the position embeddings [1, N, D], with rows for these tokens if `of_tokens`, `axis_positions` those along an axis of the
-    grid, [n, d], `offsets` relative ones in raster order, [2 h w - 1, d]; `head` is replaced in
-    fine-tuning; `pre_logits` is the layer below the head; `training` exists only for some training
-    objective.
+    `positions` are the position embeddings [1, N, D], with rows for these tokens if `of_tokens`,
+    `axis_positions` those along an axis of the grid, [n, d], `offsets` relative ones in raster
+    order, [2 h w - 1, d]; `head` is replaced in fine-tuning; `pre_logits` is the layer below the
+    head; `training` exists only for some training objective.
     """
 
     pattern: str  # matches the full name in the model's own tree; group `block` is its number

@@ -61,3 +61,9 @@ VIT: dict[str, dict[str, Any]] = {
     **{f"DeiT-{size}/16": {"patch_size": 16, **ROWS[size], "gelu": "exact"} for size in DEITS},
 }
 DEIT = {f"DeiT-distilled-{size}/16": VIT[f"DeiT-{size}/16"] for size in DEITS}
+# MAE (2111.06377): the decoder is the same for all encoders.
+_DECODER = {f"decoder_{key}": n for key, n in zip(_KEYS, (512, 8, 2048, 16), strict=True)}
+MAE: dict[str, dict[str, Any]] = {
+    f"MAE-{size}/{patch}": {"patch_size": patch, **ROWS[size], "gelu": "exact", **_DECODER}
+    for size, patch in (("B", 16), ("L", 16), ("H", 14))
+}

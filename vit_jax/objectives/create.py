@@ -7,12 +7,14 @@ from typing import Any
 from vit_jax.objectives.classification import Classification, MultiLabel
 from vit_jax.objectives.contrastive import Contrastive, SigmoidContrastive
 from vit_jax.objectives.distillation import HardDistillation, SoftDistillation
+from vit_jax.objectives.mae import MaskedAutoencoding
 from vit_jax.objectives.masked_patch import MaskedPatch
 
 OBJECTIVES: dict[str, Any] = {
     "classification": Classification,
     "multi_label": MultiLabel,
     "masked_patch": MaskedPatch,
+    "mae": MaskedAutoencoding,
     "hard_distillation": HardDistillation,
     "soft_distillation": SoftDistillation,
     "contrastive": Contrastive,

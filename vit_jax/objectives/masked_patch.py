@@ -18,7 +18,16 @@ import jax.numpy as jnp
 import optax
 
 from vit_jax.errors import UserError, check_known
-from vit_jax.objectives.objective import Batch, Metrics, Objective, Task, masked_mean, scale_images
+from vit_jax.objectives.objective import (
+    Batch,
+    Metrics,
+    Objective,
+    Task,
+    masked_mean,
+    pixel_seeds,
+    scale_images,
+    split_patches,
+)
 
 # Prediction targets, with the side of the patch in colour predictions (0: pixels instead). The
 # paper's few-shot accuracy was best with the first; all worked.
@@ -110,10 +119,8 @@ class MaskedPatch(Objective):
         The corruption is a function of the image's pixels only.
         """
         images = scale_images(batch["image"])
-        pixels = jnp.asarray(jnp.round((images + 1.0) * 127.5), jnp.uint32)
-        seeds = jnp.sum(pixels, axis=(1, 2, 3), dtype=jnp.uint32)  # [B]
         draw = jax.vmap(lambda seed, image: self._draw(jax.random.key(seed), image[None]))
-        corrupted, corruption = jax.tree.map(lambda x: x[:, 0], draw(seeds, images))
+        corrupted, corruption = jax.tree.map(lambda x: x[:, 0], draw(pixel_seeds(images), images))
         values = self._values(params, images, corruption, {}, train=False)
         weights = jnp.where(jnp.any(corrupted > 0, axis=1, keepdims=True), corrupted, 1.0)  # [B, P]
         return {name: jax.vmap(masked_mean)(value, weights) for name, value in values.items()}
@@ -145,7 +152,7 @@ class MaskedPatch(Objective):
             {"params": params}, images, train=train, corruption=corruption, rngs=rngs
         )
         outputs = outputs[:, self._num_prefix :]  # [B, P, K]
-        patches = self._patches(images)  # [B, P, h, w, C]
+        patches = split_patches(images, self._patch)  # [B, P, h, w, C]
         if not self._side:
             targets = jnp.reshape(patches, outputs.shape)
             return {"loss": jnp.mean(jnp.square(outputs - targets), axis=-1)}
@@ -159,15 +166,6 @@ class MaskedPatch(Objective):
         loss = optax.softmax_cross_entropy_with_integer_labels(logits, targets)
         correct = jnp.asarray(jnp.argmax(logits, axis=-1) == targets, jnp.float32)
         return {"loss": jnp.mean(loss, axis=-1), "accuracy": jnp.mean(correct, axis=-1)}
-
-    def _patches(self, images: jax.Array) -> jax.Array:
-        """[B, H, W, C] -> [B, P, h, w, C], in token order."""
-        (height, width), (batch_size, *sides, channels) = self._patch, images.shape
-        rows, columns = sides[0] // height, sides[1] // width
-        x = images[:, : rows * height, : columns * width]
-        x = jnp.reshape(x, (batch_size, rows, height, columns, width, channels))
-        x = jnp.swapaxes(x, 2, 3)  # [B, rows, columns, h, w, C]
-        return jnp.reshape(x, (batch_size, rows * columns, height, width, channels))
 
 
 def color_classes(colors: jax.Array) -> jax.Array:

@@ -48,7 +48,8 @@ def adopt(config: ConfigDict, workdir: str, *, rescales: bool = True) -> ConfigD
             raise as_user_error(f"pretrained.source={source!r}: {error}", error) from error
         known = stored.description
         spec = known.eval_preprocess if known else stored.eval_preprocess
-        if recognise(stored.params) == config.model.name:  # otherwise it will not fit
+        # Others do not fit; with the same blocks a decoder or a second token is dropped.
+        if MODELS[recognise(stored.params)].blocks == family.blocks:
             stated = {**stored.conventions, **(known.model if known else {})}
     taken = []
     of_head = () if keys.reset_head else family.head_conventions

@@ -1,4 +1,4 @@
-"""Hugging Face transformers' names for ViT and DeiT, and its `config.json`.
+"""Hugging Face transformers' names for ViT, DeiT and ViTMAE, and its `config.json`.
 
 Reads the names of files on the hub, which every version of transformers understands and
 which we write, and those of transformers 5. A bare `ViTModel` has no `vit.` prefix.
@@ -19,6 +19,7 @@ from vit_jax.files.paths import reading
 from vit_jax.models.description import HALF, Description, InputSettings
 from vit_jax.models.vit import POSITIONS
 from vit_jax.pretrained.formats import rows
+from vit_jax.pretrained.formats.mae import check_square, decoder_rows
 from vit_jax.pretrained.formats.rows import Row, layer, norm
 from vit_jax.pretrained.formats.stored import ONE_TABLE, Holds, Stored, numbers_of, pair, positive
 
@@ -63,6 +64,16 @@ def _table(prefix: str, blocks: list[tuple[int, ...]], *, refactored: bool = Fal
     for (i,) in blocks:
         table += rows.encoder_block(i, f"{prefix}{folder}.{i}", names)
     return table
+
+
+def _decoder(
+    names: Collection[str], settings: Mapping[str, Any], *, refactored: bool = False
+) -> list[Row]:
+    blocks = "decoder.decoder_encoder.layer"  # as transformers 5 saves it; it reads both
+    if not any(name.startswith(blocks) for name in names):
+        blocks = "decoder.decoder_layers"
+    parts = _REFACTORED if refactored else _CLASSIC
+    return decoder_rows(names, blocks, parts, settings, "decoder_num_attention_heads")
 
 
 def find_prefix(names: Collection[str]) -> str | None:
@@ -119,7 +130,9 @@ def read_settings(settings: dict[str, Any], preprocessor: dict[str, Any]) -> Sto
     return stored
 
 
-def read_huggingface(stored: Stored, arrays: dict[str, np.ndarray], num_heads: int) -> None:
+def read_huggingface(
+    stored: Stored, arrays: dict[str, np.ndarray], num_heads: int, settings: dict[str, Any]
+) -> None:
     """Moves `arrays` into `stored`; UserError if the model is not supported."""
     prefix = find_prefix(arrays)
     assert prefix is not None  # the format was detected by it
@@ -134,6 +147,7 @@ def read_huggingface(stored: Stored, arrays: dict[str, np.ndarray], num_heads: i
     refactored = any(name.startswith(f"{prefix}layers.") for name in arrays)
     blocks = rows.numbers(rf"^{prefix}(?:encoder\.layer|layers)\.(\d+)\.", arrays)
     table = _table(prefix, blocks, refactored=refactored)
+    table += _decoder(arrays, settings, refactored=refactored)
     rows.read_rows(stored, arrays, table, num_heads=num_heads)
     if {"head/kernel", "dist"} & stored.params.keys():
         for name in ("pre_logits/kernel", "pre_logits/bias"):
@@ -211,10 +225,17 @@ def _to_preprocessor(inputs: InputSettings) -> dict[str, Any]:
     return settings
 
 
-# By kind of model: with heads, and without.
+# By kind of model: its type there, and the architectures with heads, and without.
 _ARCHITECTURES = {
-    "vit": ("ViTForImageClassification", "ViTModel"),
-    "deit": ("DeiTForImageClassificationWithTeacher", "DeiTModel"),
+    "vit": ("vit", "ViTForImageClassification", "ViTModel"),
+    "deit": ("deit", "DeiTForImageClassificationWithTeacher", "DeiTModel"),
+    "mae": ("vit_mae", "", "ViTMAEForPreTraining"),
+}
+_DECODER_SIZES = {
+    "decoder_hidden_size": "decoder_hidden_size",
+    "decoder_num_hidden_layers": "decoder_num_layers",
+    "decoder_intermediate_size": "decoder_mlp_dim",
+    "decoder_num_attention_heads": "decoder_num_heads",
 }
 
 
@@ -224,10 +245,10 @@ def _to_config(description: Description) -> dict[str, Any]:
     height, width, channels = description.image_shape
     patch = model["patch_size"]
     names = description.class_names or tuple(f"LABEL_{i}" for i in range(model["num_classes"]))
-    head, bare = _ARCHITECTURES[model["name"]]
+    model_type, head, bare = _ARCHITECTURES[model["name"]]
     return {
         "architectures": [head if model["num_classes"] else bare],
-        "model_type": model["name"],
+        "model_type": model_type,
         "hidden_size": model["hidden_size"],
         "num_hidden_layers": model["num_layers"],
         "num_attention_heads": model["num_heads"],
@@ -244,6 +265,7 @@ def _to_config(description: Description) -> dict[str, Any]:
         "label2id": {name: i for i, name in enumerate(names)},
         "torch_dtype": "float32",
         "problem_type": _PROBLEMS[description.probabilities_by],
+        **{key: model[ours] for key, ours in _DECODER_SIZES.items() if ours in model},
     }
 
 
@@ -257,10 +279,13 @@ def to_huggingface(
             "--format=huggingface has no layer between pooling and head: a model with pre_logits "
             "can be written without its head (--drop_head), as the pooler of a ViTModel."
         )
-    prefix = f"{model['name']}."  # same names as in transformers
-    table = _table(prefix, rows.block_numbers(params))
+    is_mae = model["name"] == "mae"
+    if is_mae:
+        check_square("huggingface", description)
+    prefix = "vit." if is_mae else f"{model['name']}."  # same names as in transformers
+    table = _table(prefix, rows.block_numbers(params)) + _decoder(params, {})
     arrays = rows.write_rows(table, params, "huggingface")
-    if not model["num_classes"]:  # the bare model
+    if not model["num_classes"] and not is_mae:  # the bare model
         arrays = {name.removeprefix(prefix): array for name, array in arrays.items()}
     settings = {
         "config.json": _to_config(description),
@@ -270,7 +295,10 @@ def to_huggingface(
 
 
 # ViT and DeiT there classify from their tokens and patchify the image directly.
-HUGGINGFACE = {
-    name: Holds(to_huggingface, {"classifier": ("token",), "resnet_layers": (None,), **ONE_TABLE})
-    for name in _ARCHITECTURES
+_VALUES: dict[str, tuple[Any, ...]] = {
+    "classifier": ("token",),
+    "resnet_layers": (None,),
+    **ONE_TABLE,
 }
+HUGGINGFACE = {name: Holds(to_huggingface, _VALUES) for name in _ARCHITECTURES}
+HUGGINGFACE["mae"] = Holds(to_huggingface, {**_VALUES, "num_classes": (0,)})

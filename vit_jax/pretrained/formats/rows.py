@@ -22,6 +22,10 @@ class Op(NamedTuple):
     read: Callable[[np.ndarray, int], np.ndarray]
     write: Callable[[np.ndarray], np.ndarray]
 
+    def of_heads(self, num_heads: int | None) -> Op:
+        """For this number of heads whatever the file's other blocks have; None: for theirs."""
+        return self._replace(read=lambda x, heads: self.read(x, num_heads or heads))
+
 
 SAME = Op(lambda x, _: x, lambda x: x)
 DENSE = Op(lambda x, _: x.T, lambda x: x.T)  # [out, in] <-> [in, out]
@@ -60,19 +64,24 @@ def norm(ours: str, theirs: str, scale: str = ".weight", bias: str = ".bias") ->
     return [Row((f"{ours}/scale",), f"{theirs}{scale}"), Row((f"{ours}/bias",), f"{theirs}{bias}")]
 
 
-def encoder_block(number: int, folder: str, theirs: str) -> list[Row]:
+def encoder_block(
+    number: int, folder: str, theirs: str, blocks: str = BLOCKS, num_heads: int | None = None
+) -> list[Row]:
     """A block; `theirs` names its parts: norm, query, key, value (or all three as one layer),
     out, norm, and both layers of the MLP.
+
+    A decoder has other `blocks` of ours, and its own number of heads.
     """
-    ours = f"{BLOCKS}_{number}"
+    ours = f"{blocks}_{number}"
+    ops = [op.of_heads(num_heads) for op in (HEADS_IN, HEADS_BIAS, HEADS_OUT)]
     attention = f"{ours}/{ATTENTION}"
     before, *qkv, out, after, fc1, fc2 = (f"{folder}.{name}" for name in theirs.split())
     inputs = [f"{attention}/{name}" for name in ("query", "key", "value")]
     groups = [inputs] if len(qkv) == 1 else [[name] for name in inputs]
     rows = norm(f"{ours}/LayerNorm_0", before)
     for names, part in zip(groups, qkv, strict=True):
-        rows += layer(names, part, HEADS_IN, HEADS_BIAS)
-    rows += layer(f"{attention}/out", out, HEADS_OUT)
+        rows += layer(names, part, ops[0], ops[1])
+    rows += layer(f"{attention}/out", out, ops[2])
     rows += norm(f"{ours}/LayerNorm_1", after)
     rows += layer(f"{ours}/MlpBlock_0/Dense_0", fc1)
     return rows + layer(f"{ours}/MlpBlock_0/Dense_1", fc2)

@@ -17,7 +17,7 @@ from vit_jax.models.tokens import sincos2d
 from vit_jax.models.variants import SIZES
 from vit_jax.models.vit import POSITIONS
 from vit_jax.pretrained.arrays import write_safetensors
-from vit_jax.pretrained.formats import google, huggingface, timm
+from vit_jax.pretrained.formats import google, huggingface, mae, timm
 from vit_jax.pretrained.formats.rows import block_numbers, numbers
 from vit_jax.pretrained.formats.stored import TORCH_FILE, WEIGHTS_FILE, Holds, Stored
 from vit_jax.pretrained.infer import num_prefix_tokens
@@ -123,7 +123,7 @@ def read_weights(
             huggingface.check_names(arrays, settings)
             stored = huggingface.read_settings(settings, preprocessor)
             heads = _choose_heads(arrays, num_heads, stored.num_heads, default_heads)
-            huggingface.read_huggingface(stored, arrays, heads)
+            huggingface.read_huggingface(stored, arrays, heads, settings)
         elif timm.is_timm(arrays):
             timm.check_names(arrays)
             stored = timm.read_settings(settings)
@@ -202,8 +202,9 @@ def _log_guesses(path: Path, stored: Stored, heads: str) -> None:
     """Logs one line with what names and shapes do not show, without a config.json."""
     known = [f"{key}={value}" for key, value in stored.conventions.items()]
     pooling = ["pooling by the class token"] if "cls" in stored.params else []
-    guesses = list_names([*filter(None, [heads]), *known, *pooling, "pre-norm blocks"], 9)
-    logging.warning("%s: no config.json found; guessed: %s.", path, guesses)
+    decoder = [f"decoder_num_heads={mae.HEADS}"] if "mask_token" in stored.params else []
+    guesses = [*filter(None, [heads]), *decoder, *known, *pooling, "pre-norm blocks"]
+    logging.warning("%s: no config.json found; guessed: %s.", path, list_names(guesses, 9))
 
 
 def _choose_heads(

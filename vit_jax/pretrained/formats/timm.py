@@ -1,4 +1,7 @@
-"""timm's Vision Transformers, hybrids and DeiTs: their names, and the `config.json` beside them."""
+"""timm's Vision Transformers, hybrids and DeiTs: their names, and the `config.json` beside them.
+
+facebookresearch/mae has the same names, and its own for a decoder.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +20,7 @@ from vit_jax.models.description import HALF, Description, InputSettings
 from vit_jax.models.variants import HYBRIDS, SIZES
 from vit_jax.models.vit import BLOCKS, POSITIONS
 from vit_jax.pretrained.formats import rows
+from vit_jax.pretrained.formats.mae import check_square, decoder_rows
 from vit_jax.pretrained.formats.rows import Row, layer, norm, numbers
 from vit_jax.pretrained.formats.stored import ONE_TABLE, Holds, Stored, numbers_of, pair, positive
 from vit_jax.pretrained.infer import grid_of_images, num_prefix_tokens
@@ -123,6 +127,10 @@ def _mixer_table(blocks: list[tuple[int, ...]]) -> list[Row]:
     return table
 
 
+def _decoder(names: Collection[str], model_args: Mapping[str, Any]) -> list[Row]:
+    return decoder_rows(names, "decoder_blocks", _BLOCK, model_args, "decoder_num_heads")
+
+
 def is_timm(names: Collection[str]) -> bool:
     is_vit = "patch_embed.proj.weight" in names and attends(names)
     return is_vit or ("stem.proj.weight" in names and "blocks.0.mlp_channels.fc1.weight" in names)
@@ -205,15 +213,16 @@ def read_timm(
         arrays[re.sub(r"gamma_([12])$", r"ls\1.gamma", name)] = arrays.pop(name)
     units = numbers(r"\.stages\.(\d+)\.blocks\.(\d+)\.", arrays)
     blocks = numbers(r"^blocks\.(\d+)\.", arrays)
+    args = settings.get("model_args") or {}
     if attends(arrays):
         table = _table(blocks, [(stage + 1, unit + 1) for stage, unit in units])
+        table += _decoder(arrays, args)
     else:
         table = _mixer_table(blocks)
         before, after = (arrays.get(f"blocks.0.mlp_channels.fc{k}.weight") for k in (1, 2))
         if before is not None and after is not None and len(before) != after.shape[-1]:
             raise UserError("this model has gated MLPs (as gMLP, gMixer), which are not supported.")
     rows.read_rows(stored, arrays, table, num_heads=num_heads)
-    args = settings.get("model_args") or {}
     _place_positions(stored, args.get("no_embed_class") is True, grid)
     pooling = args.get("global_pool") or settings.get("global_pool")
     if "cls" in stored.params and pooling not in (None, "", "token"):
@@ -325,6 +334,30 @@ def to_timm_mixer(
     return rows.write_rows(table, params, "timm"), {"config.json": config}
 
 
+def to_mae(
+    params: dict[str, np.ndarray], description: Description, inputs: InputSettings
+) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    """Arrays for facebookresearch/mae, and a `config.json` with the arguments of its model."""
+    model = description.model
+    check_square("timm", description)
+    args = {
+        "img_size": description.image_shape[0],
+        "patch_size": model["patch_size"],
+        "in_chans": description.image_shape[2],
+        "mlp_ratio": _ratio(model["mlp_dim"], model["hidden_size"]),
+    }
+    for prefix in ("", "decoder_"):
+        keys = {"embed_dim": "hidden_size", "depth": "num_layers", "num_heads": "num_heads"}
+        args |= {f"{prefix}{key}": model[f"{prefix}{ours}"] for key, ours in keys.items()}
+    if int(args["decoder_embed_dim"] * args["mlp_ratio"]) != model["decoder_mlp_dim"]:
+        raise UserError(
+            f"--format=timm cannot store model.decoder_mlp_dim={model['decoder_mlp_dim']}: encoder "
+            "and decoder there have the same ratio of MLP and width; use --format=huggingface."
+        )
+    config = _to_config(description, inputs, "mae_vit", args, "token")
+    return write(params), {"config.json": config}
+
+
 def _ratio(width: int, hidden_size: int) -> float:
     """The ratio for which timm, which multiplies and truncates, gets exactly `width`."""
     ratio = width / hidden_size
@@ -369,7 +402,7 @@ def _to_config(
 def write(params: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Our flat names -> timm's; UserError for a parameter without a timm name."""
     table = _table(rows.block_numbers(params), numbers(r"block(\d+)/unit(\d+)/", params))
-    return rows.write_rows(table, params, "timm")
+    return rows.write_rows([*table, *_decoder(params, {})], params, "timm")
 
 
 def crop_pct(size: int, resized: int) -> float:
@@ -383,5 +416,6 @@ TIMM = {
         name: Holds(to_timm, {"classifier": tuple(_POOL), **ONE_TABLE}, _ASSUMED)
         for name in ("vit", "deit", "modern_vit")
     },
+    "mae": Holds(to_mae, {"num_classes": (0,)}, {**_ASSUMED, "gelu": "exact"}),
     "mixer": Holds(to_timm_mixer, assumed={"gelu": "exact"}),
 }

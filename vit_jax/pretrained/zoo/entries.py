@@ -11,6 +11,7 @@
 * Sizes of Mixers trained with SAM and GSAM: the same listing.
 * DeiT: README_deit.md and README_revenge.md of facebookresearch/deit; the eight hex digits in a
   file's name begin its SHA-256.
+* MAE: README.md and FINETUNE.md of facebookresearch/mae.
 """
 
 from __future__ import annotations
@@ -67,6 +68,7 @@ class ZooEntry:
     classifier: str = "token"  # or gap
     representation_size: int | None = None  # width of the tanh layer before the head
     position_embedding: str = "learned"  # or sincos2d
+    gelu: str = ""  # if it is not the variant's
     labels: str = "imagenet2012"  # key of `data.class_names.LABELS`
     size: str = ""  # as published, such as "393.69 MiB"
     sha256: str = ""  # of the file in hex, or its prefix
@@ -98,7 +100,8 @@ class ZooEntry:
         sizes = get_variant(self.variant)
         keys = {"classifier", "representation_size", "position_embedding"}
         keys = {"num_classes"} | (keys & MODELS[sizes["name"]].keys.keys())
-        return sizes | {key: getattr(self, key) for key in keys}
+        gelu = {"gelu": self.gelu} if self.gelu else {}
+        return sizes | gelu | {key: getattr(self, key) for key in keys}
 
 
 @functools.cache

@@ -1,0 +1,221 @@
+"""ViTMAEForPreTraining and facebookresearch/mae: the same pixels, the same loss, files both ways.
+
+Tolerance: as in test_timm_parity.py, where logits are larger; theirs are in float64.
+"""
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+import torch
+
+from tests import golden
+from tests.peers import import_timm, import_transformers
+from tests.pretrained import weights
+from vit_jax.errors import UserError
+from vit_jax.files.paths import read_object
+from vit_jax.inference.load import load_model
+from vit_jax.models.create import create_model
+from vit_jax.models.mae import sincos_table
+from vit_jax.objectives.mae import MaskedAutoencoding
+from vit_jax.objectives.objective import Task
+from vit_jax.parameters.names import flatten_names, unflatten_names
+from vit_jax.pretrained.arrays import read_arrays, write_safetensors
+
+transformers: Any = None
+SAME = 1e-5
+IMAGE = (96, 96, 3)
+SIZES: dict[str, Any] = {
+    "hidden_size": 192,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 3,
+    "intermediate_size": 768,
+    "decoder_hidden_size": 64,
+    "decoder_num_hidden_layers": 2,
+    "decoder_num_attention_heads": 4,
+    "decoder_intermediate_size": 256,
+    "image_size": 96,
+    "patch_size": 16,
+}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _import() -> None:
+    globals()["transformers"] = import_transformers()
+
+
+@pytest.fixture(scope="module")
+def theirs(_import: None) -> Any:
+    torch.manual_seed(0)
+    model = transformers.ViTMAEForPreTraining(transformers.ViTMAEConfig(**SIZES)).eval()
+    # They start at zero, where the published weights have the table: x before y.
+    from transformers.models.vit_mae import modeling_vit_mae as peer
+
+    for positions, width in (
+        (model.vit.embeddings.position_embeddings, 192),
+        (model.decoder.decoder_pos_embed, 64),
+    ):
+        table = peer.build_2d_sinusoidal_position_embedding(6, 6, width, cls_token=True)
+        table = torch.roll(table, width // 2, dims=-1)
+        assert weights.difference(table.numpy(), sincos_table((6, 6), width)) < 1e-6
+        positions.data.copy_(table)
+    weights.randomise(model)
+    return model
+
+
+NOISE = np.random.default_rng(0).random((2, 36), np.float32)
+
+
+def answers(model: Any, params: Any, **keys: Any) -> tuple[np.ndarray, float]:
+    """Our pixels [B, P, K] and loss."""
+    objective = MaskedAutoencoding(Task(lambda _: model, image_shape=IMAGE), **keys)
+    images, tree = golden.images(2, 96, 96), unflatten_names(params)
+    seen = objective.corruption(NOISE)
+    pixels = jax.jit(lambda x: model.apply({"params": tree}, x, train=False, corruption=seen))(
+        images
+    )
+    losses = objective.losses(tree, images, NOISE, {}, train=False)
+    return np.asarray(pixels), float(losses.mean())
+
+
+def their_answers(model: Any, norm_pix_loss: bool) -> tuple[np.ndarray, float]:
+    images = golden.images(2, 96, 96).transpose(0, 3, 1, 2).copy()
+    model.config.norm_pix_loss = norm_pix_loss
+    with torch.no_grad():
+        output = model.double()(torch.from_numpy(images).double(), noise=torch.from_numpy(NOISE))
+    model.float()
+    return output.logits.numpy(), float(output.loss)
+
+
+@pytest.mark.parametrize("norm_pix_loss", [True, False])
+def test_transformers_predicts_and_loses_the_same(
+    norm_pix_loss: bool, theirs: Any, tmp_path: Path
+) -> None:
+    theirs.save_pretrained(tmp_path / "theirs")
+    found = load_model(tmp_path / "theirs")
+    assert found.description.model["name"] == "mae"
+    assert found.description.model["layer_norm_epsilon"] == 1e-12
+    flat = flatten_names(found.params)
+    pixels, loss = answers(found.module, flat, norm_pix_loss=norm_pix_loss)
+    expected, expected_loss = their_answers(theirs, norm_pix_loss)
+    assert expected.std() > 0.1
+    assert weights.difference(pixels, expected) < SAME
+    assert abs(loss - expected_loss) < SAME
+    # The names in memory are newer than those of files.
+    state = {name: value.numpy() for name, value in theirs.state_dict().items()}
+    assert "vit.layers.0.attention.q_proj.weight" in state
+    write_safetensors(tmp_path / "state.safetensors", state, {})
+    again = load_model(tmp_path / "state.safetensors", num_heads=3)
+    assert again.description.model["decoder_num_heads"] == 16  # guessed: that of the published ones
+    assert flatten_names(again.params).keys() == flat.keys()
+
+    # Our folder, read by them; and both files hold the same bytes.
+    weights.write(tmp_path / "ours", "huggingface", found.module, flat, IMAGE, "mae")
+    reread, info = transformers.ViTMAEForPreTraining.from_pretrained(
+        tmp_path / "ours", output_loading_info=True
+    )
+    assert not info["missing_keys"]
+    assert not info["unexpected_keys"]
+    assert weights.difference(their_answers(reread.eval(), norm_pix_loss)[0], expected) == 0.0
+    files = [read_arrays(tmp_path / name / "model.safetensors") for name in ("ours", "theirs")]
+    # transformers 4 saves, as the published files have it, what transformers 5 renames too often.
+    names = {n.replace("decoder_encoder.layer", "decoder_layers"): x for n, x in files[1].items()}
+    assert names.keys() != files[1].keys()
+    weights.assert_same(files[0], names)
+
+
+class Facebook(torch.nn.Module):
+    """A masked autoencoder of timm's blocks, under the names of facebookresearch/mae."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        from timm.layers import PatchEmbed
+        from timm.models.vision_transformer import Block
+
+        norm = functools.partial(torch.nn.LayerNorm, eps=1e-6)
+        options = {"mlp_ratio": 4, "qkv_bias": True, "norm_layer": norm}
+        self.patch_embed = PatchEmbed(96, 16, 3, 192)
+        self.cls_token = torch.nn.Parameter(torch.zeros(1, 1, 192))
+        self.pos_embed = torch.nn.Parameter(torch.from_numpy(sincos_table((6, 6), 192)))
+        self.blocks = torch.nn.ModuleList([Block(192, 3, **options) for _ in range(3)])
+        self.norm = norm(192)
+        self.decoder_embed = torch.nn.Linear(192, 64)
+        self.mask_token = torch.nn.Parameter(torch.zeros(1, 1, 64))
+        self.decoder_pos_embed = torch.nn.Parameter(torch.from_numpy(sincos_table((6, 6), 64)))
+        self.decoder_blocks = torch.nn.ModuleList([Block(64, 16, **options) for _ in range(2)])
+        self.decoder_norm = norm(64)
+        self.decoder_pred = torch.nn.Linear(64, 768)
+
+    def forward(self, images: torch.Tensor, visible: torch.Tensor) -> torch.Tensor:
+        """[B, C, H, W] and the visible patches [B, V] -> [B, P, K]."""
+        x = self.patch_embed(images) + self.pos_embed[:, 1:]
+        rows = torch.arange(len(x))[:, None]
+        cls = (self.cls_token + self.pos_embed[:, :1]).expand(len(x), 1, -1)
+        x = torch.cat([cls, x[rows, visible]], dim=1)
+        for block in self.blocks:
+            x = block(x)
+        x = self.decoder_embed(self.norm(x))
+        y = self.mask_token.repeat(len(x), 37, 1)
+        y[:, :1], y[rows, 1 + visible] = x[:, :1], x[:, 1:]
+        y = y + self.decoder_pos_embed
+        for block in self.decoder_blocks:
+            y = block(y)
+        return self.decoder_pred(self.decoder_norm(y))[:, 1:]
+
+
+def test_facebooks_files_both_ways(tmp_path: Path) -> None:
+    import_timm()
+    model = Facebook().eval()
+    weights.randomise(model)
+    state = model.state_dict()
+    torch.save({"model": state}, tmp_path / "full.pth")
+    found = load_model(tmp_path / "full.pth", num_heads=3)
+    sizes = {key: found.description.model[key] for key in ("name", "gelu", "decoder_num_heads")}
+    assert sizes == {"name": "mae", "gelu": "exact", "decoder_num_heads": 16}
+    flat = flatten_names(found.params)
+    pixels, _ = answers(found.module, flat)
+    images = torch.from_numpy(golden.images(2, 96, 96).transpose(0, 3, 1, 2).copy())
+    with torch.no_grad():
+        visible = torch.from_numpy(np.argsort(NOISE, axis=1)[:, :9])
+        expected = model.double()(images.double(), visible).numpy()
+    assert expected.std() > 0.1
+    assert weights.difference(pixels, expected) < SAME
+
+    path = weights.write(tmp_path / "ours", "timm", found.module, flat, IMAGE, "mae")
+    weights.assert_same(read_arrays(path), {n: x.float().numpy() for n, x in state.items()})
+    args = read_object(tmp_path / "ours" / "config.json")["model_args"]
+    assert (args["decoder_embed_dim"], args["decoder_num_heads"]) == (64, 16)
+
+    # The published file has the encoder alone: a Vision Transformer with exact GELU.
+    encoder = {n: x for n, x in state.items() if not n.startswith(("decoder", "mask"))}
+    torch.save({"model": encoder}, tmp_path / "encoder.pth")
+    alone = load_model(tmp_path / "encoder.pth", num_heads=3)
+    assert alone.description.model["name"] == "vit"
+    names = flatten_names(alone.params)
+    weights.assert_same(names, {name: flat[name] for name in names})
+    # The fine-tuned one averages the patches beside a class token, and has its norm after that.
+    tuned = {n: x for n, x in encoder.items() if not n.startswith("norm.")}
+    tuned |= {"fc_norm.weight": encoder["norm.weight"], "fc_norm.bias": encoder["norm.bias"]}
+    torch.save({"model": tuned}, tmp_path / "tuned.pth")
+    with pytest.raises(UserError, match="norm after pooling instead of before"):
+        load_model(tmp_path / "tuned.pth", num_heads=3)
+
+
+def test_what_others_cannot_store_is_refused(tmp_path: Path) -> None:
+    sizes = {"patch_size": 8, "hidden_size": 16, "num_layers": 1, "mlp_dim": 32, "num_heads": 2}
+    decoder = {f"decoder_{key}": value for key, value in sizes.items() if key != "patch_size"}
+
+    def write(format: str, image: tuple[int, ...] = (16, 16, 3), **changes: Any) -> None:
+        model = create_model(**{"name": "mae", "num_classes": 0, **sizes, **decoder, **changes})
+        weights.write(tmp_path / "a", format, model, weights.seeded(model, image), image, "mae")
+
+    for format in ("timm", "huggingface"):
+        with pytest.raises(UserError, match="cannot store model.num_classes=3, only 0"):
+            write(format, num_classes=3)
+        with pytest.raises(UserError, match="cannot store model.name='mae' for 2x3 patches"):
+            write(format, (16, 24, 3))
+    with pytest.raises(UserError, match="cannot store model.decoder_mlp_dim=48.*huggingface"):
+        write("timm", decoder_mlp_dim=48)

@@ -1,0 +1,220 @@
+"""The masked autoencoder of "Masked Autoencoders Are Scalable Vision Learners" (2111.06377).
+
+A Vision Transformer encodes the visible patches only; from them a narrow decoder, which is used in
+pre-training alone, predicts the pixels of all patches (section 3). The encoder's parameters are
+those of `VisionTransformer`, as which it is fine-tuned. B: batch, P: patches, V: visible patches,
+D: hidden size, E: the decoder's.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from vit_jax.errors import UserError
+from vit_jax.models import vit
+from vit_jax.models.family import LAST, Row, Shapes, layer_width
+from vit_jax.models.layers import Dense, Dropout, apply_blocks
+from vit_jax.models.tokens import patch_shape
+from vit_jax.models.variants import MAE
+from vit_jax.models.vit import BlockConfig, Encoder1DBlock, VisionTransformer
+
+
+def sincos_table(grid: tuple[int, int], width: int) -> np.ndarray:
+    """Fixed positions of the authors' code: [1, 1 + h*w, width] float32, 0 for the class token.
+
+    For cell (x, y): sin(x w), cos(x w), sin(y w), cos(y w), width/4 values each, with
+    w_k = 10,000^(-4k / width); `tokens.sincos2d` has other frequencies.
+    """
+    y, x = np.mgrid[: grid[0], : grid[1]].reshape(2, -1, 1)  # [h*w, 1] each
+    omega = 10_000.0 ** (-np.arange(width // 4) / (width // 4))
+    parts = [np.sin(x * omega), np.cos(x * omega), np.sin(y * omega), np.cos(y * omega)]
+    table = np.concatenate(parts, axis=1)  # [h*w, width]
+    return np.pad(table, ((1, 0), (0, 0)))[None].astype(np.float32)
+
+
+class FixedPositions(nn.Module):
+    """Adds `sincos_table`: [B, 1 + h*w, D] -> [B, 1 + h*w, D].
+
+    Files hold it as an array, and fine-tuning trains it; pre-training does not.
+    """
+
+    grid: tuple[int, int]
+    dtype: Any = jnp.float32
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        table = self.param(
+            "pos_embedding", lambda _: jnp.asarray(sincos_table(self.grid, x.shape[-1]))
+        )
+        return x + jnp.asarray(jax.lax.stop_gradient(table), self.dtype)
+
+
+class PartialEncoder(nn.Module):
+    """Blocks and last norm on some of the tokens: [B, 1 + h*w, D] -> [B, N, D]."""
+
+    config: BlockConfig
+    grid: tuple[int, int]
+    num_layers: int
+    stochastic_depth_rate: float = 0.0
+    remat: str = "none"
+    scan: bool = False
+
+    @nn.compact
+    def __call__(self, x: jax.Array, kept: jax.Array | None = None, *, train: bool) -> jax.Array:
+        """`kept` [B, N]: numbers of the tokens to encode, after adding positions; None: all."""
+        c = self.config
+        x = FixedPositions(self.grid, c.dtype, name="posembed_input")(x)
+        if kept is not None:
+            x = jnp.take_along_axis(x, kept[..., None], axis=1)  # [B, N, D]
+        x = Dropout(c.dropout_rate)(x, deterministic=not train)
+        x = apply_blocks(
+            functools.partial(Encoder1DBlock, c),
+            x,
+            name="encoderblock",
+            num_layers=self.num_layers,
+            stochastic_depth_rate=self.stochastic_depth_rate,
+            remat=self.remat,
+            scan=self.scan,
+            train=train,
+        )
+        return c.norm("encoder_norm")(x)
+
+
+class MaskedAutoencoder(VisionTransformer):
+    """Images to logits, as `VisionTransformer` with a class token, or to the pixels of all patches.
+
+    Its other attributes are those of `VisionTransformer`, with the `choices` of `FAMILY`.
+
+    Attributes:
+      decoder_hidden_size, decoder_num_layers, decoder_mlp_dim, decoder_num_heads: sizes of the
+        decoder; the defaults are the paper's (section 4.1: 8 blocks of width 512).
+    """
+
+    decoder_hidden_size: int = 512
+    decoder_num_layers: int = 8
+    decoder_mlp_dim: int = 2048
+    decoder_num_heads: int = 16
+
+    @nn.compact
+    def __call__(
+        self, images: jax.Array, *, train: bool, corruption: dict[str, jax.Array] | None = None
+    ) -> jax.Array:
+        """[B, H, W, C] -> logits [B, K] float32; with `corruption` pixels [B, P, h*w*C] float32.
+
+        `corruption` has `visible` [B, V], numbers of the patches to encode, and `restore` [B, P],
+        the place of each patch in the list of visible patches followed by masked ones.
+        """
+        x = jnp.asarray(images, self.dtype)
+        patch = patch_shape(self.patch_size)
+        # As a dense layer on the pixels of a patch (the authors' code).
+        init = nn.initializers.xavier_uniform(in_axis=(0, 1, 2), out_axis=3)
+        embedding = functools.partial(nn.Conv, padding="VALID", dtype=self.dtype, name="embedding")
+        x = embedding(self.hidden_size, patch, patch, kernel_init=init)(x)  # [B, h, w, D]
+        grid = (x.shape[1], x.shape[2])
+        x = jnp.reshape(x, (x.shape[0], -1, x.shape[3]))  # [B, P, D]
+        x = jnp.concatenate([self._tokens("cls", x, 1), x], axis=1)  # [B, 1 + P, D]
+        kept = None if corruption is None else _with_class_token(corruption["visible"])
+        x = PartialEncoder(
+            BlockConfig.of(self),
+            grid,
+            num_layers=self.num_layers,
+            stochastic_depth_rate=self.stochastic_depth_rate,
+            remat=self.remat,
+            scan=self.scan,
+            name="Transformer",
+        )(x, kept, train=train)  # [B, 1 + V, D]
+        if corruption is not None:
+            return self._decode(x, corruption["restore"], grid, images.shape[-1], train=train)
+        if self.is_initializing():  # an encoder without its decoder is a VisionTransformer
+            self._decode(x, jnp.arange(x.shape[1] - 1)[None], grid, images.shape[-1], train=train)
+        return self._classify(x[:, 0])
+
+    def _decode(
+        self, x: jax.Array, restore: jax.Array, grid: tuple[int, int], channels: int, *, train: bool
+    ) -> jax.Array:
+        """Encoded tokens [B, 1 + V, D] -> pixels [B, P, h*w*C] float32."""
+        c = dataclasses.replace(
+            BlockConfig.of(self), mlp_dim=self.decoder_mlp_dim, num_heads=self.decoder_num_heads
+        )
+        x = Dense(self.decoder_hidden_size, dtype=self.dtype, name="decoder_embed")(x)
+        masked = self._tokens("mask_token", x, 1 + restore.shape[1] - x.shape[1])
+        x = jnp.concatenate([x, masked], axis=1)  # [B, 1 + P, E]
+        x = jnp.take_along_axis(x, _with_class_token(restore)[..., None], axis=1)
+        x = PartialEncoder(
+            c, grid, self.decoder_num_layers, remat=self.remat, scan=self.scan, name="decoder"
+        )(x, train=train)
+        height, width = patch_shape(self.patch_size)
+        pixels = Dense(height * width * channels, name="decoder_pred")
+        return pixels(jnp.asarray(x, jnp.float32))[:, 1:]  # [B, P, h*w*C]
+
+    def _tokens(self, name: str, x: jax.Array, count: int) -> jax.Array:
+        """Copies of a learned token, [B, count, D], for tokens x [B, N, D]."""
+        token = self.param(name, nn.initializers.normal(0.02), (1, 1, x.shape[-1]))
+        return jnp.tile(jnp.asarray(token, self.dtype), (x.shape[0], count, 1))
+
+
+def _with_class_token(patches: jax.Array) -> jax.Array:
+    """Numbers of patches [B, N] -> of the class token and their tokens [B, 1 + N]."""
+    return jnp.pad(patches + 1, ((0, 0), (1, 0)))
+
+
+DECODER_BLOCKS = "decoder/encoderblock"
+DECODER_POSITIONS = "decoder/posembed_input/pos_embedding"
+
+
+def infer(shapes: Shapes) -> dict[str, Any]:
+    """See `Family.infer`."""
+    decoder = {
+        "hidden_size": layer_width(shapes, "decoder_embed"),
+        **vit.infer_blocks(shapes, DECODER_BLOCKS),
+    }
+    return {**vit.infer(shapes), **{f"decoder_{key}": value for key, value in decoder.items()}}
+
+
+def check(model: MaskedAutoencoder) -> None:
+    """Raises UserError for incompatible attributes."""
+    vit.check(model)
+    width, heads = model.decoder_hidden_size, model.decoder_num_heads
+    if width % heads or width % 4 or model.hidden_size % 4:
+        raise UserError(
+            f"model.decoder_hidden_size={width} must be divisible by model.decoder_num_heads="
+            f"{heads}, and by 4 as model.hidden_size={model.hidden_size} (positions of two axes)."
+        )
+
+
+_DECODER = (
+    Row("mask_token", (None, None, "embed"), LAST),
+    Row(DECODER_POSITIONS, (None, None, "embed"), LAST),
+    Row("decoder_embed/kernel", (None, "embed"), LAST),
+    Row("decoder_embed/bias", ("embed",), LAST),
+    *vit.attention_rows(rf"{DECODER_BLOCKS}(?:_(?P<block>\d+))?"),
+    Row("decoder/encoder_norm/(?:scale|bias)", ("embed",), LAST),
+    Row("decoder_pred/kernel", ("embed", None), LAST),
+    Row("decoder_pred/bias", (None,), LAST),
+)
+
+FAMILY = dataclasses.replace(
+    vit.FAMILY,
+    module=MaskedAutoencoder,
+    title="masked autoencoder (MAE, arXiv 2111.06377)",
+    acronym="MAE",
+    rows=(*vit.FAMILY.rows, *(dataclasses.replace(row, role="training") for row in _DECODER)),
+    sizes=MAE,
+    infer=infer,
+    # Positions are arrays of the file, as learned ones are.
+    choices={
+        **vit.FAMILY.choices,
+        "classifier": ("token",),
+        "position_embedding": ("learned",),
+        "representation_size": (None,),
+        "resnet_layers": (None,),
+    },
+    check=check,
+)
