@@ -261,7 +261,7 @@ def test_it_can_be_planned(kind: str) -> None:
     assert plan.step is not None
     assert plan.model_flops_per_image > 0
     numbered = [row.name for row in plan.rows if "*" in row.name]
-    assert bool(numbered) == bool(MODELS[kind].blocks or kind == "bit")
+    assert bool(numbered) == bool(MODELS[kind].blocks or kind in ("bit", "regnet"))
     last = list(remedies(config, topology))[-1]
     for key in last:
         section, name = key.split(".")

@@ -27,10 +27,11 @@ FAMILIES = {
     "sam": 5,
     "gsam": 4,
     "big_vision": 15,
-    "deit": 8,
+    "bit": 21,
+    "deit": 9,
     "facebook": 8,
     "google": 11,
-    "timm": 55,
+    "timm": 56,
     "mixer-imagenet1k": 2,
     "mixer-imagenet21k": 2,
 }
@@ -48,8 +49,9 @@ def test_every_row_is_consistent() -> None:
         assert re.fullmatch(r"(gs|https|hf)://[\w.-]+/[\w+./-]+", entry.url), entry.url
         assert entry.format in ("npz", "npz_published", "big_vision", "timm", "huggingface")
         assert entry.classifier in ("token", "gap")
-        patch = int(entry.variant.rpartition("/")[2])
-        assert entry.resolution % patch == 0 or entry.variant == "R+Ti/16"
+        patch = entry.variant.partition("/")[2]  # ResNets have none
+        is_any = not patch or entry.variant == "R+Ti/16"
+        assert is_any or entry.resolution % int(patch) == 0
         if entry.labels:
             assert entry.num_classes == LABELS[entry.labels], entry.name
         assert re.fullmatch(r"[0-9a-f]*", entry.sha256)

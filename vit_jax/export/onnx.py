@@ -227,6 +227,7 @@ def _conv_general_dilated(graph: Graph, eqn: Any, x: Operand, kernel: Operand) -
         graph.transpose(kernel, axes.rhs_spec),  # [Cout, Cin, kh, kw]
         strides=eqn.params["window_strides"],
         pads=[*low, *high],
+        group=eqn.params["feature_group_count"],
     )
     return graph.transpose(result, np.argsort(axes.out_spec).tolist())
 
@@ -276,6 +277,9 @@ EMITTERS: dict[str, Callable[..., Operand]] = {
     "gather": _gather,
     "integer_pow": _integer_pow,
     "name": lambda _, __, x: x,
+    "pad": lambda graph, eqn, x, value: graph.add(
+        "Pad", x, integers(np.array(eqn.params["padding_config"]).T[:2].ravel()), value
+    ),
     "reduce_max": lambda graph, eqn, x: graph.add(
         "ReduceMax", x, integers(eqn.params["axes"]), keepdims=0
     ),

@@ -11,7 +11,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from vit_jax.errors import UserError, check_keys, check_known, nearest
-from vit_jax.models import bert, bit, deit, mixer, text, vit
+from vit_jax.models import bert, bit, deit, mixer, regnet, text, vit
 from vit_jax.models.family import Family
 from vit_jax.models.tokens import patch_shape
 
@@ -22,6 +22,7 @@ MODELS: dict[str, Family] = {
     "mixer": mixer.FAMILY,
     "text": text.FAMILY,
     "bert": bert.FAMILY,
+    "regnet": regnet.FAMILY,
 }
 
 # All named sizes, each with its kind of model.
