@@ -18,7 +18,7 @@ from vit_jax.training.optimizer import create_optimizer
 TINY: dict[str, Any] = {
     "name": "regnet",
     "num_classes": 3,
-    "stage_layers": (2, 1),
+    "stage_layers": (1, 1),
     "stage_widths": (8, 16),
     "group_width": 8,
 }
@@ -59,7 +59,7 @@ def test_any_size_and_the_grid_that_it_gives() -> None:
             images,
         )
         value = state["intermediates"]["stage2_block1"]["__call__"][0]
-        assert value.shape[1:3] == token_grid(size, None, (2, 1))
+        assert value.shape[1:3] == token_grid(size, None, (1, 1))
         assert (value.dtype, logits.dtype) == (jnp.bfloat16, jnp.float32)
 
 

@@ -1,7 +1,7 @@
 """BiT and RegNetY in both directions beside timm, and BiT's own files.
 
-`SAME`: both sides compute the same function, timm's in float64; the largest difference is the
-rounding of ours, 3e-6 of logits of about 1.
+`SAME`: both sides compute the same function, timm's in float64; what differs is our rounding, at
+most 2.3e-7 here. Another padding differs by 5e-4.
 """
 
 from functools import partial
@@ -30,7 +30,7 @@ from vit_jax.pretrained.infer import infer_model
 
 timm = import_timm()
 
-SAME = 1e-5
+SAME = 2e-6
 IMAGES = golden.images(2, 37, 50)  # every padding counts
 KINDS = {"bit": timm_resnet.BIT, "regnet": timm_resnet.REGNETS}
 NAMES = [name for known in KINDS.values() for name in known]
@@ -40,7 +40,7 @@ def their_bit(epsilon: float = 1e-8) -> Any:
     from timm.layers import StdConv2d
 
     return timm.models.resnetv2.ResNetV2(
-        layers=[1, 2],
+        layers=[1, 1],
         channels=(256, 512),
         num_classes=5,
         stem_type="fixed",
@@ -49,13 +49,15 @@ def their_bit(epsilon: float = 1e-8) -> Any:
 
 
 def their_regnet() -> Any:
-    """Widths 24, 48, 96 and 200, and statistics that are not 0 and 1."""
+    """Widths 24, 48, 96 and 192, and statistics that are not 0 and 1."""
     cfg = timm.models.regnet.RegNetCfg(w0=24, wa=24.0, wm=2.0, group_size=8, depth=6, se_ratio=0.25)
     model = timm.models.regnet.RegNet(cfg, num_classes=5)
-    randomise(model)
+    generator = torch.Generator().manual_seed(0)
     for name, value in model.state_dict().items():
-        if "running" in name:
-            value += 0.1 * torch.rand(value.shape, generator=torch.Generator().manual_seed(1))
+        if value.is_floating_point():
+            z = torch.randn(value.shape, generator=generator)
+            around = float(name.endswith(("bn.weight", "running_var")))
+            value.copy_(z / value[0].numel() ** 0.5 if value.ndim > 1 else around + 0.1 * z)
     return model
 
 
@@ -64,9 +66,9 @@ def test_bit_of_timm(tmp_path: Path) -> None:
     randomise(model)
     write_safetensors(tmp_path / "timm.safetensors", arrays_of(model), {})
     loaded = load_model(tmp_path / "timm.safetensors", image_size=IMAGES.shape[1:3])
-    assert loaded.module.resnet_layers == (1, 2)
+    assert loaded.module.resnet_layers == (1, 1)
     theirs = their_logits(model, IMAGES)
-    assert np.std(theirs) > 0.3
+    assert np.std(theirs) > 0.1
     assert difference(weights.logits(loaded.module, loaded.params, IMAGES), theirs) < SAME
     # The convention is seen: another padding gives other logits.
     other = loaded.module.clone(max_pool_padding="-inf")
@@ -75,7 +77,7 @@ def test_bit_of_timm(tmp_path: Path) -> None:
 
 def test_bit_of_its_own_files(tmp_path: Path) -> None:
     """timm reads the file that we write by BiT's names, with the epsilon of BiT's code."""
-    module = weights.module_of("R50x1", resnet_layers=(1, 2), num_classes=5)
+    module = weights.module_of("R50x1", resnet_layers=(1, 1), num_classes=5)
     params = weights.seeded(module, (32, 32, 3))
     # As small kernels as this see the epsilon.
     params |= {n: x * np.float32(1e-4) for n, x in params.items() if "block" in n and x.ndim == 4}
@@ -100,9 +102,9 @@ def test_regnet_of_timm_also_as_a_teacher(tmp_path: Path) -> None:
     write_json(tmp_path / "config.json", settings)
     write_safetensors(tmp_path / WEIGHTS_FILE, arrays_of(model), {})
     loaded = load_model(tmp_path)
-    assert loaded.module.stage_widths == (24, 48, 96)
+    assert loaded.module.stage_widths == (24, 48, 96, 192)
     theirs = their_logits(model, IMAGES)
-    assert np.std(theirs) > 0.3
+    assert np.std(theirs) > 0.1
     assert difference(weights.logits(loaded.module, loaded.params, IMAGES), theirs) < SAME
     # Statistics are used: with others the logits differ.
     fresh = {**flatten_names(loaded.params), "bn_stem/mean": np.zeros(32, np.float32)}
@@ -123,15 +125,14 @@ def test_regnet_of_timm_also_as_a_teacher(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("variant", ["R50x1", "RegNetY-400MF"])
 def test_timm_creates_a_model_from_our_folder(variant: str, tmp_path: Path) -> None:
-    """And what it saves of it has the bits of ours: each side reads what the other writes."""
+    """And what it has then are the bits of ours: each side reads what the other writes."""
     image = (64, 64, 3)
     module = weights.module_of(variant)
     params = weights.seeded(module, image)
-    weights.write(tmp_path / "ours", "timm", module, params, image, VARIANTS[variant]["name"])
-    model = timm.create_model(f"local-dir:{tmp_path / 'ours'}", pretrained=True)
-    write_safetensors(tmp_path / "timm.safetensors", arrays_of(model), {})
-    loaded = load_model(tmp_path / "timm.safetensors", image_size=64)
-    weights.assert_same(flatten_names(loaded.params), params)
+    weights.write(tmp_path, "timm", module, params, image, VARIANTS[variant]["name"])
+    model = timm.create_model(f"local-dir:{tmp_path}", pretrained=True)
+    stored = read_weights(tmp_path / WEIGHTS_FILE, arrays_of(model))
+    weights.assert_same(stored.params, params)
 
 
 def shapes_of(architecture: str) -> dict[str, np.ndarray]:
@@ -154,6 +155,8 @@ def test_names_and_sizes_of_timms_models(variant: str) -> None:
     stored = read_weights(Path("x.safetensors"), dict(arrays))
     assert not stored.unexpected
     assert VARIANTS[variant].items() <= infer_model(stored.params, {}).items()
+    if variant not in ("R50x1", "RegNetY-400MF", "RegNetY-16GF"):  # tracing the others takes long
+        return
     module = weights.module_of(variant, num_classes=1000)
     like = flatten_names(golden.abstract_params(module, (1, 64, 64, 3)))
     assert {n: x.shape for n, x in stored.params.items()} == {n: x.shape for n, x in like.items()}
@@ -171,7 +174,7 @@ def test_names_and_sizes_of_timms_models(variant: str) -> None:
         *((f"resnetv2_{name}", "a stem of three") for name in ("18d", "34d")),
         *((f"resnetv2_50d{name}", "a stem of three") for name in ("_gn", "_evos")),
         ("regnetx_002", "no squeeze-and-excitation"),
-        ("regnetz_040", "a convolution after the last stage"),
+        ("regnetz_040", "no projections"),
         ("regnety_040_sgn", "other norms"),
     ],
 )

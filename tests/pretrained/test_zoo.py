@@ -256,7 +256,7 @@ def test_filters() -> None:
     found = zoo.filter_entries(family="augreg", variant="B/16", resolution=384)
     assert [entry.name for entry in found] == ["augreg/B_16-imagenet2012"]
     assert all(entry.num_classes == 21843 for entry in zoo.filter_entries(num_classes=21843))
-    assert len(zoo.filter_entries(num_classes=21843)) == 9 + 10 + 10 + 2
+    assert len(zoo.filter_entries(num_classes=21843)) == 9 + 10 + 10 + 2 + 6
     good = zoo.filter_entries(min_accuracy=86)
     assert good
     assert all(entry.accuracy[0].percent >= 86 for entry in good)

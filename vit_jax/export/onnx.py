@@ -277,9 +277,6 @@ EMITTERS: dict[str, Callable[..., Operand]] = {
     "gather": _gather,
     "integer_pow": _integer_pow,
     "name": lambda _, __, x: x,
-    "pad": lambda graph, eqn, x, value: graph.add(
-        "Pad", x, integers(np.array(eqn.params["padding_config"]).T[:2].ravel()), value
-    ),
     "reduce_max": lambda graph, eqn, x: graph.add(
         "ReduceMax", x, integers(eqn.params["axes"]), keepdims=0
     ),

@@ -14,6 +14,7 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from vit_jax.errors import UserError
 from vit_jax.models import resnet
@@ -70,6 +71,19 @@ def _norm(dtype: Any, name: str) -> nn.Module:
     return nn.GroupNorm(num_groups=32, epsilon=GROUP_NORM_EPSILON, dtype=dtype, name=name)
 
 
+def _zeros_at_border(before: tuple[int, ...], after: tuple[int, ...], dtype: Any) -> jax.Array:
+    """[1, h, w, 1]: 0 where a window of the max-pooling reaches into the padding, else -inf.
+
+    Not as padding of its own: ONNX Runtime 1.31 merges that into the pooling, as minus infinity.
+    """
+    reaches = []
+    for size, num_windows in zip(before, after, strict=True):
+        first = 2 * np.arange(num_windows) - 1
+        reaches.append((first < 0) | (first + 2 >= size))
+    border = reaches[0][:, None] | reaches[1][None]  # [h, w]
+    return jnp.asarray(np.where(border, 0.0, -np.inf)[None, :, :, None], dtype)
+
+
 class RootBlock(nn.Module):
     """The stem, without norm or activation: [B, H, W, C] -> [B, H/4, W/4, features]."""
 
@@ -82,10 +96,10 @@ class RootBlock(nn.Module):
     def __call__(self, x: jax.Array) -> jax.Array:
         conv = _conv(self.features, 7, 2, self.dtype, self.epsilon, "conv_root")
         x = conv(x)  # [B, H/2, W/2, features]
-        margin = ((0, 0), (1, 1), (1, 1), (0, 0))
-        if self.max_pool_padding == "zero":  # matters at the border, where a window is negative
-            x, margin = jnp.pad(x, margin), ((0, 0),) * 4
-        return nn.max_pool(x, (3, 3), (2, 2), padding=margin[1:3])  # [B, H/4, W/4, features]
+        y = nn.max_pool(x, (3, 3), (2, 2), padding=((1, 1), (1, 1)))  # [B, H/4, W/4, features]
+        if self.max_pool_padding == "zero":
+            y = jnp.maximum(y, _zeros_at_border(x.shape[1:3], y.shape[1:3], self.dtype))
+        return y
 
 
 class ResidualUnit(nn.Module):

@@ -34,12 +34,12 @@ _FIRST_RESNETV2, _FIRST_REGNET = "stages.0.blocks.0", "s1.b1"
 _UNSUPPORTED = {
     r"stem\.conv1\.weight": "a stem of three convolutions",
     r"stages\..*\.running_mean": "batch normalisation",
-    r"final_conv\..*": "a convolution after the last stage (RegNetZ)",
 }
 # ... and parts without which a RegNet is another.
 _REQUIRED = {
     f"{_FIRST_REGNET}.conv1.bn.running_mean": "other norms than batch normalisation",
     f"{_FIRST_REGNET}.se.fc1.weight": "no squeeze-and-excitation (RegNetX)",
+    f"{_FIRST_REGNET}.downsample.conv.weight": "no projections (RegNetZ)",
 }
 
 
