@@ -42,8 +42,7 @@ Loss: not given in the paper. The authors state a sigmoid cross-entropy, summed 
 ImageNet-21k and JFT with head bias -10 (issues 2 and 34); their ImageNet-1k recipe
 (scenic, imagenet_vit_config.py) has the same with label smoothing 1e-4. The head has a hidden layer
 of the model's width with tanh (section 3.1); ResNets have neither it nor dropout.
-DeiT-distilled-* is rejected: it has no such layer, and no recipe has its teacher; so is RegNetY,
-whose batch norms use stored statistics. configs/bit.py trains ResNets with SGD, as BiT does.
+DeiT-distilled-* (no such layer, no teacher) and RegNetY (stored batch statistics) are rejected.
 
 Sharpness-aware, as in "When Vision Transformers Outperform ResNets" (2106.01548) with equal images:
 --config.gradient.name=sam --config.gradient.rho=0.2, at twice the cost. Its first author perturbs
