@@ -42,7 +42,7 @@ Loss: not given in the paper. The authors state a sigmoid cross-entropy, summed 
 ImageNet-21k and JFT with head bias -10 (issues 2 and 34); their ImageNet-1k recipe
 (scenic, imagenet_vit_config.py) has the same with label smoothing 1e-4. The head has a hidden layer
 of the model's width with tanh (section 3.1); ResNets have neither it nor dropout.
-DeiT-distilled-* is rejected: it has no such layer, and no recipe has its teacher.
+DeiT-distilled-* (no such layer, no teacher) and RegNetY (stored batch statistics) are rejected.
 
 Sharpness-aware, as in "When Vision Transformers Outperform ResNets" (2106.01548) with equal images,
 or with GSAM: configs/sam.py, at twice the cost. The first author perturbs each of 64 chips by its
@@ -179,7 +179,7 @@ TABLE_6: dict[tuple[str, int], float] = {
 
 
 def get_config(argument: str = "B/16,imagenet2012") -> ConfigDict:
-    variant, dataset, epochs = _parse(argument)
+    variant, dataset, epochs = parse_argument("pretrain", argument)
     config = pretraining(variant, dataset)
     rate, published_epochs = JFT[row_of_jft(variant)]
     dataset = without_version(dataset)
@@ -207,7 +207,7 @@ def get_config(argument: str = "B/16,imagenet2012") -> ConfigDict:
     return config
 
 
-def _parse(argument: str) -> tuple[str, str, int]:
+def parse_argument(recipe: str, argument: str) -> tuple[str, str, int]:
     """Parts of `VARIANT,DATASET[,EPOCHS]`; 0 for epochs that are not given."""
     variant, _, rest = argument.partition(",")
     dataset, _, last = rest.rpartition(",")
@@ -215,7 +215,7 @@ def _parse(argument: str) -> tuple[str, str, int]:
         dataset, last = rest, "0"
     if not dataset or (int(last) == 0 and dataset != rest):
         raise UserError(
-            f"configs/pretrain.py:{argument} must be VARIANT,DATASET[,EPOCHS], such as "
+            f"configs/{recipe}.py:{argument} must be VARIANT,DATASET[,EPOCHS], such as "
             f"B/16,imagenet2012 or L/16,imagenet21k,30. Datasets: {', '.join(DATASETS)}, another "
             "TFDS name or a folder."
         )
@@ -271,6 +271,11 @@ def pretraining(variant: str, dataset: str) -> ConfigDict:
             f"model variant {variant} does not work with pre-training recipes: one of its heads "
             "learns from a teacher, which they lack, and it does not support their "
             f"hidden layers and pooling; use {variant.replace('-distilled', '')}."
+        )
+    if config.model.name == "regnet":
+        raise UserError(
+            f"model variant {variant} cannot be pre-trained: its batch norms use stored "
+            "statistics; fine-tune its published weights (configs/finetune.py)."
         )
     config.model.head_bias_init = -10.0
     _launch(config)

@@ -40,7 +40,7 @@ def fill(name: str, shape: tuple[int, ...], recipe: str) -> np.ndarray:
     """The parameter called `name` (flat, without prefix)."""
     z = np.random.default_rng(zlib.crc32(name.encode())).standard_normal(shape)
     *_, parent, last = ["", *name.split("/")]
-    if last == "scale":
+    if last in ("scale", "var"):
         value = 1.0 + (0.02 if recipe == "r02" else 0.1) * z
     elif recipe == "r02":
         value = 0.02 * z

@@ -5,13 +5,14 @@ from typing import Any
 from vit_jax.models.create import MODELS
 
 _SMALL = {"patch_size": 8, "hidden_size": 16, "num_layers": 2, "num_heads": 2, "vocab_size": 100}
+_SMALL |= {"stage_widths": (8, 16), "group_width": 8}
 
 
 def small(kind: str) -> dict[str, Any]:
     """Attributes of a tiny model: those of the kind's first variant, shrunk."""
     sizes = dict(next(iter(MODELS[kind].sizes.values())))
     for key, value in sizes.items():
-        if isinstance(value, tuple):
+        if isinstance(value, tuple) and key not in _SMALL:
             sizes[key] = (1,) * min(len(value), 2)
         elif key.endswith("mlp_dim"):
             sizes[key] = 24

@@ -51,7 +51,7 @@ LAYERS: dict[int, tuple[str, ...]] = {
 
 # Of rooms: folders and files directly in vit_jax/, and the other tops. The last one: a sweep
 # completes a config as the loop does, to know its runs again; what is shown has a room of its own.
-MOST_PAIRS = 129
+MOST_PAIRS = 130
 
 # The loop hands these to each other.
 STRANGERS = ("vit_jax.models", "vit_jax.objectives", "vit_jax.evaluators")

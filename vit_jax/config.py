@@ -155,7 +155,7 @@ AT_LEAST = {
 LARGEST_FLOAT = 3.4e38
 # The first match counts: beyond these, array sizes overflow.
 AT_MOST = {
-    r"model\.num_layers|model\.resnet_layers": 10_000,
+    r"model\.num_layers|model\.(resnet|stage)_layers": 10_000,
     r"model\..+|.+\.batch_size|loader\..+|mesh\..+|train_step\..+|lora\..+": 2**20,
     r".+": 2**53,
 }

@@ -43,7 +43,11 @@ MODELS: dict[str, tuple[dict[str, Any], tuple[int, int]]] = {
     # Odd sizes: padding differs between the sides.
     "hybrid": ({"resnet_layers": (1,), "patch_size": 2}, (17, 19)),
     "hybrid, two stages": ({"resnet_layers": (1, 2), "patch_size": 1}, (33, 48)),
-    "bit": ({"name": "bit", "resnet_layers": (1, 1)}, (33, 48)),
+    "bit": ({"name": "bit", "resnet_layers": (1, 1), "max_pool_padding": "zero"}, (33, 48)),
+    "regnet": (
+        {"name": "regnet", "stage_layers": (1, 2), "stage_widths": (16, 24), "group_width": 8},
+        (33, 48),
+    ),
 }
 # Sums of float32 in another order; a wrong operation shows in the first digits.
 TOLERANCE = 1e-5
@@ -64,7 +68,7 @@ def free(*shape: int, dtype: Any = jnp.float32) -> jax.ShapeDtypeStruct:
 
 def model_of(image: tuple[int, int], **overrides: Any) -> tuple[Any, dict[str, np.ndarray]]:
     """A tiny model: (function of flat parameters and images, parameters)."""
-    sizes = {} if overrides.get("name") == "bit" else TINY
+    sizes = {} if overrides.get("name") in ("bit", "regnet") else TINY
     module = create_model(**{**sizes, "num_classes": 5, **overrides})
     shapes = flatten_names(golden.abstract_params(module, (1, *image, 3)))
     params = {name: golden.fill(name, leaf.shape, "fanin") for name, leaf in shapes.items()}

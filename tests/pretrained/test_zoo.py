@@ -27,12 +27,13 @@ FAMILIES = {
     "sam": 5,
     "gsam": 4,
     "big_vision": 15,
-    "deit": 8,
+    "bit": 21,
+    "deit": 9,
     "deit3": 16,
     "mae": 3,
     "facebook": 8,
     "google": 11,
-    "timm": 71,
+    "timm": 72,
     "mixer-imagenet1k": 2,
     "mixer-imagenet21k": 2,
     "mixer-sam": 2,
@@ -52,8 +53,9 @@ def test_every_row_is_consistent() -> None:
         assert re.fullmatch(r"(gs|https|hf)://[\w.-]+/[\w+./-]+", entry.url), entry.url
         assert entry.format in ("npz", "npz_published", "big_vision", "timm", "huggingface")
         assert entry.classifier in ("token", "gap")
-        patch = int(entry.variant.rpartition("/")[2])
-        assert entry.resolution % patch == 0 or entry.variant == "R+Ti/16"
+        patch = entry.variant.partition("/")[2]  # ResNets have none
+        is_any = not patch or entry.variant == "R+Ti/16"
+        assert is_any or entry.resolution % int(patch) == 0
         if entry.labels:
             assert entry.num_classes == LABELS[entry.labels], entry.name
         assert re.fullmatch(r"[0-9a-f]*", entry.sha256)
@@ -258,7 +260,7 @@ def test_filters() -> None:
     found = zoo.filter_entries(family="augreg", variant="B/16", resolution=384)
     assert [entry.name for entry in found] == ["augreg/B_16-imagenet2012"]
     assert all(entry.num_classes == 21843 for entry in zoo.filter_entries(num_classes=21843))
-    assert len(zoo.filter_entries(num_classes=21843)) == 9 + 10 + 10 + 2
+    assert len(zoo.filter_entries(num_classes=21843)) == 9 + 10 + 10 + 2 + 6
     good = zoo.filter_entries(min_accuracy=86)
     assert good
     assert all(entry.accuracy[0].percent >= 86 for entry in good)

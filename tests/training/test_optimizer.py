@@ -37,6 +37,7 @@ def test_start_end_of_warmup_and_last_step(name: str) -> None:
     assert float(schedule(0)) == 0.0
     assert float(schedule(10)) == pytest.approx(2.0)
     last = {"cosine": 0.0, "linear": 0.5, "rsqrt": 2.0 / np.sqrt(1 + 90 / 10_000), "constant": 2.0}
+    last["staircase"] = 0.002
     assert float(schedule(100)) == pytest.approx(last[name], abs=1e-6)
 
 
@@ -61,6 +62,7 @@ def test_rsqrt_halves_after_three_timescales_and_cools_down_to_zero() -> None:
         ("cosine", {"warmup_steps": 100}, "warmup_steps=100"),
         ("rsqrt", {"warmup_steps": 50, "cooldown_steps": 50}, "cooldown_steps=50"),
         ("rsqrt", {"timescale_steps": 0}, "timescale_steps=0 must be positive"),
+        ("staircase", {"decay_at": (0.5, 30)}, r"decay_at=\(0.5, 30\) must be fractions"),
     ],
 )
 def test_schedule_mistakes_are_named(name: str, kwargs: dict, message: str) -> None:

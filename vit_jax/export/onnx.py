@@ -227,6 +227,7 @@ def _conv_general_dilated(graph: Graph, eqn: Any, x: Operand, kernel: Operand) -
         graph.transpose(kernel, axes.rhs_spec),  # [Cout, Cin, kh, kw]
         strides=eqn.params["window_strides"],
         pads=[*low, *high],
+        group=eqn.params["feature_group_count"],
     )
     return graph.transpose(result, np.argsort(axes.out_spec).tolist())
 

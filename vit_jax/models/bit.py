@@ -1,8 +1,9 @@
 """The ResNet baselines of the paper: "Big Transfer" (BiT, arXiv 1912.11370).
 
 Pre-activation ResNets with group normalisation and standardised convolutions (paper, section 4.1,
-"ResNet (BiT)"). Numbers and parameter names are those of big_vision's `bit_paper`. In the hybrids'
-ResNet (`resnet.py`) norms and activations follow the convolutions; epsilons and padding differ.
+"ResNet (BiT)"). Parameter names and defaults are those of big_vision's `bit_paper`; two attributes
+make it compute what BiT's own code and timm compute. In the hybrids' ResNet (`resnet.py`) norms and
+activations follow the convolutions; epsilons and padding differ.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from vit_jax.errors import UserError
 from vit_jax.models import resnet
@@ -35,7 +37,9 @@ SIZES: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
 }
 
 
-def weight_standardize(kernel: jax.Array) -> jax.Array:
+def weight_standardize(
+    kernel: jax.Array, epsilon: float = WEIGHT_STANDARDIZATION_EPSILON
+) -> jax.Array:
     """Zero mean and unit variance per output channel: [kh, kw, Cin, Cout] -> the same shape.
 
     Epsilon is added to the variance, inside the square root.
@@ -43,10 +47,12 @@ def weight_standardize(kernel: jax.Array) -> jax.Array:
     axes = tuple(range(kernel.ndim - 1))
     centred = kernel - jnp.mean(kernel, axis=axes, keepdims=True)
     variance = jnp.mean(jnp.square(centred), axis=axes, keepdims=True)
-    return centred / jnp.sqrt(variance + WEIGHT_STANDARDIZATION_EPSILON)
+    return centred / jnp.sqrt(variance + epsilon)
 
 
-def _conv(features: int, size: int, stride: int, dtype: Any, name: str) -> nn.Module:
+def _conv(
+    features: int, size: int, stride: int, dtype: Any, epsilon: float, name: str
+) -> nn.Module:
     """A standardised convolution with the same padding on both sides, as in PyTorch."""
     margin = size // 2
     return StdConv(
@@ -57,7 +63,7 @@ def _conv(features: int, size: int, stride: int, dtype: Any, name: str) -> nn.Mo
         use_bias=False,
         dtype=dtype,
         name=name,
-        standardize=weight_standardize,
+        standardize=functools.partial(weight_standardize, epsilon=epsilon),
     )
 
 
@@ -65,18 +71,35 @@ def _norm(dtype: Any, name: str) -> nn.Module:
     return nn.GroupNorm(num_groups=32, epsilon=GROUP_NORM_EPSILON, dtype=dtype, name=name)
 
 
+def _zeros_at_border(before: tuple[int, ...], after: tuple[int, ...], dtype: Any) -> jax.Array:
+    """[1, h, w, 1]: 0 where a window of the max-pooling reaches into the padding, else -inf.
+
+    Not as padding of its own: ONNX Runtime 1.31 merges that into the pooling, as minus infinity.
+    """
+    reaches = []
+    for size, num_windows in zip(before, after, strict=True):
+        first = 2 * np.arange(num_windows) - 1
+        reaches.append((first < 0) | (first + 2 >= size))
+    border = reaches[0][:, None] | reaches[1][None]  # [h, w]
+    return jnp.asarray(np.where(border, 0.0, -np.inf)[None, :, :, None], dtype)
+
+
 class RootBlock(nn.Module):
     """The stem, without norm or activation: [B, H, W, C] -> [B, H/4, W/4, features]."""
 
     features: int
+    max_pool_padding: str
+    epsilon: float
     dtype: Any = jnp.float32
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        x = _conv(self.features, 7, 2, self.dtype, "conv_root")(x)  # [B, H/2, W/2, features]
-        # Padded with minus infinity, as in big_vision. BiT's original code pads with zeros, which
-        # differs at the border where all values of a window are negative.
-        return nn.max_pool(x, (3, 3), (2, 2), padding=((1, 1), (1, 1)))  # [B, H/4, W/4, features]
+        conv = _conv(self.features, 7, 2, self.dtype, self.epsilon, "conv_root")
+        x = conv(x)  # [B, H/2, W/2, features]
+        y = nn.max_pool(x, (3, 3), (2, 2), padding=((1, 1), (1, 1)))  # [B, H/4, W/4, features]
+        if self.max_pool_padding == "zero":
+            y = jnp.maximum(y, _zeros_at_border(x.shape[1:3], y.shape[1:3], self.dtype))
+        return y
 
 
 class ResidualUnit(nn.Module):
@@ -87,12 +110,13 @@ class ResidualUnit(nn.Module):
     """
 
     features: int
-    stride: int = 1
+    stride: int
+    epsilon: float
     dtype: Any = jnp.float32
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        conv = functools.partial(_conv, dtype=self.dtype)
+        conv = functools.partial(_conv, dtype=self.dtype, epsilon=self.epsilon)
         features_out = 4 * self.features
         y = nn.relu(_norm(self.dtype, "gn1")(x))  # [B, H, W, C]
         shortcut = x
@@ -112,6 +136,7 @@ class Stage(nn.Module):
     num_units: int
     features: int
     first_stride: int
+    epsilon: float
     remat: str = "none"
     dtype: Any = jnp.float32
 
@@ -121,7 +146,7 @@ class Stage(nn.Module):
         unit = nn.remat(ResidualUnit) if self.remat == "full" else ResidualUnit
         for i in range(self.num_units):
             stride = self.first_stride if i == 0 else 1
-            x = unit(self.features, stride, dtype=self.dtype, name=f"unit{i + 1:02}")(x)
+            x = unit(self.features, stride, self.epsilon, self.dtype, name=f"unit{i + 1:02}")(x)
         return x
 
 
@@ -134,6 +159,8 @@ class BiTResNet(nn.Module):
       resnet_layers: units per stage, such as (3, 4, 6, 3) of an R50.
       resnet_width_factor: multiplies all channels: the 3 in R50x3.
       head_bias_init: constant; -10 if the loss is a sigmoid over many classes.
+      max_pool_padding: `-inf` as in big_vision, or `zero` as in BiT's own code and timm.
+      standardization_epsilon: added to a kernel's variance; 1e-8 in timm.
       remat: `none`, or `full`, which recomputes each unit in the backward pass.
       dtype: of the computation; parameters, norms' statistics, the mean over the feature map and
         the logits are float32.
@@ -143,6 +170,8 @@ class BiTResNet(nn.Module):
     resnet_layers: tuple[int, ...]
     resnet_width_factor: int = 1
     head_bias_init: float = 0.0
+    max_pool_padding: str = "-inf"
+    standardization_epsilon: float = WEIGHT_STANDARDIZATION_EPSILON
     remat: str = "none"
     dtype: Any = jnp.float32
 
@@ -164,12 +193,15 @@ class BiTResNet(nn.Module):
     def __call__(self, images: jax.Array, *, train: bool) -> jax.Array:
         """Images in [-1, 1], [B, H, W, C] -> logits [B, K] float32; `train` has no effect."""
         del train
-        width = STEM_WIDTH * self.resnet_width_factor
+        width, epsilon = STEM_WIDTH * self.resnet_width_factor, self.standardization_epsilon
         x = jnp.asarray(images, self.dtype)
-        x = RootBlock(width, self.dtype, name="root_block")(x)  # [B, H/4, W/4, C']
+        root = RootBlock(width, self.max_pool_padding, epsilon, self.dtype, name="root_block")
+        x = root(x)  # [B, H/4, W/4, C']
         for i, num_units in enumerate(self.resnet_layers):
             stride, name = 1 if i == 0 else 2, f"block{i + 1}"
-            stage = Stage(num_units, width * 2**i, stride, self.remat, self.dtype, name=name)
+            stage = Stage(
+                num_units, width * 2**i, stride, epsilon, self.remat, self.dtype, name=name
+            )
             x = stage(x)  # [B, H/d, W/d, D], d = 4 * 2**i
         x = nn.relu(_norm(self.dtype, "norm-pre-head")(x))
         x = jnp.mean(x, axis=(1, 2), dtype=jnp.float32)  # [B, D]
@@ -183,13 +215,17 @@ class BiTResNet(nn.Module):
 
 
 def check(model: BiTResNet) -> None:
-    """Raises UserError for invalid units per stage."""
+    """Raises UserError for invalid units per stage or an epsilon that is not positive."""
     layers = model.resnet_layers
     is_tuple = isinstance(layers, tuple) and bool(layers)
     if not is_tuple or not all(isinstance(units, int) and units >= 1 for units in layers):
         raise UserError(
             f"model.resnet_layers={layers!r} must be the number of units of each stage, such "
             "as (3, 4, 6, 3) for an R50."
+        )
+    if not model.standardization_epsilon > 0.0:
+        raise UserError(
+            f"model.standardization_epsilon={model.standardization_epsilon} must be positive."
         )
 
 
@@ -210,6 +246,7 @@ FAMILY = Family(
     },
     infer=functools.partial(resnet.infer, stem=STEM),
     # The Transformer's other policies save nothing of a convolution.
-    choices={"remat": ("none", "full")},
+    choices={"remat": ("none", "full"), "max_pool_padding": ("-inf", "zero")},
     check=check,
+    conventions=("max_pool_padding", "standardization_epsilon"),
 )

@@ -20,6 +20,7 @@ from vit_jax.models import (
     mae,
     mixer,
     modern_vit,
+    regnet,
     text,
     vit,
 )
@@ -37,6 +38,7 @@ MODELS: dict[str, Family] = {
     "axial_resnet": axial_resnet.FAMILY,
     "text": text.FAMILY,
     "bert": bert.FAMILY,
+    "regnet": regnet.FAMILY,
 }
 
 # All named sizes, each with its kind of model.

@@ -25,7 +25,8 @@ from vit_jax.training.schedule import Schedule
 DECAY_MASKS = {
     # Kernels of dense layers, attention and convolutions; no biases, norms, cls, positions.
     "kernels": r".*/kernel",
-    "all": r".*",
+    # The statistics of a frozen batch norm (models/regnet.py) are constants.
+    "all": r"(?!.*/(?:mean|var)$).*",
 }
 MOMENTUM_DTYPES = ("float32", "bfloat16")
 

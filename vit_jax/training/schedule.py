@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -73,10 +73,12 @@ def fit_warmup(total_steps: int, *, warmup_steps: int, cooldown_steps: int, **_:
 
 
 class Position(NamedTuple):
-    """A point in training; float32 scalars."""
+    """A point in training; arrays are float32 scalars."""
 
     progress: jax.Array  # p, from 0 at the end of the warm-up to 1 after the last step
     past_warmup: jax.Array  # steps since the end of the warm-up
+    step: jax.Array
+    total_steps: int
 
 
 def cosine(base: float, at: Position) -> jax.Array:
@@ -102,6 +104,26 @@ def rsqrt(base: float, at: Position, *, timescale_steps: int = 10_000) -> jax.Ar
     return base / jnp.sqrt(1.0 + at.past_warmup / timescale_steps)
 
 
+def staircase(
+    base: float,
+    at: Position,
+    *,
+    decay_at: Sequence[float] = (0.3, 0.6, 0.9),
+    decay_factor: float = 0.1,
+) -> jax.Array:
+    """base * decay_factor ** (number of the points in `decay_at` that have passed).
+
+    Args:
+      decay_at: fractions of the training, warm-up included; the default is the BiT-HyperRule's
+        (1912.11370, section 3.3) from 20,000 examples on.
+      decay_factor: of the rate at each of them.
+    """
+    # After the update at the boundary, as in BiT's code.
+    passed = [at.step > round(point * at.total_steps) for point in decay_at]
+    factors = [jnp.where(each, decay_factor, 1.0) for each in passed]
+    return base * math.prod(factors, start=jnp.ones_like(at.step))
+
+
 def constant(base: float, at: Position) -> jax.Array:
     """base."""
     return jnp.full_like(at.progress, base)
@@ -111,6 +133,7 @@ SCHEDULES: dict[str, Callable[..., jax.Array]] = {
     "cosine": cosine,
     "linear": linear,
     "rsqrt": rsqrt,
+    "staircase": staircase,
     "constant": constant,
 }
 
@@ -140,6 +163,8 @@ def create_schedule(
     check_known("schedule.name", name, SCHEDULES)
     if kwargs.get("timescale_steps", 1) <= 0:
         raise UserError(f"schedule.timescale_steps={kwargs['timescale_steps']} must be positive.")
+    if not all(0.0 < point < 1.0 for point in kwargs.get("decay_at", ())):
+        raise UserError(f"schedule.decay_at={kwargs['decay_at']} must be fractions from 0 to 1.")
     if not (math.isfinite(learning_rate) and learning_rate >= 0.0):
         raise UserError(f"schedule.learning_rate={learning_rate} must be finite and not negative.")
     if warmup_steps < 0 or cooldown_steps < 0 or warmup_steps + cooldown_steps >= total_steps:
@@ -151,7 +176,7 @@ def create_schedule(
     def schedule(step: Any) -> jax.Array:
         step = jnp.asarray(step, jnp.float32)
         progress = jnp.clip((step - warmup_steps) / (total_steps - warmup_steps), 0.0, 1.0)
-        at = Position(progress, past_warmup=jnp.maximum(step - warmup_steps, 0.0))
+        at = Position(progress, jnp.maximum(step - warmup_steps, 0.0), step, total_steps)
         rate = SCHEDULES[name](learning_rate, at, **kwargs)
         if warmup_steps:
             rate = rate * jnp.minimum(1.0, step / warmup_steps)

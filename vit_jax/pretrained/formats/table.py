@@ -17,7 +17,7 @@ from vit_jax.models.tokens import sincos2d
 from vit_jax.models.variants import SIZES
 from vit_jax.models.vit import POSITIONS
 from vit_jax.pretrained.arrays import write_safetensors
-from vit_jax.pretrained.formats import google, huggingface, mae, timm
+from vit_jax.pretrained.formats import google, huggingface, mae, timm, timm_resnet
 from vit_jax.pretrained.formats.rows import block_numbers, numbers
 from vit_jax.pretrained.formats.stored import TORCH_FILE, WEIGHTS_FILE, Holds, Stored
 from vit_jax.pretrained.infer import num_prefix_tokens
@@ -90,7 +90,7 @@ FORMATS: dict[str, Format] = {
     "npz": Format(None),
     "npz_published": Format(google.PUBLISHED),
     "big_vision": Format(google.BIG_VISION),
-    "timm": Format(timm.TIMM, is_folder=True),
+    "timm": Format(timm.TIMM | timm_resnet.TIMM_RESNETS, is_folder=True),
     "huggingface": Format(huggingface.HUGGINGFACE, is_folder=True),
 }
 
@@ -113,6 +113,7 @@ def read_weights(
     files = (path.parent / file for file in ("config.json", "preprocessor_config.json"))
     settings, preprocessor = (read_object(f) if in_folder and f.is_file() else {} for f in files)
     try:
+        heads = 0  # a ResNet has none, and names and shapes say all
         _reject_quantised(arrays)
         arrays, others = _unwrap(arrays, part)
         if google.find_prefix(arrays, part) is not None:
@@ -131,6 +132,9 @@ def read_weights(
             if timm.attends(arrays):
                 heads = _choose_heads(arrays, num_heads, stored.num_heads, default_heads)
             timm.read_timm(stored, arrays, heads, settings, grid)
+        elif timm_resnet.is_resnet(arrays):
+            stored = timm.read_settings(settings)
+            timm_resnet.read_resnet(stored, arrays)
         else:
             raise UserError(
                 f"it holds {len(arrays)} arrays ({', '.join(list(arrays)[:4])}, ...), whose names "
@@ -142,7 +146,7 @@ def read_weights(
         if stated and stated != (found := len(block_numbers(stored.params))):
             raise UserError(f"config.json has {stated} blocks, but the file has {found}.")
         stored.dropped |= others
-        if not settings and stored.format in ("timm", "huggingface"):
+        if heads and not settings and stored.format in ("timm", "huggingface"):
             _log_guesses(path, stored, "" if num_heads or heads == 1 else f"num_heads={heads}")
     except UserError as error:
         if str(path) in str(error):
@@ -158,7 +162,8 @@ _WRAPPERS = ("_orig_mod", "module", "model", "backbone", "base_encoder", "encode
 def _is_known(names: Collection[str], part: str = "") -> bool:
     is_bit = any(name.startswith("resnet/root_block/") for name in names)
     found = (google.find_prefix(names, part), huggingface.find_prefix(names))
-    return is_bit or timm.is_timm(names) or found != (None, None)
+    is_timm = timm.is_timm(names) or timm_resnet.is_resnet(names)
+    return is_bit or is_timm or found != (None, None)
 
 
 def _unwrap(arrays: Params, part: str) -> tuple[Params, dict[str, str]]:

@@ -306,7 +306,7 @@ def to_timm(
     if model["name"] != "deit":
         args |= {"global_pool": pooling, "fc_norm": False}
         args["class_token"] = "cls" in params
-    config = _to_config(description, inputs, architecture, args, pooling)
+    config = to_config(description, inputs, architecture, args, pooling)
     return write(params), {"config.json": config}
 
 
@@ -329,7 +329,7 @@ def to_timm_mixer(
         "in_chans": description.image_shape[2],
         "mlp_ratio": [_ratio(width, model["hidden_size"]) for width in widths],
     }
-    config = _to_config(description, inputs, MIXERS[name], args, "avg")
+    config = to_config(description, inputs, MIXERS[name], args, "avg")
     table = _mixer_table(numbers(rf"{mixer.BLOCKS}_(\d+)/", params))
     return rows.write_rows(table, params, "timm"), {"config.json": config}
 
@@ -364,7 +364,7 @@ def _ratio(width: int, hidden_size: int) -> float:
     return ratio if int(hidden_size * ratio) == width else (width + 0.5) / hidden_size
 
 
-def _to_config(
+def to_config(
     description: Description,
     inputs: InputSettings,
     architecture: str,
@@ -373,7 +373,7 @@ def _to_config(
 ) -> dict[str, Any]:
     """The `config.json`; `model_args` are those of one kind of model."""
     height, width, channels = description.image_shape
-    hidden_size, num_classes = description.model["hidden_size"], description.model["num_classes"]
+    model, num_classes = description.model, description.model["num_classes"]
     if isinstance(inputs.resize, tuple):
         share, mode = crop_pct(height, inputs.resize[0]), "squash"
     else:
@@ -381,7 +381,7 @@ def _to_config(
     return {
         "architecture": architecture,
         "num_classes": num_classes,
-        "num_features": hidden_size,
+        **({"num_features": model["hidden_size"]} if "hidden_size" in model else {}),
         "global_pool": pooling,
         "model_args": model_args,
         **({"label_names": list(description.class_names)} if description.class_names else {}),

@@ -1,0 +1,189 @@
+"""BiT and RegNetY in both directions beside timm, and BiT's own files.
+
+`SAME`: both sides compute the same function, timm's in float64; what differs is our rounding, at
+most 2.3e-7 here. Another padding differs by 5e-4.
+"""
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests import golden
+from tests.peers import import_timm
+from tests.pretrained import weights
+from tests.pretrained.test_timm_parity import arrays_of, their_logits
+from tests.pretrained.weights import difference, randomise
+from vit_jax.errors import UserError
+from vit_jax.files.paths import write_arrays, write_json
+from vit_jax.inference.load import load_model, load_teacher
+from vit_jax.models.create import VARIANTS
+from vit_jax.parameters.names import count_parameters, flatten_names, unflatten_names
+from vit_jax.pretrained.arrays import write_safetensors
+from vit_jax.pretrained.formats import google, timm_resnet
+from vit_jax.pretrained.formats.stored import WEIGHTS_FILE
+from vit_jax.pretrained.formats.table import read_weights
+from vit_jax.pretrained.infer import infer_model
+
+timm = import_timm()
+
+SAME = 2e-6
+IMAGES = golden.images(2, 37, 50)  # every padding counts
+KINDS = {"bit": timm_resnet.BIT, "regnet": timm_resnet.REGNETS}
+NAMES = [name for known in KINDS.values() for name in known]
+
+
+def their_bit(epsilon: float = 1e-8) -> Any:
+    from timm.layers import StdConv2d
+
+    return timm.models.resnetv2.ResNetV2(
+        layers=[1, 1],
+        channels=(256, 512),
+        num_classes=5,
+        stem_type="fixed",
+        conv_layer=partial(StdConv2d, eps=epsilon),
+    )
+
+
+def their_regnet() -> Any:
+    """Widths 24, 48, 96 and 192, and statistics that are not 0 and 1."""
+    cfg = timm.models.regnet.RegNetCfg(w0=24, wa=24.0, wm=2.0, group_size=8, depth=6, se_ratio=0.25)
+    model = timm.models.regnet.RegNet(cfg, num_classes=5)
+    generator = torch.Generator().manual_seed(0)
+    for name, value in model.state_dict().items():
+        if value.is_floating_point():
+            z = torch.randn(value.shape, generator=generator)
+            around = float(name.endswith(("bn.weight", "running_var")))
+            value.copy_(z / value[0].numel() ** 0.5 if value.ndim > 1 else around + 0.1 * z)
+    return model
+
+
+def test_bit_of_timm(tmp_path: Path) -> None:
+    model = their_bit()
+    randomise(model)
+    write_safetensors(tmp_path / "timm.safetensors", arrays_of(model), {})
+    loaded = load_model(tmp_path / "timm.safetensors", image_size=IMAGES.shape[1:3])
+    assert loaded.module.resnet_layers == (1, 1)
+    theirs = their_logits(model, IMAGES)
+    assert np.std(theirs) > 0.1
+    assert difference(weights.logits(loaded.module, loaded.params, IMAGES), theirs) < SAME
+    # The convention is seen: another padding gives other logits.
+    other = loaded.module.clone(max_pool_padding="-inf")
+    assert difference(weights.logits(other, loaded.params, IMAGES), theirs) > 100 * SAME
+
+
+def test_bit_of_its_own_files(tmp_path: Path) -> None:
+    """timm reads the file that we write by BiT's names, with the epsilon of BiT's code."""
+    module = weights.module_of("R50x1", resnet_layers=(1, 1), num_classes=5)
+    params = weights.seeded(module, (32, 32, 3))
+    # As small kernels as this see the epsilon.
+    params |= {n: x * np.float32(1e-4) for n, x in params.items() if "block" in n and x.ndim == 4}
+    path = write_arrays(tmp_path / "BiT.npz", google.PUBLISHED["bit"].convert(params))
+    loaded = load_model(path, image_size=IMAGES.shape[1:3])
+    weights.assert_same(flatten_names(loaded.params), params)
+    ours = weights.logits(loaded.module, loaded.params, IMAGES)
+    for epsilon in (1e-10, 1e-8):
+        model = their_bit(epsilon)
+        model.load_pretrained(str(path))
+        assert (difference(their_logits(model, IMAGES), ours) < SAME) == (epsilon == 1e-10)
+    timms = loaded.module.clone(standardization_epsilon=1e-8)
+    same = weights.logits(timms, loaded.params, IMAGES)
+    assert difference(their_logits(model, IMAGES), same) < SAME
+
+
+def test_regnet_of_timm_also_as_a_teacher(tmp_path: Path) -> None:
+    model = their_regnet()
+    mean, std = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+    inputs = {"input_size": [3, 32, 32], "crop_pct": 1.0, "mean": mean, "std": std}
+    settings = {"architecture": "regnety_004", "global_pool": "avg", "pretrained_cfg": inputs}
+    write_json(tmp_path / "config.json", settings)
+    write_safetensors(tmp_path / WEIGHTS_FILE, arrays_of(model), {})
+    loaded = load_model(tmp_path)
+    assert loaded.module.stage_widths == (24, 48, 96, 192)
+    theirs = their_logits(model, IMAGES)
+    assert np.std(theirs) > 0.1
+    assert difference(weights.logits(loaded.module, loaded.params, IMAGES), theirs) < SAME
+    # Statistics are used: with others the logits differ.
+    fresh = {**flatten_names(loaded.params), "bn_stem/mean": np.zeros(32, np.float32)}
+    assert difference(weights.logits(loaded.module, unflatten_names(fresh), IMAGES), theirs) > 0.01
+
+    # A student's images are in [-1, 1]; its teacher was trained on ImageNet's mean and deviation.
+    logits, params = load_teacher(
+        "objective.teacher",
+        str(tmp_path),
+        image_shape=IMAGES.shape[1:],
+        class_names=[f"{i}" for i in range(5)],
+        dtype="float32",
+        preprocess="decode|inception_crop(37)|flip_lr",
+    )
+    scaled = (((IMAGES + 1.0) / 2.0 - mean) / std).astype(np.float32)
+    assert difference(np.asarray(logits(params, IMAGES)), their_logits(model, scaled)) < SAME
+
+
+@pytest.mark.parametrize("variant", ["R50x1", "RegNetY-400MF"])
+def test_timm_creates_a_model_from_our_folder(variant: str, tmp_path: Path) -> None:
+    """And what it has then are the bits of ours: each side reads what the other writes."""
+    image = (64, 64, 3)
+    module = weights.module_of(variant)
+    params = weights.seeded(module, image)
+    weights.write(tmp_path, "timm", module, params, image, VARIANTS[variant]["name"])
+    model = timm.create_model(f"local-dir:{tmp_path}", pretrained=True)
+    stored = read_weights(tmp_path / WEIGHTS_FILE, arrays_of(model))
+    weights.assert_same(stored.params, params)
+
+
+def shapes_of(architecture: str) -> dict[str, np.ndarray]:
+    """Arrays that take no memory."""
+    with torch.device("meta"):
+        model = timm.create_model(architecture)
+    state = model.state_dict()
+    assert sum(p.numel() for p in model.parameters()) < 1e9
+    return {n: np.broadcast_to(np.float32(0), tuple(x.shape)) for n, x in state.items()}
+
+
+@pytest.mark.parametrize("variant", NAMES)
+def test_names_and_sizes_of_timms_models(variant: str) -> None:
+    kind = VARIANTS[variant]["name"]
+    arrays = shapes_of(KINDS[kind][variant])
+    buffers = [n for n in arrays if "running" in n]
+    trained = sum(x.size for n, x in arrays.items() if not n.endswith("tracked")) - sum(
+        arrays[name].size for name in buffers
+    )
+    stored = read_weights(Path("x.safetensors"), dict(arrays))
+    assert not stored.unexpected
+    assert VARIANTS[variant].items() <= infer_model(stored.params, {}).items()
+    if variant not in ("R50x1", "RegNetY-400MF", "RegNetY-16GF"):  # tracing the others takes long
+        return
+    module = weights.module_of(variant, num_classes=1000)
+    like = flatten_names(golden.abstract_params(module, (1, 64, 64, 3)))
+    assert {n: x.shape for n, x in stored.params.items()} == {n: x.shape for n, x in like.items()}
+    statistics = {n: x for n, x in like.items() if n.rpartition("/")[2] in ("mean", "var")}
+    assert len(statistics) == len(buffers)
+    assert count_parameters(like) - count_parameters(statistics) == trained
+    if variant == "RegNetY-16GF":
+        assert trained == 83_590_140  # 84M in DeiT's table
+
+
+@pytest.mark.parametrize(
+    ("architecture", "why"),
+    [
+        *((f"resnetv2_{name}", "batch normalisation") for name in ("18", "34", "50", "101")),
+        *((f"resnetv2_{name}", "a stem of three") for name in ("18d", "34d")),
+        *((f"resnetv2_50d{name}", "a stem of three") for name in ("_gn", "_evos")),
+        ("regnetx_002", "no squeeze-and-excitation"),
+        ("regnetz_040", "no projections"),
+        ("regnety_040_sgn", "other norms"),
+    ],
+)
+def test_other_resnets_are_refused_with_the_reason(architecture: str, why: str) -> None:
+    with pytest.raises(UserError, match=f"this ResNet has {why}.*not supported"):
+        read_weights(Path("x.safetensors"), shapes_of(architecture))
+
+
+def test_a_size_that_timm_lacks_is_refused(tmp_path: Path) -> None:
+    module = weights.module_of("R50x2")
+    with pytest.raises(UserError, match="timm has no BiT of these sizes.*R50x1, R50x3"):
+        weights.write(tmp_path, "timm", module, {}, (32, 32, 3), "bit")

@@ -1,0 +1,234 @@
+"""RegNetY ("Designing Network Design Spaces", arXiv 2003.13678): the teacher of DeiT.
+
+Stages of residual bottlenecks with grouped convolutions and squeeze-and-excitation. Its batch norms
+use stored statistics, in training too: as a teacher and in fine-tuning (frozen statistics, as is
+usual in detection) it computes what the published models compute. Statistics of the batch, which
+training from scratch needs, are not implemented. B: batch, C: channels, g: channels per group.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from vit_jax.errors import UserError
+from vit_jax.models.family import FIRST, HEAD, Family, Row, Shapes, axis_of
+from vit_jax.models.layers import IdentityLayer
+from vit_jax.models.tokens import pixels_per_token, token_grid
+
+BATCH_NORM_EPSILON = 1e-5
+STEM_WIDTH = 32
+SQUEEZE = 4  # the bottleneck of squeeze-and-excitation has a fourth of the block's input channels
+
+# Blocks and channels of each stage, and channels per group; the paper's names are FLOPs.
+SIZES: dict[str, tuple[tuple[int, ...], tuple[int, ...], int]] = {
+    "400MF": ((1, 3, 6, 6), (48, 104, 208, 440), 8),
+    "4GF": ((2, 6, 12, 2), (128, 192, 512, 1088), 64),
+    "16GF": ((2, 4, 11, 1), (224, 448, 1232, 3024), 112),
+}
+
+
+class FrozenBatchNorm(nn.Module):
+    """(x - mean) / sqrt(var + epsilon) * scale + bias per channel: [B, H, W, C] -> [B, H, W, C].
+
+    `mean` and `var` are parameters without gradient, which weight decay leaves out too
+    (`optimizer.DECAY_MASKS`). Computed in float32, with one rounding to `dtype`.
+    """
+
+    dtype: Any = jnp.float32
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        zeros, ones = nn.initializers.zeros_init(), nn.initializers.ones_init()
+        inits = {"mean": zeros, "var": ones, "scale": ones, "bias": zeros}
+        mean, var, scale, bias = (
+            self.param(name, init, x.shape[-1:])[None, None, None] for name, init in inits.items()
+        )  # [1, 1, 1, C]
+        mean, var = jax.lax.stop_gradient((mean, var))
+        factor = jax.lax.rsqrt(var + BATCH_NORM_EPSILON) * scale
+        return ((jnp.asarray(x, jnp.float32) - mean) * factor + bias).astype(self.dtype)
+
+
+def _conv(
+    features: int, size: int, stride: int, dtype: Any, name: str, groups: int = 1
+) -> nn.Module:
+    """A convolution without bias, with the same padding on both sides, as in PyTorch."""
+    margin = ((size // 2, size // 2),) * 2
+    return nn.Conv(
+        features,
+        (size, size),
+        (stride, stride),
+        padding=margin,
+        feature_group_count=groups,
+        use_bias=False,
+        dtype=dtype,
+        name=name,
+    )
+
+
+class SqueezeExcite(nn.Module):
+    """x * sigmoid(relu(mean(x) W1 + b1) W2 + b2), the mean over places: [B, H, W, C], same shape.
+
+    1709.01507; W1 is [C, features], W2 [features, C].
+    """
+
+    features: int
+    dtype: Any = jnp.float32
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        y = jnp.mean(x, axis=(1, 2), dtype=jnp.float32).astype(self.dtype)  # [B, C]
+        y = nn.relu(nn.Dense(self.features, dtype=self.dtype, name="reduce")(y))  # [B, features]
+        y = nn.sigmoid(nn.Dense(x.shape[-1], dtype=self.dtype, name="expand")(y))  # [B, C]
+        return x * y[:, None, None]
+
+
+class Block(nn.Module):
+    """X block with squeeze-and-excitation: [B, H, W, C] -> [B, H/s, W/s, features] for stride s.
+
+    y = bn3(conv3(se(relu(bn2(conv2(relu(bn1(conv1(x)))))))), conv2 3x3 in groups, the others 1x1;
+    out = relu(y + shortcut), which is x, or bn(conv(x)) if the shape changes.
+    """
+
+    features: int
+    group_width: int
+    stride: int
+    dtype: Any = jnp.float32
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        dtype, width = self.dtype, self.features
+        shortcut = x
+        if x.shape[-1] != width or self.stride != 1:
+            shortcut = _conv(width, 1, self.stride, dtype, "conv_proj")(x)  # [B, H/s, W/s, F]
+            shortcut = FrozenBatchNorm(dtype, name="bn_proj")(shortcut)
+        y = _conv(width, 1, 1, dtype, "conv1")(x)  # [B, H, W, F]
+        y = nn.relu(FrozenBatchNorm(dtype, name="bn1")(y))
+        groups = width // self.group_width
+        y = _conv(width, 3, self.stride, dtype, "conv2", groups)(y)  # [B, H/s, W/s, F]
+        y = nn.relu(FrozenBatchNorm(dtype, name="bn2")(y))
+        y = SqueezeExcite(round(x.shape[-1] / SQUEEZE), dtype, name="se")(y)
+        y = _conv(width, 1, 1, dtype, "conv3")(y)
+        return nn.relu(shortcut + FrozenBatchNorm(dtype, name="bn3")(y))
+
+
+class RegNet(nn.Module):
+    """Images to logits, [B, H, W, C] -> [B, num_classes] float32; images of any size.
+
+    Attributes:
+      num_classes: number of logits; 0 returns the representation instead, [B, D] with the width D
+        of the last stage.
+      stage_layers: blocks per stage.
+      stage_widths: channels of each stage.
+      group_width: channels per group of the 3x3 convolutions; divides each width.
+      head_bias_init: constant; -10 if the loss is a sigmoid over many classes.
+      remat: `none`, or `full`, which recomputes each block in the backward pass.
+      dtype: of the computation; parameters, the norms, the mean over the feature map and the
+        logits are float32.
+    """
+
+    num_classes: int
+    stage_layers: tuple[int, ...]
+    stage_widths: tuple[int, ...]
+    group_width: int
+    head_bias_init: float = 0.0
+    remat: str = "none"
+    dtype: Any = jnp.float32
+
+    prefix_tokens = ()
+    head_input = "pre_logits"
+    logits_per_token = False
+
+    @property
+    def pixels_per_token(self) -> tuple[int, int]:
+        """Height and width of the image region that a cell of the last feature map covers."""
+        return pixels_per_token(None, self.stage_layers)
+
+    @nn.nowrap
+    def token_grid(self, image_size: tuple[int, int]) -> tuple[int, int]:
+        """Rows and columns of the last feature map; every convolution rounds up."""
+        return token_grid(image_size, None, self.stage_layers)
+
+    @nn.compact
+    def __call__(self, images: jax.Array, *, train: bool) -> jax.Array:
+        """Normalised images [B, H, W, C] -> logits [B, K] float32; `train` has no effect."""
+        del train
+        x = jnp.asarray(images, self.dtype)
+        x = _conv(STEM_WIDTH, 3, 2, self.dtype, "conv_stem")(x)  # [B, H/2, W/2, 32]
+        x = nn.relu(FrozenBatchNorm(self.dtype, name="bn_stem")(x))
+        block = nn.remat(Block) if self.remat == "full" else Block
+        stages = zip(self.stage_layers, self.stage_widths, strict=True)
+        for stage, (num_blocks, width) in enumerate(stages, start=1):
+            for i in range(num_blocks):
+                name, stride = f"stage{stage}_block{i + 1}", 1 if i else 2
+                x = block(width, self.group_width, stride, self.dtype, name=name)(x)
+        x = jnp.mean(x, axis=(1, 2), dtype=jnp.float32)  # [B, D]
+        x = IdentityLayer(name="pre_logits")(x)
+        if not self.num_classes:
+            return x
+        zeros, bias = nn.initializers.zeros_init(), nn.initializers.constant(self.head_bias_init)
+        head = nn.Dense(self.num_classes, kernel_init=zeros, bias_init=bias, name="head")
+        return head(x)  # [B, K]
+
+
+def check(model: RegNet) -> None:
+    """Raises UserError for stages that do not fit each other or the groups."""
+    layers, widths = model.stage_layers, model.stage_widths
+    for key, values in (("stage_layers", layers), ("stage_widths", widths)):
+        is_tuple = isinstance(values, tuple) and len(values) == len(layers or ()) > 0
+        if not is_tuple or not all(type(value) is int and value >= 1 for value in values):
+            raise UserError(
+                f"model.{key}={values!r} must be a number for each stage of model.name='regnet', "
+                "such as stage_layers=(2, 4, 11, 1) and stage_widths=(224, 448, 1232, 3024)."
+            )
+    if any(width % model.group_width for width in widths):
+        raise UserError(
+            f"model.group_width={model.group_width} does not divide model.stage_widths={widths}."
+        )
+
+
+def infer(shapes: Shapes) -> dict[str, Any]:
+    """See `Family.infer`."""
+    blocks: dict[int, int] = {}  # of each stage; a corrupt name may hold any number
+    for name in shapes:
+        if match := re.match(r"stage(\d+)_block(\d+)/", name):
+            stage, block = int(match[1]), int(match[2])
+            blocks[stage] = min(max(blocks.get(stage, 0), block), len(shapes))
+    first = {stage: f"stage{stage}_block1" for stage in sorted(blocks)}
+    widths = [axis_of(shapes, f"{name}/conv1/kernel", 4, 3) for name in first.values()]
+    return {
+        "stage_layers": tuple(blocks[stage] for stage in first) or None,
+        "stage_widths": tuple(widths) if all(widths) else None,
+        "group_width": axis_of(shapes, "stage1_block1/conv2/kernel", 4, 2),
+    }
+
+
+_BLOCK = r"stage\d+_block(?P<unit>\d+)"
+FAMILY = Family(
+    module=RegNet,
+    title="RegNetY (arXiv 2003.13678)",
+    acronym="RegNetY",
+    rows=(
+        Row("conv_stem/kernel", (None, None, None, "features"), FIRST, role="image"),
+        Row("bn_stem/(?:scale|bias|mean|var)", ("features",), FIRST),
+        Row(rf"{_BLOCK}/conv(?:[123]|_proj)/kernel", (None, None, None, "features"), FIRST),
+        Row(rf"{_BLOCK}/bn(?:[123]|_proj)/(?:scale|bias|mean|var)", ("features",), FIRST),
+        Row(rf"{_BLOCK}/se/reduce/kernel", ("features", None), FIRST),
+        Row(rf"{_BLOCK}/se/expand/kernel", (None, "features"), FIRST),
+        Row(rf"{_BLOCK}/se/reduce/bias", (None,), FIRST),
+        Row(rf"{_BLOCK}/se/expand/bias", ("features",), FIRST),
+        *HEAD,
+    ),
+    sizes={
+        f"RegNetY-{name}": {"stage_layers": layers, "stage_widths": widths, "group_width": group}
+        for name, (layers, widths, group) in SIZES.items()
+    },
+    infer=infer,
+    # The Transformer's other policies save nothing of a convolution.
+    choices={"remat": ("none", "full")},
+    check=check,
+)
