@@ -354,7 +354,7 @@ def to_mae(
             f"--format=timm cannot store model.decoder_mlp_dim={model['decoder_mlp_dim']}: encoder "
             "and decoder there have the same ratio of MLP and width; use --format=huggingface."
         )
-    config = _to_config(description, inputs, "mae_vit", args, "token")
+    config = to_config(description, inputs, "mae_vit", args, "token")
     return write(params), {"config.json": config}
 
 
