@@ -239,10 +239,11 @@ def _reduce_window_max(graph: Graph, eqn: Any, x: Operand) -> Operand:
 def _reduce_window_sum(graph: Graph, eqn: Any, x: Operand) -> Operand:
     """The mean, padding included, times the size of a window."""
     mean = _pool("AveragePool", graph, eqn, x, count_include_pad=1)
-    return graph.add("Mul", mean, np.float32(math.prod(eqn.params["window_dimensions"]))[None])
+    size = math.prod(eqn.params["window_dimensions"])
+    return graph.add("Mul", mean, np.array(size, np.float32))
 
 
-def _pool(op_type: str, graph: Graph, eqn: Any, x: Operand, **attributes: int) -> Operand:
+def _pool(op_type: str, graph: Graph, eqn: Any, x: Operand, **attributes: Any) -> Operand:
     """For images [B, H, W, C]."""
     low, high = zip(*eqn.params["padding"][1:3], strict=True)
     result = graph.add(

@@ -9,7 +9,7 @@ became of it: here the classifier pools.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, ClassVar
 
 import flax.linen as nn
 import jax
@@ -56,7 +56,7 @@ class AxialVisionTransformer(vit.VisionTransformer):
 
     classifier: str = "gap"
 
-    block = AxialBlock
+    block: ClassVar[type[nn.Module]] = AxialBlock
 
 
 def infer(shapes: Shapes) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import Any
+from typing import Any, ClassVar
 
 import flax.linen as nn
 import jax
@@ -241,7 +241,7 @@ class VisionTransformer(nn.Module):
     scan: bool = False
     dtype: Any = jnp.float32
 
-    block = Encoder1DBlock
+    block: ClassVar[type[nn.Module]] = Encoder1DBlock
 
     @property
     def prefix_tokens(self) -> tuple[str, ...]:
