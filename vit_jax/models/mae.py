@@ -40,17 +40,14 @@ def sincos_table(grid: tuple[int, int], width: int) -> np.ndarray:
 
 
 class FixedPositions(nn.Module):
-    """`sincos_table` as a parameter that is not trained: width D -> [1, 1 + h*w, D].
-
-    Published files hold the table, and fine-tuning trains it.
-    """
+    """`sincos_table` as a parameter, which fine-tuning alone trains: width D -> [1, 1 + h*w, D]."""
 
     grid: tuple[int, int]
 
     @nn.compact
     def __call__(self, width: int) -> jax.Array:
         table = self.param("pos_embedding", lambda _: sincos_table(self.grid, width))
-        return jax.lax.stop_gradient(table)
+        return jax.lax.stop_gradient(jnp.asarray(table))
 
 
 class PartialEncoder(Encoder):
@@ -64,7 +61,7 @@ class PartialEncoder(Encoder):
         positions = FixedPositions(self.grid, name="posembed_input")(x.shape[-1])
         if kept is not None:
             x = jnp.take_along_axis(x, kept[..., None], axis=1)  # [B, N, D]
-            positions = jnp.asarray(positions)[0, kept]  # [B, N, D]
+            positions = positions[0, kept]  # [B, N, D]
         return super().__call__(x, positions, train=train)
 
 
