@@ -195,4 +195,5 @@ FAMILY = dataclasses.replace(
         "resnet_layers": (None,),
     },
     check=check,
+    conventions=("gelu", "layer_norm_epsilon"),
 )
