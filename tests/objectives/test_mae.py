@@ -81,7 +81,7 @@ def test_the_encoder_sees_visible_patches_only() -> None:
 
     pixels, state = predict(images, seen)
     assert pixels.shape == (2, 24, 48)
-    [tokens] = state["intermediates"]["Transformer"]["__call__"]
+    tokens = state["intermediates"]["Transformer"]["__call__"][0]
     assert tokens.shape == (2, 7, 16)
     # Other pixels in masked patches change nothing, in a visible one everything.
     is_masked = jnp.repeat(jnp.repeat((seen["restore"] >= 6).reshape(2, 4, 6), 4, 1), 4, 2)
@@ -100,7 +100,7 @@ def test_the_encoder_sees_visible_patches_only() -> None:
     encoder = {key: params[key] for key in ("cls", "embedding", "Transformer")}
     assert names.keys() == flatten_names(encoder).keys()
     expected = jax.jit(lambda x: vit.apply({"params": encoder}, x, train=False))(images)
-    [tokens] = state["intermediates"]["Transformer"]["__call__"]
+    tokens = state["intermediates"]["Transformer"]["__call__"][0]
     np.testing.assert_allclose(tokens[:, 0], expected, rtol=0, atol=1e-5)  # order of sums
 
 
@@ -163,7 +163,7 @@ def test_every_parameter_but_the_positions_learns() -> None:
         POSITIONS,
         "decoder/posembed_input/pos_embedding",
     }
-    fresh = FixedPositions((4, 6)).init(KEY, jnp.zeros((1, 25, 16)))["params"]["pos_embedding"]
+    fresh = FixedPositions((4, 6)).init(KEY, 16)["params"]["pos_embedding"]
     np.testing.assert_array_equal(fresh, sincos_table((4, 6), 16))
 
 

@@ -20,10 +20,10 @@ import numpy as np
 from vit_jax.errors import UserError
 from vit_jax.models import vit
 from vit_jax.models.family import LAST, Row, Shapes, layer_width
-from vit_jax.models.layers import Dense, Dropout, apply_blocks
+from vit_jax.models.layers import Dense
 from vit_jax.models.tokens import patch_shape
 from vit_jax.models.variants import MAE
-from vit_jax.models.vit import BlockConfig, Encoder1DBlock, VisionTransformer
+from vit_jax.models.vit import BlockConfig, Encoder, VisionTransformer
 
 
 def sincos_table(grid: tuple[int, int], width: int) -> np.ndarray:
@@ -40,51 +40,29 @@ def sincos_table(grid: tuple[int, int], width: int) -> np.ndarray:
 
 
 class FixedPositions(nn.Module):
-    """Adds `sincos_table`: [B, 1 + h*w, D] -> [B, 1 + h*w, D].
-
-    Files hold it as an array, and fine-tuning trains it; pre-training does not.
-    """
+    """`sincos_table` as a parameter, which fine-tuning alone trains: width D -> [1, 1 + h*w, D]."""
 
     grid: tuple[int, int]
-    dtype: Any = jnp.float32
 
     @nn.compact
-    def __call__(self, x: jax.Array) -> jax.Array:
-        table = self.param(
-            "pos_embedding", lambda _: jnp.asarray(sincos_table(self.grid, x.shape[-1]))
-        )
-        return x + jnp.asarray(jax.lax.stop_gradient(table), self.dtype)
+    def __call__(self, width: int) -> jax.Array:
+        table = self.param("pos_embedding", lambda _: sincos_table(self.grid, width))
+        return jax.lax.stop_gradient(jnp.asarray(table))
 
 
-class PartialEncoder(nn.Module):
-    """Blocks and last norm on some of the tokens: [B, 1 + h*w, D] -> [B, N, D]."""
+class PartialEncoder(Encoder):
+    """`Encoder` with fixed positions, on some of the tokens: [B, 1 + h*w, D] -> [B, N, D]."""
 
-    config: BlockConfig
-    grid: tuple[int, int]
-    num_layers: int
-    stochastic_depth_rate: float = 0.0
-    remat: str = "none"
-    scan: bool = False
+    grid: tuple[int, int] = (0, 0)
 
     @nn.compact
-    def __call__(self, x: jax.Array, kept: jax.Array | None = None, *, train: bool) -> jax.Array:
-        """`kept` [B, N]: numbers of the tokens to encode, after adding positions; None: all."""
-        c = self.config
-        x = FixedPositions(self.grid, c.dtype, name="posembed_input")(x)
+    def __call__(self, x: jax.Array, kept: Any = None, *, train: bool) -> jax.Array:
+        """`kept` [B, N]: numbers of the tokens to encode; None: all."""
+        positions = FixedPositions(self.grid, name="posembed_input")(x.shape[-1])
         if kept is not None:
             x = jnp.take_along_axis(x, kept[..., None], axis=1)  # [B, N, D]
-        x = Dropout(c.dropout_rate)(x, deterministic=not train)
-        x = apply_blocks(
-            functools.partial(Encoder1DBlock, c),
-            x,
-            name="encoderblock",
-            num_layers=self.num_layers,
-            stochastic_depth_rate=self.stochastic_depth_rate,
-            remat=self.remat,
-            scan=self.scan,
-            train=train,
-        )
-        return c.norm("encoder_norm")(x)
+            positions = positions[0, kept]  # [B, N, D]
+        return super().__call__(x, positions, train=train)
 
 
 class MaskedAutoencoder(VisionTransformer):
@@ -123,11 +101,11 @@ class MaskedAutoencoder(VisionTransformer):
         kept = None if corruption is None else _with_class_token(corruption["visible"])
         x = PartialEncoder(
             BlockConfig.of(self),
-            grid,
             num_layers=self.num_layers,
             stochastic_depth_rate=self.stochastic_depth_rate,
             remat=self.remat,
             scan=self.scan,
+            grid=grid,
             name="Transformer",
         )(x, kept, train=train)  # [B, 1 + V, D]
         if corruption is not None:
@@ -148,7 +126,7 @@ class MaskedAutoencoder(VisionTransformer):
         x = jnp.concatenate([x, masked], axis=1)  # [B, 1 + P, E]
         x = jnp.take_along_axis(x, _with_class_token(restore)[..., None], axis=1)
         x = PartialEncoder(
-            c, grid, self.decoder_num_layers, remat=self.remat, scan=self.scan, name="decoder"
+            c, self.decoder_num_layers, remat=self.remat, scan=self.scan, grid=grid, name="decoder"
         )(x, train=train)
         height, width = patch_shape(self.patch_size)
         pixels = Dense(height * width * channels, name="decoder_pred")
@@ -217,4 +195,5 @@ FAMILY = dataclasses.replace(
         "resnet_layers": (None,),
     },
     check=check,
+    conventions=("gelu", "layer_norm_epsilon"),
 )

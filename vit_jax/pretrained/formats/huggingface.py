@@ -231,11 +231,12 @@ _ARCHITECTURES = {
     "deit": ("deit", "DeiTForImageClassificationWithTeacher", "DeiTModel"),
     "mae": ("vit_mae", "", "ViTMAEForPreTraining"),
 }
-_DECODER_SIZES = {
-    "decoder_hidden_size": "decoder_hidden_size",
-    "decoder_num_hidden_layers": "decoder_num_layers",
-    "decoder_intermediate_size": "decoder_mlp_dim",
-    "decoder_num_attention_heads": "decoder_num_heads",
+# Their names of sizes; those of a decoder have the same prefix as ours.
+_SIZES = {
+    "hidden_size": "hidden_size",
+    "num_hidden_layers": "num_layers",
+    "num_attention_heads": "num_heads",
+    "intermediate_size": "mlp_dim",
 }
 
 
@@ -249,10 +250,11 @@ def _to_config(description: Description) -> dict[str, Any]:
     return {
         "architectures": [head if model["num_classes"] else bare],
         "model_type": model_type,
-        "hidden_size": model["hidden_size"],
-        "num_hidden_layers": model["num_layers"],
-        "num_attention_heads": model["num_heads"],
-        "intermediate_size": model["mlp_dim"],
+        **{
+            f"{prefix}{key}": model[f"{prefix}{ours}"]
+            for prefix in ("", *(["decoder_"] if "decoder_num_layers" in model else []))
+            for key, ours in _SIZES.items()
+        },
         "hidden_act": "gelu" if model["gelu"] == "exact" else "gelu_pytorch_tanh",
         "layer_norm_eps": model["layer_norm_epsilon"],
         "image_size": height if height == width else [height, width],
@@ -265,7 +267,6 @@ def _to_config(description: Description) -> dict[str, Any]:
         "label2id": {name: i for i, name in enumerate(names)},
         "torch_dtype": "float32",
         "problem_type": _PROBLEMS[description.probabilities_by],
-        **{key: model[ours] for key, ours in _DECODER_SIZES.items() if ours in model},
     }
 
 

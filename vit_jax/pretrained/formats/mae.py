@@ -18,16 +18,10 @@ HEADS = 16  # of every published decoder
 def decoder_rows(
     names: Iterable[str], blocks: str, parts: str, settings: Mapping[str, Any], key: str
 ) -> list[Row]:
-    """The rows of the decoder, for names of a file or of ours; none match a model without one.
+    """The rows of a decoder whose arrays are among `names`, of a file or of ours.
 
-    Args:
-      names: of its arrays.
-      blocks: their name of a block without its number, such as `decoder_blocks`.
-      parts: their names in a block, see `encoder_block`.
-      settings: of the `config.json`, which may have the number of heads under `key`.
-
-    Raises:
-      UserError: that number is no positive int.
+    `blocks` is their name of a block without its number, `parts` names its parts (see
+    `encoder_block`), and `settings[key]` its number of heads (UserError: not a positive int).
     """
     with reading("config.json"):
         num_heads = positive(settings.get(key, HEADS))

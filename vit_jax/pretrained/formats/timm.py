@@ -340,15 +340,11 @@ def to_mae(
     """Arrays for facebookresearch/mae, and a `config.json` with the arguments of its model."""
     model = description.model
     check_square("timm", description)
-    args = {
-        "img_size": description.image_shape[0],
-        "patch_size": model["patch_size"],
-        "in_chans": description.image_shape[2],
-        "mlp_ratio": _ratio(model["mlp_dim"], model["hidden_size"]),
-    }
-    for prefix in ("", "decoder_"):
-        keys = {"embed_dim": "hidden_size", "depth": "num_layers", "num_heads": "num_heads"}
-        args |= {f"{prefix}{key}": model[f"{prefix}{ours}"] for key, ours in keys.items()}
+    keys = {"embed_dim": "hidden_size", "depth": "num_layers", "num_heads": "num_heads"}
+    args = {f"{p}{key}": model[f"{p}{keys[key]}"] for p in ("", "decoder_") for key in keys}
+    args |= {"patch_size": model["patch_size"], "in_chans": description.image_shape[2]}
+    args |= {"img_size": description.image_shape[0]}
+    args["mlp_ratio"] = _ratio(model["mlp_dim"], model["hidden_size"])
     if int(args["decoder_embed_dim"] * args["mlp_ratio"]) != model["decoder_mlp_dim"]:
         raise UserError(
             f"--format=timm cannot store model.decoder_mlp_dim={model['decoder_mlp_dim']}: encoder "
