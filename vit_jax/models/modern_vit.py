@@ -56,15 +56,15 @@ class ModernConfig(BlockConfig):
 class LayerScale(nn.Module):
     """gamma * x with a learned factor per feature: [B, N, D] -> [B, N, D].
 
-    Of "Going deeper with Image Transformers" (2103.17239, section 2); `init` is its first value.
+    Of "Going deeper with Image Transformers" (2103.17239, section 2); it starts from `initial`.
     """
 
-    init: float
+    initial: float
     dtype: Any = jnp.float32
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        gamma = self.param("gamma", nn.initializers.constant(self.init), (x.shape[-1],))
+        gamma = self.param("gamma", nn.initializers.constant(self.initial), (x.shape[-1],))
         return x * jnp.reshape(jnp.asarray(gamma, self.dtype), (1, 1, -1))
 
 
@@ -183,7 +183,8 @@ class ModernVisionTransformer(nn.Module):
     @nn.compact
     def __call__(self, images: jax.Array, *, train: bool) -> jax.Array:
         """Scaled images [B, H, W, C] -> logits [B, K] float32."""
-        config, patch = ModernConfig.of(self), self.pixels_per_token
+        config: Any = ModernConfig.of(self)
+        patch = self.pixels_per_token
         embedding = functools.partial(nn.Conv, padding="VALID", dtype=self.dtype, name="embedding")
         embed = embedding(self.hidden_size, patch, patch, kernel_init=_PATCH_INIT)
         x = embed(jnp.asarray(images, self.dtype))  # [B, h, w, D]
