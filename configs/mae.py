@@ -26,15 +26,16 @@ dropout, stochastic depth or clipping. 1600 epochs as the published models;
 class and mask token too; ours decays kernels.
 
 Fine-tuning (FINETUNE.md there): AdamW with rate `blr` * batch / 256, batch 1024, weight decay 0.05,
-5 epochs of warm-up, cosine decay to 1e-6, layer-wise decay of the rate, stochastic depth, label
-smoothing 0.1, mixup 0.8, CutMix 1.0, random erasing 0.25:
+5 epochs of warm-up, cosine decay, layer-wise decay of the rate, stochastic depth, label smoothing
+0.1, mixup 0.8, CutMix 1.0, random erasing 0.25:
           blr     layer decay  stochastic depth  epochs
   B/16    5e-4    0.65         0.1               100
   L/16    1e-3    0.75         0.2               50
   H/14    1e-3    0.75         0.3               50
 Differences: the class token is classified, where their code averages the other tokens (the paper
 and FINETUNE.md: "performs similarly"); RandAugment is TensorFlow's `randaug(2, 9)`, where they use
-timm's `rand-m9-mstd0.5-inc1`; the head starts at 0, not at 2e-5.
+timm's `rand-m9-mstd0.5-inc1`; the head starts at 0, not at 2e-5, and the rate ends at 0, not at
+1e-6.
 
 Linear probing: the authors train a linear layer behind a BatchNorm without affine parameters for 90
 epochs of LARS (rate 0.1 * 16384 / 256, no decay, random crops and flips). probe.py standardises the
