@@ -23,7 +23,7 @@ from vit_jax.models.vit import POSITIONS
 from vit_jax.parameters.names import flatten_names, unflatten_names
 from vit_jax.pretrained.arrays import read_arrays
 from vit_jax.pretrained.formats import google
-from vit_jax.pretrained.formats.timm import crop_pct
+from vit_jax.pretrained.formats.timm_config import crop_pct
 
 IMAGES = golden.images(2, 32, 32)
 FOLDERS = ("timm", "huggingface", "orbax")

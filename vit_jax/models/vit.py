@@ -122,7 +122,7 @@ class Encoder1DBlock(nn.Module):
     ) -> jax.Array:
         """`positions` [1, N, D] are those that blocks share, if any."""
         c = self.config
-        x, bias = add_in_block(c, x, positions)
+        x, bias = add_in_block(c, x, positions)  # the paper's model adds its own at the stem
         y = c.norm()(x)
         y = self._attend(y, bias, train=train)
         y = Dropout(c.dropout_rate)(y, deterministic=not train)
@@ -134,7 +134,7 @@ class Encoder1DBlock(nn.Module):
         return nn.with_logical_constraint(x, ("batch", None, None))
 
     def _attend(self, x: jax.Array, bias: Any, *, train: bool) -> jax.Array:
-        """[B, N, D] -> [B, N, D]."""
+        """MSA of all tokens, [B, N, D] -> [B, N, D]; other models have lines of them."""
         return self.config.msa(train=train, bias=bias)(x, sow_weights=True)
 
 

@@ -17,7 +17,7 @@ from vit_jax.models.tokens import sincos2d
 from vit_jax.models.variants import SIZES
 from vit_jax.models.vit import POSITIONS
 from vit_jax.pretrained.arrays import write_safetensors
-from vit_jax.pretrained.formats import google, huggingface, mae, timm, timm_resnet
+from vit_jax.pretrained.formats import google, huggingface, mae, timm, timm_config, timm_resnet
 from vit_jax.pretrained.formats.rows import block_numbers, numbers
 from vit_jax.pretrained.formats.stored import TORCH_FILE, WEIGHTS_FILE, Holds, Stored
 from vit_jax.pretrained.infer import num_prefix_tokens
@@ -127,13 +127,13 @@ def read_weights(
             huggingface.read_huggingface(stored, arrays, heads, settings)
         elif timm.is_timm(arrays):
             timm.check_names(arrays)
-            stored = timm.read_settings(settings)
+            stored = timm_config.read_settings(settings)
             heads = 1
             if timm.attends(arrays):
                 heads = _choose_heads(arrays, num_heads, stored.num_heads, default_heads)
             timm.read_timm(stored, arrays, heads, settings, grid)
         elif timm_resnet.is_resnet(arrays):
-            stored = timm.read_settings(settings)
+            stored = timm_config.read_settings(settings)
             timm_resnet.read_resnet(stored, arrays)
         else:
             raise UserError(

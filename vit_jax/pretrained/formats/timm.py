@@ -1,4 +1,4 @@
-"""timm's Vision Transformers, hybrids and DeiTs: their names, and the `config.json` beside them.
+"""timm's Vision Transformers, hybrids, DeiTs and Mixers: their names.
 
 facebookresearch/mae has the same names, and its own for a decoder.
 """
@@ -13,16 +13,16 @@ from typing import Any
 
 import numpy as np
 
-from vit_jax.errors import UserError, check_known
-from vit_jax.files.paths import reading
+from vit_jax.errors import UserError
 from vit_jax.models import mixer, modern_vit
-from vit_jax.models.description import HALF, Description, InputSettings
+from vit_jax.models.description import Description, InputSettings
 from vit_jax.models.variants import HYBRIDS, SIZES
 from vit_jax.models.vit import BLOCKS, POSITIONS
 from vit_jax.pretrained.formats import rows
 from vit_jax.pretrained.formats.mae import check_square, decoder_rows
 from vit_jax.pretrained.formats.rows import Row, layer, norm, numbers
-from vit_jax.pretrained.formats.stored import ONE_TABLE, Holds, Stored, numbers_of, pair, positive
+from vit_jax.pretrained.formats.stored import ONE_TABLE, Holds, Stored
+from vit_jax.pretrained.formats.timm_config import ASSUMED, GELUS, POOL, ratio, to_config
 from vit_jax.pretrained.infer import grid_of_images, num_prefix_tokens
 
 # timm's architectures, without the resolution; `model_args` has the rest.
@@ -42,13 +42,6 @@ MIXERS = {
     for patch in (32, 16)
 }
 _BLOCK = "norm1 attn.qkv attn.proj norm2 mlp.fc1 mlp.fc2"
-_POOL = {"token": "token", "gap": "avg", "map": "map"}
-_GELUS = {"gelu": "exact", "gelu_tanh": "tanh"}
-_ASSUMED = {"layer_norm_epsilon": 1e-6}
-# Architectures whose activation is only stated in timm's code.
-_TANH = re.compile(
-    r"vit_(base_patch32|so400m_patch16|giantopt_patch16)_siglip_.*|vit_large_patch16_siglip_(gap_)?512"
-)
 # Parts of some timm models that ours do not have.
 _UNSUPPORTED = {
     r"blocks\.\d+\.attn\.[qk]_norm\..*": "normalised queries and keys",
@@ -67,8 +60,6 @@ _WITHOUT_BIAS = {
     r"blocks\.\d+\.mlp\.fc1": "MLPs without biases",
     r"patch_embed\.proj": "a patch embedding without bias",
 }
-# Architectures whose head count differs from their size's; `config.json` has only the name.
-_HEADS = {"vit_base_patch16_gap_224": 16}
 
 
 def _table(blocks: list[tuple[int, ...]], units: list[tuple[int, ...]]) -> list[Row]:
@@ -153,52 +144,6 @@ def check_names(arrays: Mapping[str, np.ndarray]) -> None:
 def attends(names: Collection[str]) -> bool:
     """Whether the names belong to a model with attention, whose head count they do not show."""
     return "blocks.0.attn.qkv.weight" in names
-
-
-def read_settings(settings: dict[str, Any]) -> Stored:
-    """Reads timm's `config.json`; UserError if the model is not supported."""
-    with reading("config.json"):
-        args = settings.get("model_args") or {}
-        inputs = settings.get("pretrained_cfg") or settings  # timm < 0.8 wrote them as one
-        architecture = str(settings.get("architecture") or inputs.get("architecture") or "")
-        by_name = "quick_gelu" if "quickgelu" in architecture else "gelu"
-        by_name = "gelu_tanh" if _TANH.fullmatch(architecture) else by_name
-        activation = args.get("act_layer") or by_name
-        key = "act_layer" if args.get("act_layer") else f"the activation of {architecture}"
-        check_known(f"config.json: {key}", activation, _GELUS)
-        check_known("config.json: block_fn", args.get("block_fn") or "Block", ["Block"])
-        pooling = args.get("global_pool") or settings.get("global_pool") or "token"
-        check_known("config.json: global_pool", pooling, _POOL.values())
-        size = args.get("img_size") or (inputs.get("input_size") or [None])[1:]
-        image_size = pair(size) if size else None
-        names = settings.get("label_names") or inputs.get("label_names") or inputs.get("labels")
-        heads = args.get("num_heads") or _HEADS.get(architecture)
-        return Stored(
-            "timm",
-            conventions={**_ASSUMED, "gelu": _GELUS[activation], "position_embedding": "learned"},
-            num_heads=positive(heads) if heads else None,
-            image_size=image_size,
-            class_names=tuple(map(str, names or ())),
-            eval_preprocess=_preprocess(inputs, image_size),
-        )
-
-
-def _preprocess(inputs: dict[str, Any], size: tuple[int, int] | None) -> str:
-    """Ops for a `pretrained_cfg`; "" if it is incomplete, or has unsupported steps."""
-    if size is None or "crop_pct" not in inputs:
-        return ""
-    method, crop_pct = inputs.get("interpolation", "bicubic"), float(inputs["crop_pct"])
-    if method not in ("bilinear", "bicubic") or not 0.0 < crop_pct <= 1.0:
-        return ""
-    mean, std = (numbers_of(inputs.get(key) or HALF) for key in ("mean", "std"))
-    if inputs.get("crop_mode") == "squash":
-        height, width = (math.floor(side / crop_pct) for side in size)
-        normalize = "" if mean == std == HALF else f"|normalize({mean}, {std})"
-        crop = f"|central_crop({size[0]}, {size[1]})" if crop_pct < 1.0 else ""
-        return f"decode|resize({height}, {width}, 'pillow_{method}'){crop}{normalize}"
-    if size[0] != size[1]:
-        return ""
-    return f"timm_eval({size[0]}, {crop_pct}, '{method}', {mean}, {std})"
 
 
 def read_timm(
@@ -288,7 +233,7 @@ def to_timm(
             "--format=timm has no pre_logits layer, without which the head is meaningless; use "
             "--drop_head to write the model without pre_logits and head."
         )
-    pooling = _POOL[model["classifier"]]
+    pooling = POOL[model["classifier"]]
     height, width, channels = description.image_shape
     args: dict[str, Any] = {
         "img_size": [height, width],
@@ -296,8 +241,8 @@ def to_timm(
         "embed_dim": model["hidden_size"],
         "depth": model["num_layers"],
         "num_heads": model["num_heads"],
-        "mlp_ratio": _ratio(model["mlp_dim"], model["hidden_size"]),
-        "act_layer": {exact: act for act, exact in _GELUS.items()}[model["gelu"]],
+        "mlp_ratio": ratio(model["mlp_dim"], model["hidden_size"]),
+        "act_layer": {exact: act for act, exact in GELUS.items()}[model["gelu"]],
     }
     if model.get("resnet_layers") is None:
         args["patch_size"] = model["patch_size"]
@@ -327,7 +272,7 @@ def to_timm_mixer(
     args: dict[str, Any] = {
         "img_size": list(description.image_shape[:2]),
         "in_chans": description.image_shape[2],
-        "mlp_ratio": [_ratio(width, model["hidden_size"]) for width in widths],
+        "mlp_ratio": [ratio(width, model["hidden_size"]) for width in widths],
     }
     config = to_config(description, inputs, MIXERS[name], args, "avg")
     table = _mixer_table(numbers(rf"{mixer.BLOCKS}_(\d+)/", params))
@@ -344,7 +289,7 @@ def to_mae(
     args = {f"{p}{key}": model[f"{p}{keys[key]}"] for p in ("", "decoder_") for key in keys}
     args |= {"patch_size": model["patch_size"], "in_chans": description.image_shape[2]}
     args |= {"img_size": description.image_shape[0]}
-    args["mlp_ratio"] = _ratio(model["mlp_dim"], model["hidden_size"])
+    args["mlp_ratio"] = ratio(model["mlp_dim"], model["hidden_size"])
     if int(args["decoder_embed_dim"] * args["mlp_ratio"]) != model["decoder_mlp_dim"]:
         raise UserError(
             f"--format=timm cannot store model.decoder_mlp_dim={model['decoder_mlp_dim']}: encoder "
@@ -354,64 +299,17 @@ def to_mae(
     return write(params), {"config.json": config}
 
 
-def _ratio(width: int, hidden_size: int) -> float:
-    """The ratio for which timm, which multiplies and truncates, gets exactly `width`."""
-    ratio = width / hidden_size
-    return ratio if int(hidden_size * ratio) == width else (width + 0.5) / hidden_size
-
-
-def to_config(
-    description: Description,
-    inputs: InputSettings,
-    architecture: str,
-    model_args: dict[str, Any],
-    pooling: str,
-) -> dict[str, Any]:
-    """The `config.json`; `model_args` are those of one kind of model."""
-    height, width, channels = description.image_shape
-    model, num_classes = description.model, description.model["num_classes"]
-    if isinstance(inputs.resize, tuple):
-        share, mode = crop_pct(height, inputs.resize[0]), "squash"
-    else:
-        share, mode = crop_pct(min(height, width), inputs.resize), "center"
-    return {
-        "architecture": architecture,
-        "num_classes": num_classes,
-        **({"num_features": model["hidden_size"]} if "hidden_size" in model else {}),
-        "global_pool": pooling,
-        "model_args": model_args,
-        **({"label_names": list(description.class_names)} if description.class_names else {}),
-        "pretrained_cfg": {
-            "input_size": [channels, height, width],
-            "fixed_input_size": True,
-            "interpolation": inputs.method,
-            "crop_pct": share,
-            "crop_mode": mode,
-            "mean": list(inputs.mean),
-            "std": list(inputs.std),
-            "num_classes": num_classes,
-            "pool_size": None,
-        },
-    }
-
-
 def write(params: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Our flat names -> timm's; UserError for a parameter without a timm name."""
     table = _table(rows.block_numbers(params), numbers(r"block(\d+)/unit(\d+)/", params))
     return rows.write_rows([*table, *_decoder(params, {})], params, "timm")
 
 
-def crop_pct(size: int, resized: int) -> float:
-    """The ratio for which timm, which divides and rounds down, gets exactly `resized`."""
-    share = size / resized
-    return share if math.floor(size / share) == resized else size / (resized + 0.5)
-
-
 TIMM = {
     **{
-        name: Holds(to_timm, {"classifier": tuple(_POOL), **ONE_TABLE}, _ASSUMED)
+        name: Holds(to_timm, {"classifier": tuple(POOL), **ONE_TABLE}, ASSUMED)
         for name in ("vit", "deit", "modern_vit")
     },
-    "mae": Holds(to_mae, {"num_classes": (0,)}, {**_ASSUMED, "gelu": "exact"}),
+    "mae": Holds(to_mae, {"num_classes": (0,)}, {**ASSUMED, "gelu": "exact"}),
     "mixer": Holds(to_timm_mixer, assumed={"gelu": "exact"}),
 }

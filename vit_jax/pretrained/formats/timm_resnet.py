@@ -15,7 +15,7 @@ from vit_jax.models.family import Family
 from vit_jax.pretrained.formats import rows
 from vit_jax.pretrained.formats.rows import Op, Row, layer, norm, numbers
 from vit_jax.pretrained.formats.stored import Holds, Stored
-from vit_jax.pretrained.formats.timm import to_config
+from vit_jax.pretrained.formats.timm_config import to_config
 
 BIT = {
     f"R{size}": f"resnetv2_{size}_bit"
