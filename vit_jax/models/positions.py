@@ -109,7 +109,7 @@ def add_in_block(config: Any, x: jax.Array, shared: jax.Array | None) -> tuple[j
     """
     if config.position_embedding == "relative":
         sizes = 2 * math.prod(config.grid) - 1, x.shape[-1] // config.num_heads
-        init = nn.initializers.normal(config.position_stddev)
+        init = nn.initializers.normal(1 / math.sqrt(sizes[1]))  # as in Tensor2Tensor
         embed = nn.Embed(*sizes, embedding_init=init, name=RELATIVE)
         return x, functools.partial(relative_scores, embedding=embed.embedding)  # [2 n - 1, d]
     if config.position_embedding.endswith("_layers"):
