@@ -84,7 +84,7 @@ def main(argv: Sequence[str]) -> None:
     for name in ("vit_jax", *arguments.against):
         steps = [
             compile_subject(name, config, topology, depth, arguments.clones)
-            for depth in depths or [None]
+            for depth in (depths or [0])
         ]
         all_costs = [costs(step) for step in steps]
         found[name] = all_costs[0]
@@ -114,9 +114,9 @@ def planned(config: ConfigDict, topology: Topology) -> tuple[Run, Any]:
 
 
 def compile_subject(
-    name: str, config: ConfigDict, topology: Topology, depth: int | None, clones: str
+    name: str, config: ConfigDict, topology: Topology, depth: int, clones: str
 ) -> CompiledStep:
-    """Our update (`vit_jax`) or that of a peer, of `depth` blocks if given, fully optimized."""
+    """Our update (`vit_jax`) or that of a peer, of `depth` blocks (0: all), fully optimized."""
     config = config.copy_and_resolve_references()
     if depth:
         config.model.num_layers = depth

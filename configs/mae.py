@@ -3,8 +3,6 @@
     python scripts/train.py --config=configs/mae.py:B/16,imagenet2012 --workdir=/tmp/mae
     python scripts/finetune.py --config=configs/mae.py:finetune,B/16,imagenet2012 \\
         --config.pretrained.source=/tmp/mae --workdir=/tmp/mae_imagenet
-    python scripts/probe.py /tmp/mae --dataset=imagenet2012 --train_split=train \\
-        --split=validation --kinds=linear_probe --feature=cls
 
     python scripts/train.py --config=configs/mae.py:quickstart --workdir=/tmp/mae
     python scripts/finetune.py --config=configs/quickstart.py:finetune \\
@@ -38,10 +36,10 @@ timm's `rand-m9-mstd0.5-inc1`; the head starts at 0, not at 2e-5, and the rate e
 1e-6.
 
 Linear probing: the authors train a linear layer behind a BatchNorm without affine parameters for 90
-epochs of LARS (rate 0.1 * 16384 / 256, no decay, random crops and flips). probe.py standardises the
-features too, by the statistics of the whole training split, and minimises the same cross-entropy by
-L-BFGS, with a regularisation that it chooses and without augmentation; it was never run on
-ImageNet.
+epochs of LARS (rate 0.1 * 16384 / 256, no decay, random crops and flips). scripts/probe.py with
+--kinds=linear_probe --feature=cls standardises the features too, by the statistics of the whole
+training split, and minimises the same cross-entropy by L-BFGS, with a regularisation that it
+chooses and without augmentation; it was never run on ImageNet.
 
 Expected top-1 on ImageNet at 224 pixels, after 1600 epochs: fine-tuned B/16 83.6, L/16 85.9,
 H/14 86.9 (at 448 pixels 87.8; README.md there); linear 68.0, 75.8, 76.6 (FINETUNE.md).

@@ -1,9 +1,7 @@
 """Position embeddings compared: the rows of table 8 (2010.11929, appendix D.4).
 
     python scripts/train.py --config=configs/positions.py:2d,imagenet2012 --workdir=/tmp/2d
-    for row in none 1d 1d_layers 1d_shared 2d 2d_layers 2d_shared relative; do
-      python scripts/train.py --config=configs/positions.py:$row,quickstart --workdir=/tmp/$row
-    done
+    python scripts/train.py --config=configs/positions.py:none,quickstart --workdir=/tmp/none
 
 The argument is ROW[,DATASET]: a key of `TABLE_8`, and a data set of configs/pretrain.py, whose
 B/16 it is with other positions (`jft` by default); or `quickstart`: the small model on the 300

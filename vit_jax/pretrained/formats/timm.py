@@ -305,11 +305,10 @@ def write(params: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     return rows.write_rows([*table, *_decoder(params, {})], params, "timm")
 
 
+_VALUES = {"classifier": tuple(POOL)}
 TIMM = {
-    **{
-        name: Holds(to_timm, {"classifier": tuple(POOL), **ONE_TABLE}, ASSUMED)
-        for name in ("vit", "deit", "modern_vit")
-    },
+    **{name: Holds(to_timm, {**_VALUES, **ONE_TABLE}, ASSUMED) for name in ("vit", "deit")},
+    "modern_vit": Holds(to_timm, _VALUES, ASSUMED),
     "mae": Holds(to_mae, {"num_classes": (0,)}, {**ASSUMED, "gelu": "exact"}),
     "mixer": Holds(to_timm_mixer, assumed={"gelu": "exact"}),
 }
