@@ -1,0 +1,297 @@
+"""The paper's experiments in miniature (2010.11929): half an hour on two cores.
+
+    python scripts/miniature.py --workdir=runs/miniature
+    python scripts/train.py --config=configs/miniature.py:pretrain/vit_seed0 --workdir=/tmp/vit
+    python scripts/finetune.py --config=configs/miniature.py:digits/vit_seed0 \\
+        --config.pretrained.source=/tmp/vit --workdir=/tmp/digits
+
+The argument is a run, STAGE/VARIANT_seedN. The stages:
+
+  pretrain  50 classes of letters and digits drawn at 12x12 pixels, as in configs/quickstart.py:
+            600 updates of 128 images, whatever the size of the set. At the end, 5-shot accuracy
+            on both of the following.
+  digits    fine-tuning on the first 300 handwritten scans, at 12x12 pixels; measured on 1,197
+            others (the last 300 of them by other writers).
+  letters   the harder transfer: 40 Greek and Cyrillic letters that look like none of pre-training,
+            10 images of each, in typefaces of the DejaVu family; measured on 1,000 in STIX.
+
+VARIANTS are what differs from `vit`, which has 4 layers of width 64, MLPs of 128 and patches of 4;
+each is trained once per seed, however many experiments show it. `vit_px24` is `vit` fine-tuned at
+36x36 pixels. EXPERIMENTS has the paper's claims, as comparisons of variants that were fixed before
+the runs; docs/miniature.md has the results and what scripts/miniature.py makes of them.
+
+Adam with weight decay in pre-training, as in the paper, and in fine-tuning, where the paper has
+SGD. Rates are those of configs/quickstart.py; --config.sweep.learning_rates are the candidates of
+scripts/sweep.py.
+"""
+
+import re
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from ml_collections import ConfigDict
+
+from configs import quickstart
+from vit_jax.config import evaluator, set_kind
+from vit_jax.errors import UserError, check_known
+
+EXAMPLES = 50_000  # to pre-train on
+LETTERS = "glyphs(size={pixels}, num_examples=1400, num_test=1000, alphabet='greek_cyrillic')"
+
+
+class Variant(NamedTuple):
+    """What differs from `vit`."""
+
+    model: Mapping[str, Any] = MappingProxyType({})  # everywhere
+    pretraining: Mapping[str, Any] = MappingProxyType({})  # other keys
+    examples: int = EXAMPLES  # to pre-train on; 0: no pre-training
+
+
+def _bit(*units: int) -> dict[str, Any]:
+    return {"name": "bit", "resnet_layers": units}
+
+
+def _hybrid(layers: int) -> dict[str, Any]:
+    """The stem of a ResNet, whose cells of 4x4 pixels are the patches, as in R+Ti/16."""
+    return {"resnet_layers": (), "patch_size": 1, "num_layers": layers}
+
+
+DECODER = {"hidden_size": 64, "num_layers": 1, "mlp_dim": 128, "num_heads": 4}
+_LOW = {"schedule.learning_rate": 7.5e-4}  # for 2e-3, as 3e-4 for 8e-4 in figure 9
+VARIANTS: dict[str, Variant] = {
+    "vit": Variant(),
+    "bit": Variant(_bit(2)),
+    "hybrid": Variant(_hybrid(4)),
+    # Figures 3 and 4: 10 and 100 images per class, of 1,000.
+    **{f"vit_n{n}": Variant(examples=n) for n in (500, 5000)},
+    **{f"bit_n{n}": Variant(_bit(2), examples=n) for n in (500, 5000)},
+    **{f"hybrid_n{n}": Variant(_hybrid(4), examples=n) for n in (500, 5000)},
+    # Figure 5: half and twice the operations of each kind. Appendix D.2: others change one size.
+    "vit_depth2": Variant({"num_layers": 2}),
+    "vit_depth8": Variant({"num_layers": 8}),
+    "bit_s": Variant(_bit(1)),
+    "bit_l": Variant(_bit(1, 1)),
+    "hybrid_s": Variant(_hybrid(2)),
+    "hybrid_l": Variant(_hybrid(8)),
+    "vit_width32": Variant({"hidden_size": 32, "mlp_dim": 64}),
+    "vit_width128": Variant({"hidden_size": 128, "mlp_dim": 256}),
+    "vit_patch6": Variant({"patch_size": 6}),
+    "vit_patch3": Variant({"patch_size": 3}),
+    # Table 8.
+    "vit_none": Variant({"position_embedding": "none"}),
+    "vit_2d": Variant({"position_embedding": "learned2d"}),
+    "vit_relative": Variant({"position_embedding": "relative"}),
+    # Appendix D.3.
+    "vit_low": Variant(pretraining=_LOW),
+    "vit_gap": Variant({"classifier": "gap"}),
+    "vit_gap_low": Variant({"classifier": "gap"}, _LOW),
+    # Section 4.6; masked autoencoders are later, 2111.06377.
+    "vit_masked": Variant(
+        pretraining={
+            "objective.name": "masked_patch",
+            "objective.target": "pixels",  # drawn letters are black or white, at 8 greys of a mean
+            "model.classifier": "token_unpooled",
+            "evaluators.digits.feature": "gap",
+            "evaluators.letters.feature": "gap",
+        }
+    ),
+    "vit_mae": Variant(
+        pretraining={
+            "model.name": "mae",
+            **{f"model.decoder_{key}": value for key, value in DECODER.items()},
+            "objective.name": "mae",
+        }
+    ),
+    "vit_scratch": Variant(examples=0),
+    # Table 7: configs/bit.py's momentum and decay; half of its rate, which is for twice the batch.
+    "bit_sgd": Variant(
+        _bit(2),
+        {"optimizer.name": "sgd", "optimizer.weight_decay": 1e-3, "schedule.learning_rate": 0.03},
+    ),
+}
+
+
+class Experiment(NamedTuple):
+    """A figure or table of the paper, and what it claims."""
+
+    title: str
+    section: str  # of 2010.11929
+    variants: str
+    claims: tuple[str, ...]  # `first > second: words`, or `first = second: words`
+    x: str = ""  # of the plot: `examples` or `flops` of pre-training; "": a place per variant
+
+
+_KINDS = ("vit", "bit", "hybrid")
+EXPERIMENTS: dict[str, Experiment] = {
+    "data": Experiment(
+        "Size of the pre-training set",
+        "section 4.3, figures 3 and 4",
+        " ".join(f"{kind}_n500 {kind}_n5000 {kind}" for kind in _KINDS),
+        (
+            "bit_n500 > vit_n500: with the smallest set the ResNet is better",
+            "vit > bit: with the largest set the ViT is better",
+            "vit > vit_n500: a ViT gains from a larger set",
+        ),
+        "examples",
+    ),
+    "compute": Experiment(
+        "Pre-training compute",
+        "section 4.4, figure 5",
+        "vit_depth2 vit vit_depth8 bit_s bit bit_l hybrid_s hybrid hybrid_l",
+        (
+            "vit_depth2 > bit_s: for the same operations a ViT is better than a ResNet (small)",
+            "vit > bit: (medium)",
+            "vit_depth8 > bit_l: (large)",
+            "hybrid_s > vit_depth2: hybrids are better at small budgets",
+            "vit_depth8 = hybrid_l: and no longer at large ones",
+        ),
+        "flops",
+    ),
+    "positions": Experiment(
+        "Position embeddings",
+        "appendix D.4, table 8",
+        "vit_none vit vit_2d vit_relative",
+        (
+            "vit > vit_none: positions help (1-D)",
+            "vit_2d > vit_none: (2-D)",
+            "vit_relative > vit_none: (relative)",
+            "vit = vit_2d: 1-D and 2-D are alike",
+            "vit = vit_relative: 1-D and relative are alike",
+        ),
+    ),
+    "shape": Experiment(
+        "Depth, width and patch",
+        "appendix D.2, figure 8",
+        "vit vit_depth2 vit_depth8 vit_width32 vit_width128 vit_patch6 vit_patch3",
+        (
+            "vit_depth8 > vit_depth2: depth helps",
+            "vit_patch3 > vit_patch6: smaller patches help",
+            "vit_depth8 > vit_width128: depth helps more than width",
+        ),
+    ),
+    "head": Experiment(
+        "Class token or global average pooling",
+        "appendix D.3, figure 9",
+        "vit vit_low vit_gap vit_gap_low",
+        (
+            "vit_gap_low > vit_gap: GAP needs a lower rate than the token",
+            "vit = vit_gap_low: each at its rate, they are alike",
+        ),
+    ),
+    "resolution": Experiment(
+        "Fine-tuning resolution",
+        "section 3.2",
+        "vit vit_px16 vit_px24",
+        ("vit_px16 > vit: a third more pixels per side help", "vit_px24 > vit: twice as many help"),
+    ),
+    "task": Experiment(
+        "Pre-training task",
+        "section 4.6",
+        "vit vit_masked vit_mae vit_scratch",
+        (
+            "vit > vit_masked: supervision is better than predicting patches",
+            "vit_masked > vit_scratch: which is better than no pre-training",
+            "vit_mae > vit_scratch: so are masked autoencoders (2111.06377)",
+        ),
+    ),
+    "optimizer": Experiment(
+        "Optimizer of a ResNet's pre-training",
+        "appendix D.1, table 7",
+        "bit bit_sgd",
+        ("bit > bit_sgd: Adam is better than SGD",),
+    ),
+    "distance": Experiment(
+        "Attention distance, by layer",
+        "section 4.5 and appendix D.7, figures 7 and 11",
+        "vit hybrid",
+        (
+            "vit/4 > vit/1: the last layer attends farther than the first",
+            "hybrid/1 > vit/1: a hybrid's first layer is less local than a ViT's",
+        ),
+    ),
+}
+
+
+def runs(variant: str, seed: int) -> list[str]:
+    """The runs of a variant, each after the one that it starts from."""
+    base = variant.partition("_px")[0]
+    first = [f"pretrain/{base}_seed{seed}"] if VARIANTS[base].examples else []
+    return [*first, f"digits/{variant}_seed{seed}", f"letters/{variant}_seed{seed}"]
+
+
+def get_config(argument: str = "pretrain/vit_seed0") -> ConfigDict:
+    match = re.fullmatch(r"(pretrain|digits|letters)/(.+?)(?:_px(\d+))?_seed(\d+)", argument)
+    if match is None:
+        raise UserError(
+            f"configs/miniature.py:{argument} must be STAGE/VARIANT_seedN, such as "
+            "pretrain/vit_seed0; stages: pretrain, digits, letters."
+        )
+    stage, name, pixels, seed = match.groups()
+    check_known("VARIANT", name, VARIANTS)
+    variant = VARIANTS[name]
+    if stage == "pretrain":
+        config = _pretrain(variant)
+    else:
+        config = _finetune(stage, int(pixels or quickstart.PRETRAIN_PIXELS))
+        if not variant.examples:
+            config.schedule.learning_rate = 2e-3  # as from scratch in configs/quickstart.py
+    _override(config, {f"model.{key}": value for key, value in variant.model.items()})
+    if stage == "pretrain":
+        _override(config, variant.pretraining)
+    config.seed = int(seed)
+    config.checkpoint.every_steps = 1000  # only the last: runs are shorter than their restarts
+    config.log.tensorboard = False
+    return config
+
+
+def _base(config: ConfigDict) -> None:
+    config.model.hidden_size = 64
+    config.model.mlp_dim = 128
+
+
+def _pretrain(variant: Variant) -> ConfigDict:
+    config = quickstart.get_config("pretrain")
+    _base(config)
+    pixels = quickstart.PRETRAIN_PIXELS
+    config.dataset.name = f"glyphs(size={pixels}, num_examples={variant.examples}, num_test=1000)"
+    config.duration.steps = 600
+    config.schedule.warmup_steps = 50
+    shots = {"name": "few_shot", "shots": (5,)}
+    with config.unlocked():
+        config.evaluators.digits = evaluator(
+            "train[300:]", dataset="digits", train_split="train[:300]", **shots
+        )
+        config.evaluators.letters = evaluator(
+            "test", dataset=LETTERS.format(pixels=pixels), train_split="train[:400]", **shots
+        )
+    return config
+
+
+def _finetune(stage: str, pixels: int) -> ConfigDict:
+    config = quickstart.get_config("finetune")
+    _base(config)
+    for key in ("preprocess", "eval_preprocess"):
+        chain = config.dataset[key]
+        config.dataset[key] = chain.replace(f"({quickstart.FINETUNE_PIXELS})", f"({pixels})")
+    config.evaluators.test.at_start = False
+    config.evaluators.test.split = "train[600:]+test"
+    if stage == "letters":
+        config.dataset.name = LETTERS.format(pixels=pixels)
+        config.dataset.split = config.sweep.train_split = "train[:400]"
+        config.sweep.validation_split = "train[400:]"
+        config.evaluators.test.split = "test"
+    with config.unlocked():
+        del config.evaluators["validation"]
+    config.duration.steps = 120
+    config.schedule.warmup_steps = 15
+    return config
+
+
+def _override(config: ConfigDict, overrides: Mapping[str, Any]) -> None:
+    for key, value in overrides.items():
+        section, _, last = key.rpartition(".")
+        if last == "name":
+            set_kind(config, section, value, overrides)
+        else:
+            config.update_from_flattened_dict({key: value})

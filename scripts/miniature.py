@@ -1,0 +1,211 @@
+"""Repeats the paper's experiments at laptop scale, and says which of its claims show there.
+
+    python scripts/miniature.py --workdir=runs/miniature
+    python scripts/miniature.py --workdir=runs/miniature --experiments=data,task --dry_run
+
+The fastest on two cores is a process on each, which share the work:
+
+    for i in 0 1; do taskset -c $i python scripts/miniature.py --workdir=runs/miniature \\
+        --num_tasks=2 --task=$i & done; wait
+
+configs/miniature.py has the experiments and their runs. Runs of several experiments are trained
+once. Writes WORKDIR/miniature.md and a picture per experiment, of what is finished; the same
+command resumes, and runs what is missing. --config.KEY=VALUE applies to all runs.
+"""
+
+import argparse
+import itertools
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from absl import flags
+
+from vit_jax import launch
+
+sys.path.append(str(launch.ROOT))  # for the recipes
+
+METRICS = {  # percent: the run and its metric
+    "digits, fine-tuned": ("digits", "test/accuracy"),
+    "digits, 5-shot": ("pretrain", "digits/accuracy_5shot"),
+    "letters, fine-tuned": ("letters", "test/accuracy"),
+    "letters, 5-shot": ("pretrain", "letters/accuracy_5shot"),
+}
+DISTANCE = "mean distance, pixels"
+MARGIN = 2.0  # points within which variants are alike; in distances, pixels
+SECONDS = {"pretrain": 20, "digits": 10, "letters": 10}  # of a run on a core, measured
+
+
+def parse() -> tuple[argparse.Namespace, list[str]]:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("--workdir", required=True, metavar="DIR", help="all runs; if it exists, resumes")
+    add("--experiments", default="", metavar="A,B", help="names in configs/miniature.py; '': all")
+    add("--seeds", type=int, default=3, help="of each variant (default 3)")
+    add("--num_tasks", type=int, default=1, help="jobs that share the work and the --workdir")
+    add("--task", type=int, help="index of this job, from 0 (default SLURM_ARRAY_TASK_ID)")
+    add("--dry_run", action="store_true", help="print what is missing, and about how long it takes")
+    return parser.parse_known_args()
+
+
+def plan(variant: str, seed: int, folder: Path, overrides: list[str]) -> list[Any]:
+    """The runs of a variant, as of a sweep, in their order."""
+    from configs import miniature
+    from vit_jax.command_line import override
+    from vit_jax.sweep.run import SweepRun
+
+    names, found = miniature.runs(variant, seed), []
+    for name in names:
+        config, stage = miniature.get_config(name), name.partition("/")[0]
+        if stage != "pretrain" and names[0].startswith("pretrain/"):
+            config.pretrained.source = str(folder / names[0])
+        config = override(config, overrides, flags.FlagValues())
+        metric = next(metric for of, metric in METRICS.values() if of == stage)
+        found.append(SweepRun(name, config, metric))
+    return found
+
+
+def train_all(variants: list[str], seeds: int, folder: Path, overrides: list[str]) -> None:
+    from vit_jax.sweep.run import run_missing
+    from vit_jax.train import train_and_evaluate
+
+    for variant in variants:
+        for seed in range(seeds):
+            for run in plan(variant, seed, folder, overrides):
+                source = run.config.pretrained.source
+                if not source or Path(source, "params.npz").exists():  # it may have diverged
+                    run_missing([run], folder, train=train_and_evaluate)
+
+
+def collect(variants: list[str], seeds: int, folder: Path) -> dict[str, dict[str, list[float]]]:
+    """By variant and metric: percent for each seed that is finished."""
+    from vit_jax.files.paths import read_object
+
+    values: dict[str, dict[str, list[float]]] = {}
+    for variant in variants:
+        found = values.setdefault(variant, {})
+        for title, (stage, metric) in METRICS.items():
+            paths = [folder / f"{stage}/{variant}_seed{i}/results.json" for i in range(seeds)]
+            results = [read_object(path, **{metric: float}) for path in paths if path.exists()]
+            found[title] = [100 * each[metric] for each in results]
+    return values
+
+
+def distances(variants: list[str], seeds: int, folder: Path) -> dict[str, dict[str, list[float]]]:
+    """By VARIANT/LAYER: the mean over heads, after fine-tuning on digits at 24x24 pixels."""
+    from vit_jax.files.paths import write_json
+    from vit_jax.inference.load import load_model
+    from vit_jax.inference.visualize import head_distances
+
+    values: dict[str, dict[str, list[float]]] = {}
+    for variant, seed in itertools.product(variants, range(seeds)):
+        run = folder / f"digits/{variant}_seed{seed}"
+        path = run / "attention_distance.json"
+        if not path.exists() and (run / "params.npz").exists():
+            model = load_model(str(run))
+            source = model.open_dataset(name="digits", split="test[:128]").source
+            images = [source[index]["image"] for index in range(len(source))]
+            write_json(path, head_distances(model, images, len(images))[0].tolist())
+        if path.exists():
+            for layer, heads in enumerate(json.loads(path.read_text()), start=1):
+                found = values.setdefault(f"{variant}/{layer}", {DISTANCE: []})
+                found[DISTANCE].append(sum(heads) / len(heads))
+    return values
+
+
+def report(names: list[str], seeds: int, folder: Path) -> str:
+    """Markdown: a table, a picture and the verdicts of each experiment."""
+    from configs.miniature import EXPERIMENTS, VARIANTS
+    from vit_jax.report import comparison
+
+    parts = []
+    for name in names:
+        each, variants = EXPERIMENTS[name], EXPERIMENTS[name].variants.split()
+        metrics, x_title = (
+            list(METRICS),
+            {"examples": "images", "flops": "operations"}.get(each.x, ""),
+        )
+        if name == "distance":
+            metrics, x_title, values = [DISTANCE], "layer", distances(variants, seeds, folder)
+            at = {layer: float(layer.partition("/")[2]) for layer in values}
+        else:
+            values = collect(variants, seeds, folder)
+            at = {variant: float(number) for number, variant in enumerate(variants)}
+        if each.x == "examples":
+            at = {variant: float(VARIANTS[variant].examples) for variant in variants}
+        elif each.x == "flops":
+            at = {variant: flops(variant) for variant in variants}
+        kinds = ("vit", "bit", "hybrid") if x_title else ("",)
+        lines = {kind: {k: x for k, x in at.items() if k.startswith(kind)} for kind in kinds}
+        lines = {kind: line for kind, line in lines.items() if line}
+        figure = comparison.draw(lines, metrics, values, x_title=x_title, log=bool(each.x))
+        figure.savefig(folder / f"{name}.svg")
+        labels = {k: f"{k}, {x:.3g} {x_title}" if each.x else k for k, x in at.items()}
+        parts += [f"## {each.title}", f"Of the paper: {each.section}."]
+        parts += [comparison.table(labels, metrics, values), f"![{each.title}]({name}.svg)"]
+        parts.append(comparison.claims(each.claims, metrics, values, MARGIN))
+    return "\n\n".join(parts) + "\n"
+
+
+def flops(variant: str) -> float:
+    """Of the pre-training."""
+    import jax
+
+    from configs import miniature
+    from vit_jax.parameters.sharding import create_mesh
+    from vit_jax.run import create_run
+
+    config = miniature.get_config(f"pretrain/{variant}_seed0")
+    mesh = create_mesh(**config.mesh)
+    with jax.set_mesh(mesh):
+        run = create_run(config, mesh)
+        return run.train_flops_per_image() * run.batch_size * run.total_steps
+
+
+def main() -> None:
+    given, overrides = parse()
+    folder = Path(given.workdir).expanduser().absolute()
+    # Before JAX starts: seeds of a variant compile the same programs.
+    os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(folder / "compiled"))
+    os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+    from configs import miniature
+    from vit_jax.errors import check_known
+    from vit_jax.files.paths import write_atomically
+    from vit_jax.sweep.run import task_number
+
+    names = given.experiments.split(",") if given.experiments else list(miniature.EXPERIMENTS)
+    for name in names:
+        check_known("--experiments", name, miniature.EXPERIMENTS)
+    wanted = list(
+        dict.fromkeys(v for name in names for v in miniature.EXPERIMENTS[name].variants.split())
+    )
+    groups: dict[str, list[str]] = {}  # of variants that start from the same runs
+    for variant in wanted:
+        groups.setdefault(variant.partition("_px")[0], []).append(variant)
+    task = task_number(given.task, given.num_tasks, os.environ)
+    mine = list(itertools.chain(*list(groups.values())[task :: given.num_tasks]))
+    if given.dry_run:
+        total = 0
+        for variant in mine:
+            runs = [run for seed in range(given.seeds) for run in miniature.runs(variant, seed)]
+            left = [run for run in runs if not (folder / run / "results.json").exists()]
+            seconds = sum(SECONDS[run.partition("/")[0]] for run in left)
+            total += seconds
+            print(f"{variant:16}{len(left):3} of {len(runs)} runs, {seconds} s")
+        print(f"This task: {total / 60:.0f} minutes on a core.")
+        return
+    train_all(mine, given.seeds, folder, overrides)
+    text = report(names, given.seeds, folder)
+    write_atomically(folder / "miniature.md", text)
+    print(text)
+
+
+if __name__ == "__main__":
+    launch.use_huge_pages()
+    launch.start_logging()
+    with launch.one_line_errors(resumes=True):
+        main()
