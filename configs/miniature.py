@@ -17,24 +17,30 @@ The argument is a run, STAGE/VARIANT_seedN. The stages:
 
 VARIANTS are what differs from `vit`, which has 4 layers of width 64, MLPs of 128 and patches of 4;
 each is trained once per seed, however many experiments show it. `vit_px24` is `vit` fine-tuned at
-36x36 pixels. EXPERIMENTS has the paper's claims, as comparisons of variants that were fixed before
+24x24 pixels. EXPERIMENTS has the paper's claims, as comparisons of variants that were fixed before
 the runs; docs/miniature.md has the results and what scripts/miniature.py makes of them.
 
 Adam with weight decay in pre-training, as in the paper, and in fine-tuning, where the paper has
-SGD. Rates are those of configs/quickstart.py; --config.sweep.learning_rates are the candidates of
-scripts/sweep.py.
+SGD. Rates of pre-training are those of configs/quickstart.py. Those of fine-tuning are the best of
+1e-3, 3e-3 and 1e-2 (letters) or 3e-4, 1e-3 and 3e-3 (digits) on held-out examples, by
+scripts/sweep.py for `vit` and `bit` after 400 updates of pre-training; hybrids have the ViT's.
 """
 
+import functools
 import re
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
 from ml_collections import ConfigDict
 
 from configs import quickstart
 from vit_jax.config import evaluator, set_kind
 from vit_jax.errors import UserError, check_known
+from vit_jax.models.create import create_model
+from vit_jax.models.flops import TRAIN_OVER_FORWARD, forward_flops
 
 EXAMPLES = 50_000  # to pre-train on
 LETTERS = "glyphs(size={pixels}, num_examples=1400, num_test=1000, alphabet='greek_cyrillic')"
@@ -64,9 +70,11 @@ VARIANTS: dict[str, Variant] = {
     "bit": Variant(_bit(2)),
     "hybrid": Variant(_hybrid(4)),
     # Figures 3 and 4: 10 and 100 images per class, of 1,000.
-    **{f"vit_n{n}": Variant(examples=n) for n in (500, 5000)},
-    **{f"bit_n{n}": Variant(_bit(2), examples=n) for n in (500, 5000)},
-    **{f"hybrid_n{n}": Variant(_hybrid(4), examples=n) for n in (500, 5000)},
+    **{
+        f"{kind}_n{n}": Variant(model, examples=n)
+        for kind, model in {"vit": {}, "bit": _bit(2), "hybrid": _hybrid(4)}.items()
+        for n in (500, 5000)
+    },
     # Figure 5: half and twice the operations of each kind. Appendix D.2: others change one size.
     "vit_depth2": Variant({"num_layers": 2}),
     "vit_depth8": Variant({"num_layers": 8}),
@@ -113,102 +121,79 @@ VARIANTS: dict[str, Variant] = {
 
 
 class Experiment(NamedTuple):
-    """A figure or table of the paper, and what it claims."""
+    """Figures or tables of the paper, and what it claims."""
 
-    title: str
-    section: str  # of 2010.11929
+    title: str  # with the section or appendix of 2010.11929
     variants: str
-    claims: tuple[str, ...]  # `first > second: words`, or `first = second: words`
-    x: str = ""  # of the plot: `examples` or `flops` of pre-training; "": a place per variant
+    claims: str  # a line each, `first > second: words` or `first = second: words`
+    x: str = ""  # of the plot: `examples` or `operations` of pre-training; "": a place per variant
 
 
-_KINDS = ("vit", "bit", "hybrid")
 EXPERIMENTS: dict[str, Experiment] = {
     "data": Experiment(
-        "Size of the pre-training set",
-        "section 4.3, figures 3 and 4",
-        " ".join(f"{kind}_n500 {kind}_n5000 {kind}" for kind in _KINDS),
-        (
-            "bit_n500 > vit_n500: with the smallest set the ResNet is better",
-            "vit > bit: with the largest set the ViT is better",
-            "vit > vit_n500: a ViT gains from a larger set",
-        ),
+        "Size of the pre-training set (4.3, figures 3 and 4)",
+        " ".join(f"{kind}_n500 {kind}_n5000 {kind}" for kind in ("vit", "bit", "hybrid")),
+        """bit_n500 > vit_n500: with the smallest set the ResNet is better
+        vit > bit: with the largest set the ViT is better
+        vit > vit_n500: a ViT gains from a larger set""",
         "examples",
     ),
     "compute": Experiment(
-        "Pre-training compute",
-        "section 4.4, figure 5",
+        "Pre-training compute (4.4, figure 5)",
         "vit_depth2 vit vit_depth8 bit_s bit bit_l hybrid_s hybrid hybrid_l",
-        (
-            "vit_depth2 > bit_s: for the same operations a ViT is better than a ResNet (small)",
-            "vit > bit: (medium)",
-            "vit_depth8 > bit_l: (large)",
-            "hybrid_s > vit_depth2: hybrids are better at small budgets",
-            "vit_depth8 = hybrid_l: and no longer at large ones",
-        ),
-        "flops",
+        """vit_depth2 > bit_s: for the same operations a ViT is better than a ResNet (small)
+        vit > bit: the same, medium
+        vit_depth8 > bit_l: the same, large
+        hybrid_s > vit_depth2: hybrids are better than ViTs at small budgets
+        vit_depth8 = hybrid_l: and no longer at large ones""",
+        "operations",
     ),
     "positions": Experiment(
-        "Position embeddings",
-        "appendix D.4, table 8",
+        "Position embeddings (D.4, table 8)",
         "vit_none vit vit_2d vit_relative",
-        (
-            "vit > vit_none: positions help (1-D)",
-            "vit_2d > vit_none: (2-D)",
-            "vit_relative > vit_none: (relative)",
-            "vit = vit_2d: 1-D and 2-D are alike",
-            "vit = vit_relative: 1-D and relative are alike",
-        ),
+        """vit > vit_none: positions help (1-D)
+        vit_2d > vit_none: the same, 2-D
+        vit_relative > vit_none: the same, relative
+        vit = vit_2d: 1-D and 2-D are alike
+        vit = vit_relative: 1-D and relative are alike""",
     ),
     "shape": Experiment(
-        "Depth, width and patch",
-        "appendix D.2, figure 8",
+        "Depth, width and patch (D.2, figure 8)",
         "vit vit_depth2 vit_depth8 vit_width32 vit_width128 vit_patch6 vit_patch3",
-        (
-            "vit_depth8 > vit_depth2: depth helps",
-            "vit_patch3 > vit_patch6: smaller patches help",
-            "vit_depth8 > vit_width128: depth helps more than width",
-        ),
+        """vit_depth8 > vit_depth2: depth helps
+        vit_patch3 > vit_patch6: smaller patches help
+        vit_depth8 > vit_width128: depth helps more than width""",
     ),
     "head": Experiment(
-        "Class token or global average pooling",
-        "appendix D.3, figure 9",
+        "Class token or global average pooling (D.3, figure 9)",
         "vit vit_low vit_gap vit_gap_low",
-        (
-            "vit_gap_low > vit_gap: GAP needs a lower rate than the token",
-            "vit = vit_gap_low: each at its rate, they are alike",
-        ),
+        """vit_gap_low > vit_gap: GAP needs a lower rate than the token
+        vit = vit_gap_low: each at its rate, they are alike""",
     ),
     "resolution": Experiment(
-        "Fine-tuning resolution",
-        "section 3.2",
+        "Fine-tuning resolution (3.2)",
         "vit vit_px16 vit_px24",
-        ("vit_px16 > vit: a third more pixels per side help", "vit_px24 > vit: twice as many help"),
+        """vit_px16 > vit: a third more pixels per side help
+        vit_px24 > vit: twice as many help""",
     ),
     "task": Experiment(
-        "Pre-training task",
-        "section 4.6",
+        "Pre-training task (4.6)",
         "vit vit_masked vit_mae vit_scratch",
-        (
-            "vit > vit_masked: supervision is better than predicting patches",
-            "vit_masked > vit_scratch: which is better than no pre-training",
-            "vit_mae > vit_scratch: so are masked autoencoders (2111.06377)",
-        ),
+        """vit > vit_scratch: pre-training helps
+        vit > vit_masked: supervision is better than predicting patches
+        vit_masked > vit_scratch: which is better than no pre-training
+        vit_mae > vit_scratch: so are masked autoencoders (2111.06377)""",
     ),
     "optimizer": Experiment(
-        "Optimizer of a ResNet's pre-training",
-        "appendix D.1, table 7",
+        "Optimizer of a ResNet's pre-training (D.1, table 7)",
         "bit bit_sgd",
-        ("bit > bit_sgd: Adam is better than SGD",),
+        "bit > bit_sgd: Adam is better than SGD",
     ),
     "distance": Experiment(
-        "Attention distance, by layer",
-        "section 4.5 and appendix D.7, figures 7 and 11",
-        "vit hybrid",
-        (
-            "vit/4 > vit/1: the last layer attends farther than the first",
-            "hybrid/1 > vit/1: a hybrid's first layer is less local than a ViT's",
-        ),
+        "Attention distance by layer (4.5 and D.7, figures 7 and 11)",
+        "vit_px24 hybrid_px24",
+        """vit_px24/4 > vit_px24/1: the last layer attends farther than the first
+        hybrid_px24/1 > vit_px24/1: a hybrid's first layer is less local than a ViT's""",
     ),
 }
 
@@ -234,8 +219,9 @@ def get_config(argument: str = "pretrain/vit_seed0") -> ConfigDict:
         config = _pretrain(variant)
     else:
         config = _finetune(stage, int(pixels or quickstart.PRETRAIN_PIXELS))
-        if not variant.examples:
-            config.schedule.learning_rate = 2e-3  # as from scratch in configs/quickstart.py
+        is_bit = variant.model.get("name") == "bit"
+        config.schedule.learning_rate = 1e-2 if is_bit and stage == "letters" else 3e-3
+    config.model.hidden_size, config.model.mlp_dim = 64, 128
     _override(config, {f"model.{key}": value for key, value in variant.model.items()})
     if stage == "pretrain":
         _override(config, variant.pretraining)
@@ -245,37 +231,39 @@ def get_config(argument: str = "pretrain/vit_seed0") -> ConfigDict:
     return config
 
 
-def _base(config: ConfigDict) -> None:
-    config.model.hidden_size = 64
-    config.model.mlp_dim = 128
+def operations(variant: str) -> float:
+    """Of the pre-training: three times those of a forward pass, per image."""
+    config, pixels = get_config(f"pretrain/{variant}_seed0"), quickstart.PRETRAIN_PIXELS
+    model = create_model(**config.model, num_classes=50)
+    images = jnp.zeros((1, pixels, pixels, 1))
+    forward = functools.partial(model.apply, train=False)
+    params = jax.eval_shape(functools.partial(model.init, train=False), jax.random.key(0), images)
+    images_seen = config.duration.steps * config.dataset.batch_size
+    return TRAIN_OVER_FORWARD * forward_flops(forward, params, images) * images_seen
 
 
 def _pretrain(variant: Variant) -> ConfigDict:
     config = quickstart.get_config("pretrain")
-    _base(config)
     pixels = quickstart.PRETRAIN_PIXELS
     config.dataset.name = f"glyphs(size={pixels}, num_examples={variant.examples}, num_test=1000)"
     config.duration.steps = 600
     config.schedule.warmup_steps = 50
-    shots = {"name": "few_shot", "shots": (5,)}
+    letters = LETTERS.format(pixels=pixels)
+    few_shot = functools.partial(evaluator, name="few_shot", shots=(5,))
     with config.unlocked():
-        config.evaluators.digits = evaluator(
-            "train[300:]", dataset="digits", train_split="train[:300]", **shots
+        config.evaluators.digits = few_shot(
+            "train[300:]", dataset="digits", train_split="train[:300]"
         )
-        config.evaluators.letters = evaluator(
-            "test", dataset=LETTERS.format(pixels=pixels), train_split="train[:400]", **shots
-        )
+        config.evaluators.letters = few_shot("test", dataset=letters, train_split="train[:400]")
     return config
 
 
 def _finetune(stage: str, pixels: int) -> ConfigDict:
     config = quickstart.get_config("finetune")
-    _base(config)
     for key in ("preprocess", "eval_preprocess"):
         chain = config.dataset[key]
         config.dataset[key] = chain.replace(f"({quickstart.FINETUNE_PIXELS})", f"({pixels})")
-    config.evaluators.test.at_start = False
-    config.evaluators.test.split = "train[600:]+test"
+    config.evaluators.test.update(at_start=False, split="train[600:]+test")
     if stage == "letters":
         config.dataset.name = LETTERS.format(pixels=pixels)
         config.dataset.split = config.sweep.train_split = "train[:400]"

@@ -96,7 +96,7 @@ def collect(variants: list[str], seeds: int, folder: Path) -> dict[str, dict[str
 
 
 def distances(variants: list[str], seeds: int, folder: Path) -> dict[str, dict[str, list[float]]]:
-    """By VARIANT/LAYER: the mean over heads, after fine-tuning on digits at 24x24 pixels."""
+    """By VARIANT/LAYER: the mean over heads, after fine-tuning on digits."""
     from vit_jax.files.paths import write_json
     from vit_jax.inference.load import load_model
     from vit_jax.inference.visualize import head_distances
@@ -119,51 +119,50 @@ def distances(variants: list[str], seeds: int, folder: Path) -> dict[str, dict[s
 
 def report(names: list[str], seeds: int, folder: Path) -> str:
     """Markdown: a table, a picture and the verdicts of each experiment."""
-    from configs.miniature import EXPERIMENTS, VARIANTS
-    from vit_jax.report import comparison
+    from configs.miniature import EXPERIMENTS, VARIANTS, operations
+    from vit_jax.sweep.comparison import draw, interval, verdict
 
     parts = []
     for name in names:
-        each, variants = EXPERIMENTS[name], EXPERIMENTS[name].variants.split()
-        metrics, x_title = (
-            list(METRICS),
-            {"examples": "images", "flops": "operations"}.get(each.x, ""),
-        )
+        each, metrics, x_title = EXPERIMENTS[name], list(METRICS), ""
+        variants = each.variants.split()
+        at = {variant: float(number) for number, variant in enumerate(variants)}
+        values = collect(variants, seeds, folder)
         if name == "distance":
-            metrics, x_title, values = [DISTANCE], "layer", distances(variants, seeds, folder)
+            metrics, x_title = [DISTANCE], "layer"
+            values = distances(variants, seeds, folder)
             at = {layer: float(layer.partition("/")[2]) for layer in values}
-        else:
-            values = collect(variants, seeds, folder)
-            at = {variant: float(number) for number, variant in enumerate(variants)}
-        if each.x == "examples":
-            at = {variant: float(VARIANTS[variant].examples) for variant in variants}
-        elif each.x == "flops":
-            at = {variant: flops(variant) for variant in variants}
+        elif each.x == "examples":
+            x_title, at = "images", {key: float(VARIANTS[key].examples) for key in at}
+        elif each.x == "operations":
+            x_title, at = "operations", {key: operations(key) for key in at}
         kinds = ("vit", "bit", "hybrid") if x_title else ("",)
         lines = {kind: {k: x for k, x in at.items() if k.startswith(kind)} for kind in kinds}
-        lines = {kind: line for kind, line in lines.items() if line}
-        figure = comparison.draw(lines, metrics, values, x_title=x_title, log=bool(each.x))
-        figure.savefig(folder / f"{name}.svg")
-        labels = {k: f"{k}, {x:.3g} {x_title}" if each.x else k for k, x in at.items()}
-        parts += [f"## {each.title}", f"Of the paper: {each.section}."]
-        parts += [comparison.table(labels, metrics, values), f"![{each.title}]({name}.svg)"]
-        parts.append(comparison.claims(each.claims, metrics, values, MARGIN))
+        draw({k: v for k, v in lines.items() if v}, metrics, values, x_title).savefig(
+            folder / f"{name}.svg"
+        )
+        rows = [["variant", *metrics], ["---"] * (len(metrics) + 1)]
+        for key, x in at.items():
+            title = f"{key}, {x:.3g} {x_title}" if each.x else key
+            rows.append([title, *(interval(values[key].get(metric, [])) for metric in metrics)])
+        claims = [["claim", *metrics], rows[1]]
+        for claim in map(str.strip, each.claims.splitlines()):
+            first, relation, second = claim.partition(":")[0].split()
+            pairs = [
+                [values.get(k, {}).get(metric, []) for k in (first, second)] for metric in metrics
+            ]
+            claims.append([claim, *(verdict(a, relation, b, MARGIN) for a, b in pairs)])
+        parts += [
+            f"## {each.title}",
+            markdown(rows),
+            f"![{each.title}]({name}.svg)",
+            markdown(claims),
+        ]
     return "\n\n".join(parts) + "\n"
 
 
-def flops(variant: str) -> float:
-    """Of the pre-training."""
-    import jax
-
-    from configs import miniature
-    from vit_jax.parameters.sharding import create_mesh
-    from vit_jax.run import create_run
-
-    config = miniature.get_config(f"pretrain/{variant}_seed0")
-    mesh = create_mesh(**config.mesh)
-    with jax.set_mesh(mesh):
-        run = create_run(config, mesh)
-        return run.train_flops_per_image() * run.batch_size * run.total_steps
+def markdown(rows: list[list[str]]) -> str:
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
 def main() -> None:
