@@ -28,8 +28,6 @@ scripts/sweep.py for `vit` and `bit` after 400 updates of pre-training; hybrids 
 
 import functools
 import re
-from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
@@ -42,81 +40,69 @@ from vit_jax.errors import UserError, check_known
 from vit_jax.models.create import create_model
 from vit_jax.models.flops import TRAIN_OVER_FORWARD, forward_flops
 
-EXAMPLES = 50_000  # to pre-train on
+EXAMPLES = 50_000  # to pre-train on, if a variant does not say
 LETTERS = "glyphs(size={pixels}, num_examples=1400, num_test=1000, alphabet='greek_cyrillic')"
 
 
-class Variant(NamedTuple):
-    """What differs from `vit`."""
-
-    model: Mapping[str, Any] = MappingProxyType({})  # everywhere
-    pretraining: Mapping[str, Any] = MappingProxyType({})  # other keys
-    examples: int = EXAMPLES  # to pre-train on; 0: no pre-training
-
-
-def _bit(*units: int) -> dict[str, Any]:
-    return {"name": "bit", "resnet_layers": units}
-
-
-def _hybrid(layers: int) -> dict[str, Any]:
-    """The stem of a ResNet, whose cells of 4x4 pixels are the patches, as in R+Ti/16."""
-    return {"resnet_layers": (), "patch_size": 1, "num_layers": layers}
-
-
+BIT = {"name": "bit", "resnet_layers": (2,)}
+# The stem of a ResNet, whose cells of 4x4 pixels are the patches, as in R+Ti/16.
+HYBRID = {"resnet_layers": (), "patch_size": 1}
 DECODER = {"hidden_size": 64, "num_layers": 1, "mlp_dim": 128, "num_heads": 4}
-_LOW = {"schedule.learning_rate": 7.5e-4}  # for 2e-3, as 3e-4 for 8e-4 in figure 9
-VARIANTS: dict[str, Variant] = {
-    "vit": Variant(),
-    "bit": Variant(_bit(2)),
-    "hybrid": Variant(_hybrid(4)),
+LOW = {"schedule.learning_rate": 7.5e-4}  # for 2e-3, as 3e-4 for 8e-4 in figure 9
+GAP = {"classifier": "gap"}
+
+# What differs from `vit`: attributes of the model, other keys in pre-training only, and the number
+# of examples to pre-train on; without any there is no pre-training.
+VARIANTS: dict[str, dict[str, Any]] = {
+    "vit": {},
+    "bit": BIT,
+    "hybrid": HYBRID,
     # Figures 3 and 4: 10 and 100 images per class, of 1,000.
     **{
-        f"{kind}_n{n}": Variant(model, examples=n)
-        for kind, model in {"vit": {}, "bit": _bit(2), "hybrid": _hybrid(4)}.items()
-        for n in (500, 5000)
+        f"{kind}_n{examples}": {**model, "examples": examples}
+        for kind, model in {"vit": {}, "bit": BIT, "hybrid": HYBRID}.items()
+        for examples in (500, 5000)
     },
     # Figure 5: half and twice the operations of each kind. Appendix D.2: others change one size.
-    "vit_depth2": Variant({"num_layers": 2}),
-    "vit_depth8": Variant({"num_layers": 8}),
-    "bit_s": Variant(_bit(1)),
-    "bit_l": Variant(_bit(1, 1)),
-    "hybrid_s": Variant(_hybrid(2)),
-    "hybrid_l": Variant(_hybrid(8)),
-    "vit_width32": Variant({"hidden_size": 32, "mlp_dim": 64}),
-    "vit_width128": Variant({"hidden_size": 128, "mlp_dim": 256}),
-    "vit_patch6": Variant({"patch_size": 6}),
-    "vit_patch3": Variant({"patch_size": 3}),
+    "vit_depth2": {"num_layers": 2},
+    "vit_depth8": {"num_layers": 8},
+    "bit_s": {**BIT, "resnet_layers": (1,)},
+    "bit_l": {**BIT, "resnet_layers": (1, 1)},
+    "hybrid_s": {**HYBRID, "num_layers": 2},
+    "hybrid_l": {**HYBRID, "num_layers": 8},
+    "vit_width32": {"hidden_size": 32, "mlp_dim": 64},
+    "vit_width128": {"hidden_size": 128, "mlp_dim": 256},
+    "vit_patch6": {"patch_size": 6},
+    "vit_patch3": {"patch_size": 3},
     # Table 8.
-    "vit_none": Variant({"position_embedding": "none"}),
-    "vit_2d": Variant({"position_embedding": "learned2d"}),
-    "vit_relative": Variant({"position_embedding": "relative"}),
+    "vit_none": {"position_embedding": "none"},
+    "vit_2d": {"position_embedding": "learned2d"},
+    "vit_relative": {"position_embedding": "relative"},
     # Appendix D.3.
-    "vit_low": Variant(pretraining=_LOW),
-    "vit_gap": Variant({"classifier": "gap"}),
-    "vit_gap_low": Variant({"classifier": "gap"}, _LOW),
+    "vit_low": LOW,
+    "vit_gap": GAP,
+    "vit_gap_low": {**GAP, **LOW},
     # Section 4.6; masked autoencoders are later, 2111.06377.
-    "vit_masked": Variant(
-        pretraining={
-            "objective.name": "masked_patch",
-            "objective.target": "pixels",  # drawn letters are black or white, at 8 greys of a mean
-            "model.classifier": "token_unpooled",
-            "evaluators.digits.feature": "gap",
-            "evaluators.letters.feature": "gap",
-        }
-    ),
-    "vit_mae": Variant(
-        pretraining={
-            "model.name": "mae",
-            **{f"model.decoder_{key}": value for key, value in DECODER.items()},
-            "objective.name": "mae",
-        }
-    ),
-    "vit_scratch": Variant(examples=0),
-    # Table 7: configs/bit.py's momentum and decay; half of its rate, which is for twice the batch.
-    "bit_sgd": Variant(
-        _bit(2),
-        {"optimizer.name": "sgd", "optimizer.weight_decay": 1e-3, "schedule.learning_rate": 0.03},
-    ),
+    "vit_masked": {
+        "objective.name": "masked_patch",
+        "objective.target": "pixels",  # of grey patches the mean colour has 8 classes only
+        "model.classifier": "token_unpooled",
+        "evaluators.digits.feature": "gap",
+        "evaluators.letters.feature": "gap",
+    },
+    "vit_mae": {
+        "model.name": "mae",
+        **{f"model.decoder_{key}": value for key, value in DECODER.items()},
+        "objective.name": "mae",
+    },
+    "vit_scratch": {"examples": 0},
+    # Table 7; decay and momentum of configs/bit.py.
+    "bit_sgd": {
+        **BIT,
+        "optimizer.name": "sgd",
+        "optimizer.weight_decay": 1e-3,
+        "schedule.learning_rate": 0.3,
+    },
 }
 
 
@@ -140,7 +126,7 @@ EXPERIMENTS: dict[str, Experiment] = {
     ),
     "compute": Experiment(
         "Pre-training compute (4.4, figure 5)",
-        "vit_depth2 vit vit_depth8 bit_s bit bit_l hybrid_s hybrid hybrid_l",
+        "vit_depth2 vit vit_depth8 bit_l bit bit_s hybrid_s hybrid hybrid_l",
         """vit_depth2 > bit_s: for the same operations a ViT is better than a ResNet (small)
         vit > bit: the same, medium
         vit_depth8 > bit_l: the same, large
@@ -198,10 +184,15 @@ EXPERIMENTS: dict[str, Experiment] = {
 }
 
 
+def examples(variant: str) -> int:
+    """To pre-train on."""
+    return int(VARIANTS[variant].get("examples", EXAMPLES))
+
+
 def runs(variant: str, seed: int) -> list[str]:
     """The runs of a variant, each after the one that it starts from."""
     base = variant.partition("_px")[0]
-    first = [f"pretrain/{base}_seed{seed}"] if VARIANTS[base].examples else []
+    first = [f"pretrain/{base}_seed{seed}"] if examples(base) else []
     return [*first, f"digits/{variant}_seed{seed}", f"letters/{variant}_seed{seed}"]
 
 
@@ -214,17 +205,17 @@ def get_config(argument: str = "pretrain/vit_seed0") -> ConfigDict:
         )
     stage, name, pixels, seed = match.groups()
     check_known("VARIANT", name, VARIANTS)
-    variant = VARIANTS[name]
+    model = {f"model.{k}": v for k, v in VARIANTS[name].items() if "." not in k and k != "examples"}
     if stage == "pretrain":
-        config = _pretrain(variant)
+        config = _pretrain(examples(name))
     else:
         config = _finetune(stage, int(pixels or quickstart.PRETRAIN_PIXELS))
-        is_bit = variant.model.get("name") == "bit"
+        is_bit = "model.name" in model
         config.schedule.learning_rate = 1e-2 if is_bit and stage == "letters" else 3e-3
     config.model.hidden_size, config.model.mlp_dim = 64, 128
-    _override(config, {f"model.{key}": value for key, value in variant.model.items()})
+    _override(config, model)
     if stage == "pretrain":
-        _override(config, variant.pretraining)
+        _override(config, {k: v for k, v in VARIANTS[name].items() if "." in k})
     config.seed = int(seed)
     config.checkpoint.every_steps = 1000  # only the last: runs are shorter than their restarts
     config.log.tensorboard = False
@@ -242,10 +233,10 @@ def operations(variant: str) -> float:
     return TRAIN_OVER_FORWARD * forward_flops(forward, params, images) * images_seen
 
 
-def _pretrain(variant: Variant) -> ConfigDict:
+def _pretrain(num_examples: int) -> ConfigDict:
     config = quickstart.get_config("pretrain")
     pixels = quickstart.PRETRAIN_PIXELS
-    config.dataset.name = f"glyphs(size={pixels}, num_examples={variant.examples}, num_test=1000)"
+    config.dataset.name = f"glyphs(size={pixels}, num_examples={num_examples}, num_test=1000)"
     config.duration.steps = 600
     config.schedule.warmup_steps = 50
     letters = LETTERS.format(pixels=pixels)
@@ -276,7 +267,7 @@ def _finetune(stage: str, pixels: int) -> ConfigDict:
     return config
 
 
-def _override(config: ConfigDict, overrides: Mapping[str, Any]) -> None:
+def _override(config: ConfigDict, overrides: dict[str, Any]) -> None:
     for key, value in overrides.items():
         section, _, last = key.rpartition(".")
         if last == "name":

@@ -33,6 +33,7 @@ METRICS = {  # percent: the run and its metric
     "letters, fine-tuned": ("letters", "test/accuracy"),
     "letters, 5-shot": ("pretrain", "letters/accuracy_5shot"),
 }
+RESULTS = "*/*/results.json"
 DISTANCE = "mean distance, pixels"
 MARGIN = 2.0  # points within which variants are alike; in distances, pixels
 SECONDS = {"pretrain": 20, "digits": 10, "letters": 10}  # of a run on a core, measured
@@ -58,7 +59,7 @@ def plan(variant: str, seed: int, folder: Path, overrides: list[str]) -> list[An
     from vit_jax.command_line import override
     from vit_jax.sweep.run import SweepRun
 
-    names, found = miniature.runs(variant, seed), []
+    found, names = [], miniature.runs(variant, seed)
     for name in names:
         config, stage = miniature.get_config(name), name.partition("/")[0]
         if stage != "pretrain" and names[0].startswith("pretrain/"):
@@ -73,12 +74,11 @@ def train_all(variants: list[str], seeds: int, folder: Path, overrides: list[str
     from vit_jax.sweep.run import run_missing
     from vit_jax.train import train_and_evaluate
 
-    for variant in variants:
-        for seed in range(seeds):
-            for run in plan(variant, seed, folder, overrides):
-                source = run.config.pretrained.source
-                if not source or Path(source, "params.npz").exists():  # it may have diverged
-                    run_missing([run], folder, train=train_and_evaluate)
+    for seed, variant in itertools.product(range(seeds), variants):
+        for run in plan(variant, seed, folder, overrides):
+            source = run.config.pretrained.source
+            if not source or Path(source, "params.npz").exists():  # it may have diverged
+                run_missing([run], folder, train=train_and_evaluate)
 
 
 def collect(variants: list[str], seeds: int, folder: Path) -> dict[str, dict[str, list[float]]]:
@@ -119,7 +119,7 @@ def distances(variants: list[str], seeds: int, folder: Path) -> dict[str, dict[s
 
 def report(names: list[str], seeds: int, folder: Path) -> str:
     """Markdown: a table, a picture and the verdicts of each experiment."""
-    from configs.miniature import EXPERIMENTS, VARIANTS, operations
+    from configs.miniature import EXPERIMENTS, examples, operations
     from vit_jax.sweep.comparison import draw, interval, verdict
 
     parts = []
@@ -133,14 +133,13 @@ def report(names: list[str], seeds: int, folder: Path) -> str:
             values = distances(variants, seeds, folder)
             at = {layer: float(layer.partition("/")[2]) for layer in values}
         elif each.x == "examples":
-            x_title, at = "images", {key: float(VARIANTS[key].examples) for key in at}
+            x_title, at = "images", {key: float(examples(key)) for key in at}
         elif each.x == "operations":
             x_title, at = "operations", {key: operations(key) for key in at}
         kinds = ("vit", "bit", "hybrid") if x_title else ("",)
         lines = {kind: {k: x for k, x in at.items() if k.startswith(kind)} for kind in kinds}
-        draw({k: v for k, v in lines.items() if v}, metrics, values, x_title).savefig(
-            folder / f"{name}.svg"
-        )
+        lines = {kind: line for kind, line in lines.items() if line}
+        draw(lines, metrics, values, x_title).savefig(folder / f"{name}.svg")
         rows = [["variant", *metrics], ["---"] * (len(metrics) + 1)]
         for key, x in at.items():
             title = f"{key}, {x:.3g} {x_title}" if each.x else key
@@ -148,21 +147,12 @@ def report(names: list[str], seeds: int, folder: Path) -> str:
         claims = [["claim", *metrics], rows[1]]
         for claim in map(str.strip, each.claims.splitlines()):
             first, relation, second = claim.partition(":")[0].split()
-            pairs = [
-                [values.get(k, {}).get(metric, []) for k in (first, second)] for metric in metrics
-            ]
-            claims.append([claim, *(verdict(a, relation, b, MARGIN) for a, b in pairs)])
-        parts += [
-            f"## {each.title}",
-            markdown(rows),
-            f"![{each.title}]({name}.svg)",
-            markdown(claims),
-        ]
+            a, b = values.get(first, {}), values.get(second, {})
+            found = (verdict(a.get(m, []), relation, b.get(m, []), MARGIN) for m in metrics)
+            claims.append([claim, *found])
+        tables = ["\n".join(f"| {' | '.join(row)} |" for row in table) for table in (rows, claims)]
+        parts += [f"## {each.title}", tables[0], f"![{each.title}]({name}.svg)", tables[1]]
     return "\n\n".join(parts) + "\n"
-
-
-def markdown(rows: list[list[str]]) -> str:
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
 def main() -> None:
@@ -173,17 +163,15 @@ def main() -> None:
     os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
     from configs import miniature
     from vit_jax.errors import check_known
-    from vit_jax.files.paths import write_atomically
+    from vit_jax.files.paths import read_object, write_atomically
     from vit_jax.sweep.run import task_number
 
     names = given.experiments.split(",") if given.experiments else list(miniature.EXPERIMENTS)
     for name in names:
         check_known("--experiments", name, miniature.EXPERIMENTS)
-    wanted = list(
-        dict.fromkeys(v for name in names for v in miniature.EXPERIMENTS[name].variants.split())
-    )
+    wanted = " ".join(miniature.EXPERIMENTS[name].variants for name in names)
     groups: dict[str, list[str]] = {}  # of variants that start from the same runs
-    for variant in wanted:
+    for variant in dict.fromkeys(wanted.split()):
         groups.setdefault(variant.partition("_px")[0], []).append(variant)
     task = task_number(given.task, given.num_tasks, os.environ)
     mine = list(itertools.chain(*list(groups.values())[task :: given.num_tasks]))
@@ -198,7 +186,9 @@ def main() -> None:
         print(f"This task: {total / 60:.0f} minutes on a core.")
         return
     train_all(mine, given.seeds, folder, overrides)
-    text = report(names, given.seeds, folder)
+    seconds = [read_object(path, seconds=float)["seconds"] for path in folder.glob(RESULTS)]
+    text = f"{len(seconds)} runs, {sum(seconds) / 60:.0f} minutes.\n\n"
+    text += report(names, given.seeds, folder)
     write_atomically(folder / "miniature.md", text)
     print(text)
 
