@@ -8,7 +8,7 @@
 The argument is a run, STAGE/VARIANT_seedN. The stages:
 
   pretrain  50 classes of letters and digits drawn at 12x12 pixels, as in configs/quickstart.py:
-            600 updates of 128 images, whatever the size of the set. At the end, 5-shot accuracy
+            350 updates of 128 images, whatever the size of the set. At the end, 5-shot accuracy
             on both of the following.
   digits    fine-tuning on the first 300 handwritten scans, at 12x12 pixels; measured on 1,197
             others (the last 300 of them by other writers).
@@ -71,7 +71,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "hybrid_s": {**HYBRID, "num_layers": 2},
     "hybrid_l": {**HYBRID, "num_layers": 8},
     "vit_width32": {"hidden_size": 32, "mlp_dim": 64},
-    "vit_width128": {"hidden_size": 128, "mlp_dim": 256},
+    "vit_width96": {"hidden_size": 96, "mlp_dim": 192},
     "vit_patch6": {"patch_size": 6},
     "vit_patch3": {"patch_size": 3},
     # Table 8.
@@ -147,10 +147,10 @@ EXPERIMENTS: dict[str, Experiment] = {
     ),
     "shape": Experiment(
         "Depth, width and patch (D.2, figure 8)",
-        "vit vit_depth2 vit_depth8 vit_width32 vit_width128 vit_patch6 vit_patch3",
+        "vit vit_depth2 vit_depth8 vit_width32 vit_width96 vit_patch6 vit_patch3",
         """vit_depth8 > vit_depth2: depth helps
         vit_patch3 > vit_patch6: smaller patches help
-        vit_depth8 > vit_width128: depth helps more than width""",
+        vit_depth8 > vit_width96: depth helps more than width""",
     ),
     "head": Experiment(
         "Class token or global average pooling (D.3, figure 9)",
@@ -239,7 +239,7 @@ def _pretrain(num_examples: int) -> ConfigDict:
     config = quickstart.get_config("pretrain")
     pixels = quickstart.PRETRAIN_PIXELS
     config.dataset.name = f"glyphs(size={pixels}, num_examples={num_examples}, num_test=1000)"
-    config.duration.steps = 600
+    config.duration.steps = 350
     config.schedule.warmup_steps, config.schedule.learning_rate = 50, 5e-3
     letters = LETTERS.format(pixels=pixels)
     few_shot = functools.partial(evaluator, name="few_shot", shots=(5,))
