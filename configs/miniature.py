@@ -7,18 +7,16 @@
 
 The argument is a run, STAGE/VARIANT_seedN. The stages:
 
-  pretrain  50 classes of letters and digits drawn at 12x12 pixels, as in configs/quickstart.py:
-            350 updates of 128 images, whatever the size of the set. At the end, 5-shot accuracy
-            on both of the following.
+  pretrain  letters and digits drawn at 12x12 pixels, as in configs/quickstart.py: 350 updates of
+            128 images, whatever the size of the set; at the end 5-shot accuracy on both others
   digits    fine-tuning on the first 300 handwritten scans, at 12x12 pixels; measured on 1,197
-            others (the last 300 of them by other writers).
-  letters   the harder transfer: 40 Greek and Cyrillic letters that look like none of pre-training,
-            10 images of each, in typefaces of the DejaVu family; measured on 1,000 in STIX.
+            others (the last 300 of them by other writers)
+  letters   harder: 40 Greek and Cyrillic letters that look like none of pre-training, 10 images
+            of each, in the typefaces of DejaVu; measured on 1,000 in STIX
 
-VARIANTS are what differs from `vit`, which has 4 layers of width 64, MLPs of 128 and patches of 4;
-each is trained once per seed, however many experiments show it. `vit_px24` is `vit` fine-tuned at
-24x24 pixels. EXPERIMENTS has the paper's claims, as comparisons of variants that were fixed before
-the runs; docs/miniature.md has the results and what scripts/miniature.py makes of them.
+VARIANTS differ from `vit`: 4 layers of width 64, MLPs of 128, patches of 4. `vit_px24` is `vit`
+fine-tuned at 24x24 pixels. The claims in EXPERIMENTS were fixed before the runs; results are in
+docs/miniature.md.
 
 Adam with weight decay, in fine-tuning too, where the paper has SGD. Rates of pre-training are the
 best by upstream accuracy, of 2e-3, 5e-3 and 1e-2 for `vit` and `bit`, and of 0.03, 0.1 and 0.3 for
@@ -64,16 +62,13 @@ VARIANTS: dict[str, dict[str, Any]] = {
         for examples in (500, 5000)
     },
     # Figure 5: half and twice the operations of each kind. Appendix D.2: others change one size.
-    "vit_depth2": {"num_layers": 2},
-    "vit_depth8": {"num_layers": 8},
+    **{f"vit_depth{layers}": {"num_layers": layers} for layers in (2, 8)},
     "bit_s": {**BIT, "resnet_layers": (1,)},
     "bit_l": {**BIT, "resnet_layers": (1, 1)},
     "hybrid_s": {**HYBRID, "num_layers": 2},
     "hybrid_l": {**HYBRID, "num_layers": 8},
-    "vit_width32": {"hidden_size": 32, "mlp_dim": 64},
-    "vit_width96": {"hidden_size": 96, "mlp_dim": 192},
-    "vit_patch6": {"patch_size": 6},
-    "vit_patch3": {"patch_size": 3},
+    **{f"vit_width{width}": {"hidden_size": width, "mlp_dim": 2 * width} for width in (32, 96)},
+    **{f"vit_patch{pixels}": {"patch_size": pixels} for pixels in (6, 3)},
     # Table 8.
     "vit_none": {"position_embedding": "none"},
     "vit_2d": {"position_embedding": "learned2d"},
@@ -215,9 +210,8 @@ def get_config(argument: str = "pretrain/vit_seed0") -> ConfigDict:
         is_bit = "model.name" in model
         config.schedule.learning_rate = 1e-2 if is_bit and stage == "letters" else 3e-3
     config.model.hidden_size, config.model.mlp_dim = 64, 128
-    _override(config, model)
-    if stage == "pretrain":
-        _override(config, {k: v for k, v in VARIANTS[name].items() if "." in k})
+    others = {k: v for k, v in VARIANTS[name].items() if "." in k}
+    _override(config, {**model, **(others if stage == "pretrain" else {})})
     config.seed = int(seed)
     config.checkpoint.every_steps = 1000  # only the last: runs are shorter than their restarts
     config.log.tensorboard = False
