@@ -135,14 +135,14 @@ def report(names: list[str], seeds: int, folder: Path) -> str:
         elif each.x == "examples":
             x_title, at = "images", {key: float(examples(key)) for key in at}
         elif each.x == "operations":
-            x_title, at = "operations", {key: operations(key) for key in at}
+            x_title, at = "GFLOP", {key: operations(key) / 1e9 for key in at}
         kinds = ("vit", "bit", "hybrid") if x_title else ("",)
         lines = {kind: {k: x for k, x in at.items() if k.startswith(kind)} for kind in kinds}
         lines = {kind: line for kind, line in lines.items() if line}
-        draw(lines, metrics, values, x_title).savefig(folder / f"{name}.svg")
+        draw(lines, metrics, values, x_title).savefig(folder / f"{name}.png")
         rows = [["variant", *metrics], ["---"] * (len(metrics) + 1)]
         for key, x in at.items():
-            title = f"{key}, {x:.3g} {x_title}" if each.x else key
+            title = f"{key}, {x:,.0f} {x_title}" if each.x else key
             rows.append([title, *(interval(values[key].get(metric, [])) for metric in metrics)])
         claims = [["claim", *metrics], rows[1]]
         for claim in map(str.strip, each.claims.splitlines()):
@@ -151,7 +151,7 @@ def report(names: list[str], seeds: int, folder: Path) -> str:
             found = (verdict(a.get(m, []), relation, b.get(m, []), MARGIN) for m in metrics)
             claims.append([claim, *found])
         tables = ["\n".join(f"| {' | '.join(row)} |" for row in table) for table in (rows, claims)]
-        parts += [f"## {each.title}", tables[0], f"![{each.title}]({name}.svg)", tables[1]]
+        parts += [f"## {each.title}", tables[0], f"![{each.title}]({name}.png)", tables[1]]
     return "\n\n".join(parts) + "\n"
 
 

@@ -76,6 +76,6 @@ def test_an_experiment_runs_and_resumes(tmp_path: Path, script: Script) -> None:
     assert {path: path.stat().st_mtime_ns for path in done} == done
     assert len(list(tmp_path.glob("*/*/results.json"))) == 6
     assert "| vit_px24/1 | " in (tmp_path / "miniature.md").read_text()
-    assert "<svg" in (tmp_path / "distance.svg").read_text()
+    assert (tmp_path / "distance.png").read_bytes().startswith(b"\x89PNG")
     assert "0 of 3 runs" in script("miniature.py", *command, "--dry_run").stdout
     assert script("miniature.py", f"--workdir={tmp_path}", "--experiments=x").returncode == 2

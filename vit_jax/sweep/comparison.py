@@ -61,7 +61,7 @@ def draw(
     import_extra("a plot", "matplotlib", "embedded")
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(3.3 * len(metrics) + 0.5, 3.4), layout="constrained")
+    figure = Figure(figsize=(3.3 * len(metrics) + 0.5, 3.4), dpi=80, layout="constrained")
     for axis, metric in zip(np.ravel(figure.subplots(1, len(metrics))), metrics, strict=True):
         for (name, at), (color, marker) in zip(series.items(), _LOOKS, strict=False):
             shown = {x: found for each, x in at.items() if (found := values[each].get(metric))}
@@ -70,7 +70,7 @@ def draw(
             axis.errorbar(list(shown), [*map(np.mean, shown.values())], bars, label=name, **look)
             if not x_title:
                 axis.set_xticks([*at.values()], [*at], rotation=60, ha="right")
-            elif max(at.values()) > 50 * min(at.values()) or min(at.values()) > 1e6:
+            elif max(at.values()) > 10 * min(at.values()):
                 axis.set_xscale("log")
         axis.set_xlabel(x_title)
         axis.set_title(metric, loc="left", fontsize=10)
