@@ -33,7 +33,6 @@ METRICS = {  # percent: the run and its metric
     "letters, fine-tuned": ("letters", "test/accuracy"),
     "letters, 5-shot": ("pretrain", "letters/accuracy_5shot"),
 }
-RESULTS = "*/*/results.json"
 DISTANCE = "mean distance, pixels"
 MARGIN = 2.0  # points within which variants are alike; in distances, pixels
 SECONDS = {"pretrain": 25, "digits": 6, "letters": 7}  # of a run on a core, measured
@@ -187,8 +186,8 @@ def main() -> None:
         print(f"This task: {total / 60:.0f} minutes on a core.")
         return
     train_all(mine, folder, overrides)
-    seconds = [read_object(path, seconds=float)["seconds"] for path in folder.glob(RESULTS)]
-    text = f"{len(seconds)} runs, {sum(seconds) / 60:.0f} minutes.\n\n"
+    took = [read_object(path, seconds=float)["seconds"] for path in folder.glob("*/*/results.json")]
+    text = f"{len(took)} runs, {sum(took) / 60:.0f} minutes.\n\n"
     text += report(names, given.seeds, folder)
     write_atomically(folder / "miniature.md", text)
     print(text)
