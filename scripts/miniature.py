@@ -102,17 +102,16 @@ def distances(variants: list[str], seeds: int, folder: Path) -> dict[str, dict[s
 
     values: dict[str, dict[str, list[float]]] = {}
     for variant, seed in itertools.product(variants, range(seeds)):
-        run = folder / f"digits/{variant}_seed{seed}"
-        path = run / "attention_distance.json"
-        if not path.exists() and (run / "params.npz").exists():
-            model = load_model(str(run))
+        path = folder / f"digits/{variant}_seed{seed}/attention_distance.json"
+        if not path.exists() and (path.parent / "params.npz").exists():
+            model = load_model(str(path.parent))
             source = model.open_dataset(name="digits", split="test[:128]").source
             images = [source[index]["image"] for index in range(len(source))]
             write_json(path, head_distances(model, images, len(images))[0].tolist())
         if path.exists():
             for layer, heads in enumerate(json.loads(path.read_text()), start=1):
-                found = values.setdefault(f"{variant}/{layer}", {DISTANCE: []})
-                found[DISTANCE].append(sum(heads) / len(heads))
+                found = values.setdefault(f"{variant}/{layer}", {DISTANCE: []})[DISTANCE]
+                found.append(sum(heads) / len(heads))
     return values
 
 
@@ -123,10 +122,11 @@ def report(names: list[str], seeds: int, folder: Path) -> str:
 
     parts = []
     for name in names:
-        each, metrics, x_title = EXPERIMENTS[name], list(METRICS), ""
-        variants = each.variants.split()
+        each, variants, x_title = EXPERIMENTS[name], EXPERIMENTS[name].variants.split(), ""
         at = {variant: float(number) for number, variant in enumerate(variants)}
         values = collect(variants, seeds, folder)
+        compared = [m for m in METRICS if sum(bool(values[v][m]) for v in variants) > 1]
+        metrics = compared or list(METRICS)
         if name == "distance":
             metrics, x_title = [DISTANCE], "layer"
             values = distances(variants, seeds, folder)

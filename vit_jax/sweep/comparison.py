@@ -72,6 +72,7 @@ def draw(
                 axis.set_xticks([*at.values()], [*at], rotation=60, ha="right")
             elif max(at.values()) > 10 * min(at.values()):
                 axis.set_xscale("log")
+        axis.margins(x=0.12)
         axis.set_xlabel(x_title)
         axis.set_title(metric, loc="left", fontsize=10)
         axis.grid(color="0.5", alpha=0.2)
