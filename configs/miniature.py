@@ -15,8 +15,8 @@ The argument is a run, STAGE/VARIANT_seedN. The stages:
             of each, in the typefaces of DejaVu; measured on 1,000 in STIX
 
 VARIANTS differ from `vit`: 4 layers of width 64, MLPs of 128, patches of 4. `vit_px24` is `vit`
-fine-tuned at 24x24 pixels. The claims in EXPERIMENTS were fixed before the default run; results are in
-docs/miniature.md.
+fine-tuned at 24x24 pixels. The claims in EXPERIMENTS were fixed before the default run, whose
+results are in docs/miniature.md.
 
 Adam with weight decay, in fine-tuning too, where the paper has SGD. Rates of pre-training are the
 best by upstream accuracy, of 2e-3, 5e-3 and 1e-2 for `vit` and `bit`, and of 0.03, 0.1 and 0.3 for
