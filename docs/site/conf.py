@@ -46,5 +46,9 @@ source_pages_contents = {
         "troubleshooting",
     ],
     "Understand it": ["Coming from other code <coming_from>", "code_tour", "api"],
+<<<<<<< HEAD
     "Tables": ["systems", "performance", "What fits where <plan_table>"],
+=======
+    "Tables": ["performance", "What fits where <plan_table>", "miniature"],
+>>>>>>> mini
 }

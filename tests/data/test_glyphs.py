@@ -101,3 +101,24 @@ def test_like_the_scans():
     assert rows[1].mean() > 0.5
     model = neighbors.KNeighborsClassifier(5).fit(drawn, [i % len(CLASSES) for i in digits])
     assert model.score(pixels, labels) > 0.6  # guessing gets 0.1
+
+
+def test_another_alphabet():
+    splits = glyph_splits(size=12, num_test=80, alphabet="greek_cyrillic")
+    train, test = splits["train"], splits["test"]
+    assert len(set(train.classes)) == 40
+    assert not set(train.classes) & set(CLASSES)
+    assert train.classes == test.classes
+    assert not set(train.families) & set(test.families)
+    drawn = images(test, range(80))
+    assert drawn.any(axis=(1, 2, 3)).all()
+    # A font draws the characters that it lacks as the same box.
+    plain = [[glyphs._drawing(face, char) for char in train.classes] for face in test.families[0]]
+    for face in plain:
+        assert len({each.tobytes() for each in face}) == 40
+    name = "glyphs(alphabet='greek_cyrillic')"
+    assert (
+        create_dataset(name=name, split="train", preprocess="decode").class_names == train.classes
+    )
+    with pytest.raises(UserError, match="alphabet='greek' must be one of latin, greek_cyrillic"):
+        create_dataset(name="glyphs(alphabet='greek')", split="train", preprocess="decode")

@@ -259,9 +259,10 @@ def _holds_prepared(folder: Path) -> bool:
 
 
 def _glyphs(name: str) -> tuple[dict[str, Any], tuple[str, ...]]:
-    from vit_jax.data.glyphs import CLASSES, glyph_splits
+    from vit_jax.data.glyphs import glyph_splits
 
-    return evaluate_calls("dataset.name", name, {"glyphs": glyph_splits})[0][1], CLASSES
+    splits = evaluate_calls("dataset.name", name, {"glyphs": glyph_splits})[0][1]
+    return splits, splits["train"].classes
 
 
 def digit_splits() -> dict[str, list[dict[str, Any]]]:

@@ -12,7 +12,7 @@ import functools
 import logging
 import math
 import statistics
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -66,23 +66,9 @@ def run_sweep(
     """
     folder = to_path(workdir)
 
-    def read(runs: list[SweepRun]) -> list[Outcome]:
-        return run_on_first_process(lambda: [read_outcome(run, folder, resume) for run in runs])
-
     def complete(runs: list[SweepRun]) -> list[Outcome]:  # of all, after our share
-        mine = list(zip(runs, read(runs), strict=True))[task::num_tasks]
-        left = [run for run, outcome in mine if outcome["state"] == "missing"]
-        for number, run in enumerate(left, start=1):
-            logging.info("Sweep, run %d of %d: %s", number, len(left), run.name)
-            diverged = folder / run.name / DIVERGED_FILE
-            run_on_first_process(functools.partial(diverged.unlink, missing_ok=True))
-            try:
-                train(run.config, str(diverged.parent), resume=resume)
-            except TrainingDivergedError as error:  # an outcome too
-                logging.warning("%s diverged: %s", run.name, error)
-                found = {"message": str(error)}
-                run_on_first_process(functools.partial(write_json, diverged, found))
-        return read(runs)
+        run_missing(runs[task::num_tasks], folder, train=train, resume=resume)
+        return read_outcomes(runs, folder, resume)
 
     grid, final, rate = complete(plan_grid(config)), list[Outcome](), None
     if all(outcome["state"] != "missing" for outcome in grid):
@@ -96,6 +82,25 @@ def run_sweep(
         write_json(folder / "sweep.json", summary)
         write_atomically(folder / "sweep.txt", text + "\n")
     return summary
+
+
+def run_missing(
+    runs: Sequence[SweepRun], folder: Path, *, train: Callable[..., Any], resume: str = "auto"
+) -> None:
+    """Trains those of the runs that have neither finished nor diverged, in their order."""
+    outcomes = read_outcomes(runs, folder, resume)
+    found = zip(runs, outcomes, strict=True)
+    left = [run for run, outcome in found if outcome["state"] == "missing"]
+    for number, run in enumerate(left, start=1):
+        logging.info("Sweep, run %d of %d: %s", number, len(left), run.name)
+        diverged = folder / run.name / DIVERGED_FILE
+        run_on_first_process(functools.partial(diverged.unlink, missing_ok=True))
+        try:
+            train(run.config, str(diverged.parent), resume=resume)
+        except TrainingDivergedError as error:  # an outcome too
+            logging.warning("%s diverged: %s", run.name, error)
+            message = {"message": str(error)}
+            run_on_first_process(functools.partial(write_json, diverged, message))
 
 
 def plan_rates(config: ConfigDict) -> list[float]:
@@ -152,6 +157,11 @@ def plan_final(config: ConfigDict, learning_rate: float, seeds: int) -> list[Swe
         name = f"final/lr_{learning_rate!r}_seed_{seed}"
         runs.append(SweepRun(name, planned, f"test/{metric(config)}"))
     return runs
+
+
+def read_outcomes(runs: Iterable[SweepRun], folder: Path, resume: str = "auto") -> list[Outcome]:
+    """See `read_outcome`; the same in every process."""
+    return run_on_first_process(lambda: [read_outcome(run, folder, resume) for run in runs])
 
 
 def read_outcome(run: SweepRun, workdir: Path, resume: str) -> Outcome:

@@ -1,0 +1,77 @@
+"""The experiments in miniature: every run builds, and one experiment runs, resumes and reports."""
+
+import re
+from pathlib import Path
+
+import jax
+import pytest
+
+from configs import miniature
+from tests.tiny import Script
+from vit_jax.errors import UserError
+from vit_jax.parameters.sharding import create_mesh
+from vit_jax.run import create_run
+from vit_jax.sweep.comparison import difference95, interval, verdict
+
+
+def test_every_run_builds() -> None:
+    experiments = miniature.EXPERIMENTS.values()
+    variants = {name for each in experiments for name in each.variants.split()}
+    assert set(miniature.VARIANTS) <= variants  # none is in no experiment
+    built = set()
+    for name in dict.fromkeys(run for each in sorted(variants) for run in miniature.runs(each, 1)):
+        config = miniature.get_config(name)
+        settings = str({**config, "seed": 0, "dataset": ""})
+        if settings in built:  # the same but for the data
+            continue
+        built.add(settings)
+        mesh = create_mesh(**config.mesh)
+        with jax.set_mesh(mesh):
+            run = create_run(config, mesh)
+        assert set(run.evaluations) == (
+            {"test", "digits", "letters"} if name.startswith("pretrain/") else {"test"}
+        )
+    with pytest.raises(UserError, match="must be STAGE/VARIANT_seedN"):
+        miniature.get_config("pretrain/vit")
+    with pytest.raises(UserError, match="VARIANT='vti' is unknown"):
+        miniature.get_config("pretrain/vti_seed0")
+
+
+def test_claims_are_of_variants() -> None:
+    for each in miniature.EXPERIMENTS.values():
+        for claim in map(str.strip, each.claims.splitlines()):
+            match = re.fullmatch(r"(\S+) [>=] (\S+): \S.*", claim)
+            assert match, claim
+            assert {name.partition("/")[0] for name in match.groups()} <= set(each.variants.split())
+
+
+def test_verdicts() -> None:
+    # R: t.test(c(1, 2, 3), c(4, 6, 8))$conf.int
+    difference, half = difference95([1, 2, 3], [4, 6, 8])
+    assert (difference, round(half, 4)) == (-4.0, 4.1554)
+    assert difference95([1, 1], [2, 2]) == (-1.0, 0.0)
+    assert verdict([5, 6, 7], ">", [1, 2, 3], 2).startswith("shows (+4.0 ± ")
+    assert verdict([1, 2, 3], ">", [5, 6, 7], 2).startswith("not at this scale (-4.0")
+    assert verdict([1, 2, 3], ">", [1, 2, 4], 2).startswith("undecided")
+    assert verdict([1, 1.1], "=", [1, 1.2], 2).startswith("shows")
+    assert verdict([1, 1.1], "=", [9, 9.2], 2).startswith("not at this scale")
+    assert verdict([1, 5], "=", [3, 5], 2).startswith("undecided")
+    assert (verdict([1], ">", [2], 2), interval([]), interval([1])) == ("-", "-", "1.0")
+
+
+def test_an_experiment_runs_and_resumes(tmp_path: Path, script: Script) -> None:
+    tiny = ["--config.duration.steps=2", "--config.model.num_layers=1"]
+    command = [f"--workdir={tmp_path}", "--experiments=distance", "--seeds=1", *tiny]
+    first, second = ([*command, "--num_tasks=2", f"--task={i}"] for i in range(2))
+    assert "3 of 3 runs" in script("miniature.py", *first, "--dry_run").stdout
+    assert script("miniature.py", *first).returncode == 0
+    done = {path: path.stat().st_mtime_ns for path in tmp_path.glob("*/*/results.json")}
+    assert {path.parent.name for path in done} == {"vit_seed0", "vit_px24_seed0"}
+    assert "0 of 3 runs" in script("miniature.py", *first, "--dry_run").stdout
+    assert "3 of 3 runs" in script("miniature.py", *second, "--dry_run").stdout
+    (tmp_path / "miniature.md").unlink()
+    assert script("miniature.py", *first).returncode == 0
+    assert {path: path.stat().st_mtime_ns for path in done} == done
+    assert "| vit_px24/1 | " in (tmp_path / "miniature.md").read_text()
+    assert (tmp_path / "distance.png").read_bytes().startswith(b"\x89PNG")
+    assert script("miniature.py", *command[:1], "--experiments=x").returncode == 2
