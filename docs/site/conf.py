@@ -46,9 +46,5 @@ source_pages_contents = {
         "troubleshooting",
     ],
     "Understand it": ["Coming from other code <coming_from>", "code_tour", "api"],
-<<<<<<< HEAD
-    "Tables": ["systems", "performance", "What fits where <plan_table>"],
-=======
-    "Tables": ["performance", "What fits where <plan_table>", "miniature"],
->>>>>>> mini
+    "Tables": ["systems", "miniature", "performance", "What fits where <plan_table>"],
 }
