@@ -1,6 +1,7 @@
 """The paper's experiments in miniature (2010.11929): half an hour on two cores.
 
-    python scripts/miniature.py --workdir=runs/miniature
+scripts/miniature.py runs them all; one by one:
+
     python scripts/train.py --config=configs/miniature.py:pretrain/vit_seed0 --workdir=/tmp/vit
     python scripts/finetune.py --config=configs/miniature.py:digits/vit_seed0 \\
         --config.pretrained.source=/tmp/vit --workdir=/tmp/digits
