@@ -1,7 +1,6 @@
 """What the update takes on a TPU that is not here, by its compiler, beside JAX peers.
 
     python benchmarks/tpu.py --variant=B/16 --against=official,big_vision --clones=peers --parts
-    python benchmarks/tpu.py --variant=H/14 --topology=v6e:2x2 --against=big_vision --depths=2,4
     python benchmarks/tpu.py --variant=L/16 --topology=v4:2x2x1 --largest_batch
 
 ms: by the compiler's final code, see `vit_jax/plan/final_code.py`; the same clock for all. Mcycles:
@@ -10,9 +9,6 @@ where one of them has kernels. GB to and from HBM; GiB at the peak. All of one d
 images, fully optimized: a minute or more each.
 
 --parts: the ms of each part of the model, and what bounds it.
-
---depths=2,4: compiles the model with two and with four blocks, and continues the line to all of
-them: equal blocks cost the same.
 
 --largest_batch: how many images fit on a device (figure 13 of the paper, while training), and the
 figures with 64, or with those that fit.
@@ -54,12 +50,7 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("--clones", default="peers", help="folder of the peers' clones")
     parser.add_argument("--largest_batch", action="store_true", help="first find what fits")
     parser.add_argument("--parts", action="store_true", help="print the time of each part")
-    parser.add_argument("--depths", default="", help="two numbers of blocks, such as 2,4")
     arguments, overrides = parser.parse_known_args(argv)
-    match = re.fullmatch(r"(\d+),(\d+)", arguments.depths)
-    depths = [int(match[1]), int(match[2])] if match else []
-    if arguments.depths and not (depths and 0 < depths[0] < depths[1]):
-        raise UserError("--depths must be two numbers of blocks, the smaller one first: 2,4.")
     topology = parse_topology(arguments.topology)
     if topology.kind != "tpu":
         raise UserError("--topology must name TPUs, such as v5e:2x2.")
@@ -80,24 +71,20 @@ def main(argv: Sequence[str]) -> None:
         fitting = {"vit_jax": [float(fit)]}
         cases += common.compare(arguments.variant, "that fit on a device", "images", fitting)
         config.dataset.batch_size = min(fit, 64) * topology.num_devices
+    run, shapes = planned(config, topology)
+    subjects = {"vit_jax": (run.jit_train_step(), shapes)}
+    for peer in arguments.against:
+        subjects[peer] = peer_update(peer, config, run, shapes[2], arguments.clones)
     found = {}
-    for name in ("vit_jax", *arguments.against):
-        steps = [
-            compile_subject(name, config, topology, depth, arguments.clones)
-            for depth in (depths or [0])
-        ]
-        all_costs = [costs(step) for step in steps]
-        found[name] = all_costs[0]
-        if depths:
-            found[name] = extrapolate(all_costs, depths, config.model.num_layers)
+    for name, (update, shapes) in subjects.items():
+        step = compile_step(run.mesh, update, shapes, full=True)
+        found[name] = costs(step)
         print(f"{name}: {', '.join(f'{each:.2f} {unit}' for unit, each in found[name].items())}")
-        if arguments.parts and steps[-1].code:
-            print(parts_table(steps[-1].code))
+        if arguments.parts and step.code:
+            print(parts_table(step.code))
 
-    per_device = config.dataset.batch_size // topology.num_devices
+    per_device = run.batch_size // topology.num_devices
     case = f"update, {config.model.dtype}, {per_device} images a device"
-    if depths:
-        case += f", by {depths[0]} and {depths[1]} blocks"
     if config.model.dropout_rate:
         case += f", dropout {config.model.dropout_rate}"
     for unit in found["vit_jax"]:
@@ -111,29 +98,6 @@ def planned(config: ConfigDict, topology: Topology) -> tuple[Run, Any]:
     sizes = {"num_examples": common.NUM_EXAMPLES, "num_classes": common.NUM_CLASSES}
     run, _ = planned_run(config, topology, **sizes)
     return run, step_arguments(run)
-
-
-def compile_subject(
-    name: str, config: ConfigDict, topology: Topology, depth: int, clones: str
-) -> CompiledStep:
-    """Our update (`vit_jax`) or that of a peer, of `depth` blocks (0: all), fully optimized."""
-    config = config.copy_and_resolve_references()
-    if depth:
-        config.model.num_layers = depth
-    run, shapes = planned(config, topology)
-    update = run.jit_train_step()
-    if name != "vit_jax":
-        update, shapes = peer_update(name, config, run, shapes[2], clones)
-    return compile_step(run.mesh, update, shapes, full=True)
-
-
-def extrapolate(
-    all_costs: Sequence[dict[str, float]], depths: Sequence[int], depth: int
-) -> dict[str, float]:
-    """What `depth` blocks cost by a line through the costs at two depths."""
-    first, second = all_costs
-    share = (depth - depths[0]) / (depths[1] - depths[0])
-    return {unit: first[unit] + share * (second[unit] - first[unit]) for unit in first}
 
 
 def peer_update(
