@@ -140,6 +140,14 @@ def test_sizes_of_axial_resnet() -> None:
     assert macs("Axial-R50x1") == products + channels * 1000
 
 
+@pytest.mark.parametrize(
+    ("key", "value"), [("max_pool_padding", "zero"), ("standardization_epsilon", 1e-8)]
+)
+def test_bits_conventions_are_not_its_own(key: str, value: Any) -> None:
+    with pytest.raises(UserError, match=f"model.{key}={value!r} is unknown"):
+        create_model(**{**small("axial_resnet"), key: value}, num_classes=3)
+
+
 def test_its_offsets_are_interpolated_to_other_images() -> None:
     model = create_model(**small("axial_resnet"), num_classes=3)
     before, like = (weights.seeded(model, (size, size, 3)) for size in (16, 32))

@@ -159,7 +159,11 @@ FAMILY = Family(
     ),
     sizes={"Axial-R50x1": {"resnet_layers": (3, 4, 6, 3), "resnet_width_factor": 1}},
     infer=functools.partial(resnet.infer, stem=STEM),
-    # The Transformer's other policies save nothing of a convolution.
-    choices={"remat": ("none", "full")},
+    choices={
+        **bit.FAMILY.choices,
+        # BiT's variants of its stem and kernels; published Axial-ResNets have none.
+        "max_pool_padding": ("-inf",),
+        "standardization_epsilon": (bit.WEIGHT_STANDARDIZATION_EPSILON,),
+    },
     check=bit.check,
 )
