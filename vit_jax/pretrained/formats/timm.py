@@ -1,4 +1,4 @@
-"""timm's Vision Transformers, hybrids, DeiTs and Mixers: their names.
+"""timm's Vision Transformers, hybrids and DeiTs: their names.
 
 facebookresearch/mae has the same names, and its own for a decoder.
 """
@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from vit_jax.errors import UserError
-from vit_jax.models import mixer, modern_vit
+from vit_jax.models import modern_vit
 from vit_jax.models.description import Description, InputSettings
 from vit_jax.models.variants import HYBRIDS, SIZES
 from vit_jax.models.vit import BLOCKS, POSITIONS
@@ -36,11 +36,6 @@ _HYBRIDS = {
     "R50+B/16": "vit_base_r50_s16",
     "R50+L/32": "vit_large_r50_s32",
 }
-MIXERS = {
-    f"Mixer-{size}/{patch}": f"mixer_{size.lower()}{patch}_224"
-    for size in "SBL"
-    for patch in (32, 16)
-}
 _BLOCK = "norm1 attn.qkv attn.proj norm2 mlp.fc1 mlp.fc2"
 # Parts of some timm models that ours do not have.
 _UNSUPPORTED = {
@@ -49,7 +44,6 @@ _UNSUPPORTED = {
     r"fc_norm\..*": "a norm after pooling instead of before",
     r"norm_pre\..*": "a norm before the blocks",
     r"blocks\.\d+\.attn\.rel_pos.*": "relative positions",
-    r"blocks\.\d+\.linear_tokens\..*": "affine norms and one layer over the tokens, as ResMLP",
     r"blocks\.\d+\.mlp\.(w\d+|fc1_[gx])\..*": "gated MLPs (SwiGLU)",
     r"blocks\.\d+\.attn\.([qv]_bias|[qkv]_proj\..*)": "separate queries, keys and values (as EVA)",
 }
@@ -102,29 +96,12 @@ def _table(blocks: list[tuple[int, ...]], units: list[tuple[int, ...]]) -> list[
     return table
 
 
-def _mixer_table(blocks: list[tuple[int, ...]]) -> list[Row]:
-    """The table of MLP-Mixer for these blocks."""
-    table = [
-        *layer("stem", "stem.proj", rows.CONV),
-        *norm("pre_head_layer_norm", "norm"),
-        *layer("head", "head"),
-    ]
-    for (i,) in blocks:
-        ours, theirs = f"{mixer.BLOCKS}_{i}", f"blocks.{i}"
-        for k in (0, 1):
-            table += norm(f"{ours}/LayerNorm_{k}", f"{theirs}.norm{k + 1}")
-            table += layer(f"{ours}/token_mixing/Dense_{k}", f"{theirs}.mlp_tokens.fc{k + 1}")
-            table += layer(f"{ours}/channel_mixing/Dense_{k}", f"{theirs}.mlp_channels.fc{k + 1}")
-    return table
-
-
 def _decoder(names: Collection[str], model_args: Mapping[str, Any]) -> list[Row]:
     return decoder_rows(names, "decoder_blocks", _BLOCK, model_args, "decoder_num_heads")
 
 
 def is_timm(names: Collection[str]) -> bool:
-    is_vit = "patch_embed.proj.weight" in names and attends(names)
-    return is_vit or ("stem.proj.weight" in names and "blocks.0.mlp_channels.fc1.weight" in names)
+    return {"patch_embed.proj.weight", "blocks.0.attn.qkv.weight"} <= set(names)
 
 
 def check_names(arrays: Mapping[str, np.ndarray]) -> None:
@@ -141,11 +118,6 @@ def check_names(arrays: Mapping[str, np.ndarray]) -> None:
             raise UserError(f"{name} of {array.ndim} axes is for videos or volumes, not images.")
 
 
-def attends(names: Collection[str]) -> bool:
-    """Whether the names belong to a model with attention, whose head count they do not show."""
-    return "blocks.0.attn.qkv.weight" in names
-
-
 def read_timm(
     stored: Stored,
     arrays: dict[str, np.ndarray],
@@ -159,14 +131,8 @@ def read_timm(
     units = numbers(r"\.stages\.(\d+)\.blocks\.(\d+)\.", arrays)
     blocks = numbers(r"^blocks\.(\d+)\.", arrays)
     args = settings.get("model_args") or {}
-    if attends(arrays):
-        table = _table(blocks, [(stage + 1, unit + 1) for stage, unit in units])
-        table += _decoder(arrays, args)
-    else:
-        table = _mixer_table(blocks)
-        before, after = (arrays.get(f"blocks.0.mlp_channels.fc{k}.weight") for k in (1, 2))
-        if before is not None and after is not None and len(before) != after.shape[-1]:
-            raise UserError("this model has gated MLPs (as gMLP, gMixer), which are not supported.")
+    table = _table(blocks, [(stage + 1, unit + 1) for stage, unit in units])
+    table += _decoder(arrays, args)
     rows.read_rows(stored, arrays, table, num_heads=num_heads)
     _place_positions(stored, args.get("no_embed_class") is True, grid)
     pooling = args.get("global_pool") or settings.get("global_pool")
@@ -255,30 +221,6 @@ def to_timm(
     return write(params), {"config.json": config}
 
 
-def to_timm_mixer(
-    params: dict[str, np.ndarray], description: Description, inputs: InputSettings
-) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-    """Like `to_timm`, for MLP-Mixer."""
-    model = description.model
-    widths = (model["tokens_mlp_dim"], model["channels_mlp_dim"])
-    keys = ("patch_size", "hidden_size", "num_layers")  # not arguments of timm's functions
-    known = {tuple(mixer.FAMILY.sizes[name][key] for key in keys): name for name in MIXERS}
-    name = known.get(tuple(model[key] for key in keys))
-    if name is None:
-        raise UserError(
-            f"timm has no Mixer with {', '.join(f'{key}={model[key]}' for key in keys)}; "
-            f"--format=timm can write {', '.join(MIXERS)}."
-        )
-    args: dict[str, Any] = {
-        "img_size": list(description.image_shape[:2]),
-        "in_chans": description.image_shape[2],
-        "mlp_ratio": [ratio(width, model["hidden_size"]) for width in widths],
-    }
-    config = to_config(description, inputs, MIXERS[name], args, "avg")
-    table = _mixer_table(numbers(rf"{mixer.BLOCKS}_(\d+)/", params))
-    return rows.write_rows(table, params, "timm"), {"config.json": config}
-
-
 def to_mae(
     params: dict[str, np.ndarray], description: Description, inputs: InputSettings
 ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
@@ -310,5 +252,4 @@ TIMM = {
     **{name: Holds(to_timm, {**_VALUES, **ONE_TABLE}, ASSUMED) for name in ("vit", "deit")},
     "modern_vit": Holds(to_timm, _VALUES, ASSUMED),
     "mae": Holds(to_mae, {"num_classes": (0,)}, {**ASSUMED, "gelu": "exact"}),
-    "mixer": Holds(to_timm_mixer, assumed={"gelu": "exact"}),
 }
