@@ -116,11 +116,16 @@ MultiHeadDotProductAttention = functools.partial(
 
 @functools.partial(jax.checkpoint, prevent_cse=False, static_argnums=1)
 def gelu(x: jax.Array, form: str) -> jax.Array:
-    """`tanh` or `exact`, in float32.
+    """`tanh` or `exact`, `quick` as x sigmoid(1.702 x), or `silu` as x sigmoid(x), in float32.
 
     The backward pass recomputes it: a scan would save every intermediate.
     """
-    return nn.gelu(x.astype(jnp.float32), approximate=form == "tanh").astype(x.dtype)
+    y = x.astype(jnp.float32)
+    if form in ("quick", "silu"):
+        y = y * nn.sigmoid(1.702 * y if form == "quick" else y)
+    else:
+        y = nn.gelu(y, approximate=form == "tanh")
+    return y.astype(x.dtype)
 
 
 @functools.partial(jax.checkpoint, prevent_cse=False, static_argnums=3)
@@ -143,11 +148,13 @@ class LayerNorm(nn.Module):
 
     epsilon: float = 1e-6
     dtype: Any = jnp.float32
+    use_bias: bool = True
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         scale = self.param("scale", nn.initializers.ones_init(), (x.shape[-1],))
-        bias = self.param("bias", nn.initializers.zeros_init(), (x.shape[-1],))
+        zeros = nn.initializers.zeros_init()
+        bias = self.param("bias", zeros, (x.shape[-1],)) if self.use_bias else jnp.zeros(())
         return _normalize(x, scale, bias, self.epsilon).astype(self.dtype)
 
 

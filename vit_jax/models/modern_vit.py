@@ -1,17 +1,17 @@
-"""Vision Transformers after the paper's: one block whose parts are attributes, off by default.
+"""Today's plain Vision Transformers: CLIP, DINOv2 and v3, EVA-02, BEiT, DeiT III and their kin.
 
-DeiT III ("DeiT III: Revenge of the ViT", arXiv 2204.07118) turns on LayerScale. Common to all, and
-different from `vit.py`: positions are those of the patches alone, the class token joins them
-afterwards; kernels start normal with deviation 0.02 and zero biases, as in timm and DeiT III's
-`models_v2.py`. Parameters have the names of `vit.py` where they are the same. B: batch, N: tokens,
-D: hidden size, M: MLP width.
+One model whose parts are attributes, off by default; `modern_variants.py` has which are on in which
+published model. Different from `vit.py`, and common to all: positions are those of the patches
+alone, class token and registers join them afterwards; kernels start normal with deviation 0.02 and
+zero biases, as in timm and in DeiT III's `models_v2.py`. Parameters have the names of `vit.py`
+where they are the same. B: batch, N: tokens, P: tokens before the patches, D: hidden size.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
+import math
 from typing import Any
 
 import flax.linen as nn
@@ -20,105 +20,17 @@ import jax.numpy as jnp
 
 from vit_jax.errors import UserError
 from vit_jax.models import vit
-from vit_jax.models.attention.choose import NAMES, attention_fn
-from vit_jax.models.family import FIRST, HEAD, LAST, Family, Row, Shapes
-from vit_jax.models.layers import (
-    DEPTH_SHAPES,
-    REMAT_POLICIES,
-    Dense,
-    IdentityLayer,
-    MultiHeadDotProductAttention,
-    StochasticDepth,
-    apply_blocks,
-    gelu,
-)
+from vit_jax.models.attention.choose import BIASED, NAMES
+from vit_jax.models.family import FIRST, HEAD, LAST, Family, Row, Shapes, axis_of
+from vit_jax.models.layers import DEPTH_SHAPES, REMAT_POLICIES, IdentityLayer, apply_blocks
+from vit_jax.models.modern_block import INIT, MLPS, NORMS, QKV_BIASES, ModernConfig, ModernEncoder
+from vit_jax.models.modern_variants import SIZES
+from vit_jax.models.rotary import ROPES, axial_angles
 from vit_jax.models.tokens import patch_shape, token_grid
-from vit_jax.models.variants import ROWS
-from vit_jax.models.vit import BLOCKS, AddPositionEmbs, BlockConfig, MAPHead, attention_rows
+from vit_jax.models.vit import BLOCKS, AddPositionEmbs, MAPHead, attention_rows
 
-# timm's truncated normal is cut at +-2, a hundred deviations: a normal.
-_INIT = nn.initializers.normal(0.02)
 # PyTorch's for convolutions: uniform within 1 / sqrt(inputs).
 _PATCH_INIT = nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform")
-
-
-@dataclasses.dataclass(frozen=True)
-class ModernConfig(BlockConfig):
-    """Configuration shared by all blocks; see `ModernVisionTransformer`."""
-
-    layer_scale_init: float | None = None
-
-    def layer_scale(self) -> Callable[[jax.Array], jax.Array]:
-        init = self.layer_scale_init
-        return (lambda x: x) if init is None else LayerScale(init, self.dtype)
-
-
-class LayerScale(nn.Module):
-    """gamma * x with a learned factor per feature: [B, N, D] -> [B, N, D].
-
-    Of "Going deeper with Image Transformers" (2103.17239, section 2); it starts from `initial`.
-    """
-
-    initial: float
-    dtype: Any = jnp.float32
-
-    @nn.compact
-    def __call__(self, x: jax.Array) -> jax.Array:
-        gamma = self.param("gamma", nn.initializers.constant(self.initial), (x.shape[-1],))
-        return x * jnp.reshape(jnp.asarray(gamma, self.dtype), (1, 1, -1))
-
-
-class MlpBlock(nn.Module):
-    """MLP(x) = gelu(x W1 + b1) W2 + b2: [B, N, D] -> [B, N, D]."""
-
-    config: ModernConfig
-
-    @nn.compact
-    def __call__(self, x: jax.Array) -> jax.Array:
-        c = self.config
-        dense = functools.partial(Dense, dtype=c.dtype, kernel_init=_INIT)
-        y = gelu(dense(c.mlp_dim)(x), c.gelu)  # [B, N, M]
-        return dense(x.shape[-1])(y)  # [B, N, D]
-
-
-class ModernBlock(nn.Module):
-    """One Transformer layer, [B, N, D] -> [B, N, D].
-
-    z' = z + gamma_1 * MSA(LN(z)); z = z' + gamma_2 * MLP(LN(z')), without LayerScale gamma = 1.
-    Training drops each branch with probability `drop_rate` (stochastic depth); None disables it.
-    """
-
-    config: ModernConfig
-
-    @nn.compact
-    def __call__(self, x: jax.Array, drop_rate: Any = None, *, train: bool) -> jax.Array:
-        c = self.config
-        msa = MultiHeadDotProductAttention(
-            num_heads=c.num_heads,
-            deterministic=not train,
-            attention_fn=attention_fn(c.attention, train=train),
-            kernel_init=_INIT,
-            dtype=c.dtype,
-            name=vit.ATTENTION,
-        )
-        y = c.layer_scale()(msa(c.norm()(x), sow_weights=True))
-        x = x + StochasticDepth()(y, drop_rate, deterministic=not train)
-        y = c.layer_scale()(MlpBlock(c)(c.norm()(x)))
-        x = x + StochasticDepth()(y, drop_rate, deterministic=not train)
-        return nn.with_logical_constraint(x, ("batch", None, None))
-
-
-class ModernEncoder(nn.Module):
-    """All blocks and the last layer norm: [B, N, D] -> [B, N, D]."""
-
-    config: ModernConfig
-    blocks: Callable[..., jax.Array]  # `apply_blocks` with its settings
-
-    @nn.compact
-    def __call__(self, x: jax.Array, *, train: bool) -> jax.Array:
-        block = functools.partial(ModernBlock, self.config)
-        x = self.blocks(block, x, name="encoderblock", train=train)
-        return self.config.norm("encoder_norm")(x)
 
 
 class ModernVisionTransformer(nn.Module):
@@ -128,15 +40,34 @@ class ModernVisionTransformer(nn.Module):
       num_classes: number of logits; 0 returns the representation instead.
       patch_size: side of a patch in pixels, or (height, width).
       hidden_size, num_layers, mlp_dim, num_heads: as in table 1 of the paper (2010.11929).
+      class_token: whether there is one.
+      num_registers: further learned tokens ("Vision Transformers Need Registers", 2309.16588).
+      position_embedding: `learned`, or `none`.
+      relative_bias: BEiT's of the scores (2106.08254).
+      rope: rotary positions, of the table in `rotary.py`; rope_base, rope_grid, rope_offset: there.
+      rope_jitter: training scales all coordinates by a common factor in [1 / jitter, jitter]
+        (DINOv3, section 3.2: 2); None: it does not.
+      patch_bias: whether the patch embedding has a bias (CLIP: no).
+      pre_norm: a norm before the first block (CLIP, 2103.00020).
+      norm_kind: `layer`, `layer_without_bias`, `rms` (AIMv2).
+      norm_after: norms follow the branches instead of preceding them (EVA-02-CLIP-E).
+      final_norm: of `tokens` after the last block, after `pooled` (BEiT; timm's fc_norm), `none`.
+      qkv_bias: biases of queries, keys and values: `qkv`, `qv` (BEiT, EVA), `none`.
+      dense_bias: whether all other layers of a block have biases (AIMv2: no).
+      qk_norm: norms of queries and keys (ViT-22B, 2302.05442).
+      attention_norm, mlp_norm: norms within both branches (sub-LN: BEiT-3, EVA-02).
+      mlp: `mlp`, or `swiglu` (DINOv2 g, EVA-02), whose width is `mlp_dim`, too.
+      gelu: `tanh`, `exact`, or `quick` (OpenAI's CLIP).
       layer_scale_init: initial factor of LayerScale; None: no LayerScale. DeiT III: 1e-4 in every
         size. Of weights of others, only whether there is one is known.
+      classifier: the head's input: `token` (class token), `gap` (mean over patches), `token_gap`
+        (both, [B, 2 D]; DINOv2's linear head), `map` (attention pooling of the patches).
+      pool_prefix: the tokens before the patches take part in `gap` and `map`, too.
+      map_num_heads, map_mlp_dim: of the attention pooling; None: those of the blocks.
       stochastic_depth_rate: probability of dropping a branch in training.
       stochastic_depth_shape: `linear`: from 0 for the first block to the rate for the last, as in
         timm; `constant`: the rate for all, as in DeiT III (`models_v2.py`).
-      classifier: the head's input: `token` (class token), `gap` (mean over tokens), `map`
-        (attention pooling).
       head_bias_init: constant; -10 if the loss is a sigmoid over many classes.
-      gelu: `tanh`, or `exact` as in DeiT III.
       layer_norm_epsilon: of all norms.
       attention: implementation of the attention, see `attention/choose.py`.
       remat: one of `REMAT_POLICIES`.
@@ -150,12 +81,35 @@ class ModernVisionTransformer(nn.Module):
     num_layers: int
     mlp_dim: int
     num_heads: int
+    class_token: bool = True
+    num_registers: int | None = None
+    position_embedding: str = "learned"
+    relative_bias: bool = False
+    rope: str = "none"
+    rope_base: float = 100.0
+    rope_grid: tuple[int, int] | None = None
+    rope_offset: float = 0.0
+    rope_jitter: float | None = None
+    patch_bias: bool = True
+    pre_norm: bool = False
+    norm_kind: str = "layer"
+    norm_after: bool = False
+    final_norm: str = "tokens"
+    qkv_bias: str = "qkv"
+    dense_bias: bool = True
+    qk_norm: bool = False
+    attention_norm: bool = False
+    mlp_norm: bool = False
+    mlp: str = "mlp"
+    gelu: str = "tanh"
     layer_scale_init: float | None = None
+    classifier: str = "token"
+    pool_prefix: bool = False
+    map_num_heads: int | None = None
+    map_mlp_dim: int | None = None
     stochastic_depth_rate: float = 0.0
     stochastic_depth_shape: str = "linear"
-    classifier: str = "token"
     head_bias_init: float = 0.0
-    gelu: str = "tanh"
     layer_norm_epsilon: float = 1e-6
     attention: str = "auto"
     remat: str = "none"
@@ -167,8 +121,9 @@ class ModernVisionTransformer(nn.Module):
 
     @property
     def prefix_tokens(self) -> tuple[str, ...]:
-        """Parameters that precede the grid of tokens: the class token, if any."""
-        return ("cls",) if self.classifier == "token" else ()
+        """What precedes the grid of tokens: the class token and all registers, if any."""
+        registers = range(self.num_registers or 0)
+        return ("cls",) * self.class_token + tuple(f"register_{i}" for i in registers)
 
     @property
     def pixels_per_token(self) -> tuple[int, int]:
@@ -183,16 +138,22 @@ class ModernVisionTransformer(nn.Module):
     @nn.compact
     def __call__(self, images: jax.Array, *, train: bool) -> jax.Array:
         """Scaled images [B, H, W, C] -> logits [B, K] float32."""
-        config: Any = ModernConfig.of(self)
         patch = self.pixels_per_token
-        embedding = functools.partial(nn.Conv, padding="VALID", dtype=self.dtype, name="embedding")
+        embedding = functools.partial(
+            nn.Conv, padding="VALID", use_bias=self.patch_bias, dtype=self.dtype, name="embedding"
+        )
         embed = embedding(self.hidden_size, patch, patch, kernel_init=_PATCH_INIT)
         x = embed(jnp.asarray(images, self.dtype))  # [B, h, w, D]
+        grid = (x.shape[1], x.shape[2])
         x = jnp.reshape(x, (x.shape[0], -1, self.hidden_size))  # [B, h*w, D]
-        x = AddPositionEmbs(dtype=self.dtype, name="posembed_patches")(x)
-        for name in self.prefix_tokens:
-            token = jnp.asarray(self.param(name, _INIT, (1, 1, self.hidden_size)), self.dtype)
-            x = jnp.concatenate([jnp.tile(token, (x.shape[0], 1, 1)), x], axis=1)  # [B, N, D]
+        if self.position_embedding == "learned":
+            x = AddPositionEmbs(dtype=self.dtype, name="posembed_patches")(x)
+        for name, count in (("registers", self.num_registers or 0), ("cls", int(self.class_token))):
+            if count:
+                token = self.param(name, INIT, (1, count, self.hidden_size))
+                tokens = jnp.tile(jnp.asarray(token, self.dtype), (x.shape[0], 1, 1))
+                x = jnp.concatenate([tokens, x], axis=1)  # [B, N, D]
+        config: Any = ModernConfig.of(self, grid=grid)
         blocks = functools.partial(
             apply_blocks,
             num_layers=self.num_layers,
@@ -201,69 +162,161 @@ class ModernVisionTransformer(nn.Module):
             remat=self.remat,
             scan=self.scan,
         )
-        x = ModernEncoder(config, blocks, name="Transformer")(x, train=train)
-        if self.classifier == "map":
-            x = MAPHead(config)(x, train=train)  # [B, D]
-        else:
-            x = x[:, 0] if self.classifier == "token" else jnp.mean(x, axis=1)  # [B, D]
+        encoder = ModernEncoder(
+            config, blocks, self.pre_norm, self.final_norm == "tokens", name="Transformer"
+        )
+        x = encoder(x, *self._angles(grid, config, train), train=train)
+        x = self._pool(x, config, train=train)
+        if self.final_norm == "pooled":
+            x = config.norm("pooled_norm")(x[:, None])[:, 0]  # [B, D]
         x = jnp.asarray(IdentityLayer(name="pre_logits")(x), jnp.float32)
         if not self.num_classes:
             return x
         bias = nn.initializers.constant(self.head_bias_init)
-        return nn.Dense(self.num_classes, kernel_init=_INIT, bias_init=bias, name="head")(x)
+        return nn.Dense(self.num_classes, kernel_init=INIT, bias_init=bias, name="head")(x)
+
+    def _angles(
+        self, grid: tuple[int, int], config: ModernConfig, train: bool
+    ) -> tuple[jax.Array, ...]:
+        """Of rotary positions, [h*w, 1, d / 2], if all blocks share them."""
+        if self.rope not in ("grid", "centered"):
+            return ()
+        angles = jnp.asarray(axial_angles(grid, self.hidden_size // self.num_heads, config))
+        if train and self.rope_jitter and not self.is_initializing():
+            limit = math.log(self.rope_jitter)
+            draw = jax.random.uniform(self.make_rng("dropout"), minval=-limit, maxval=limit)
+            angles = angles * jnp.exp(draw)
+        return (angles,)
+
+    def _pool(self, x: jax.Array, config: ModernConfig, *, train: bool) -> jax.Array:
+        """[B, N, D] -> [B, D], or [B, 2 D] for `token_gap`."""
+        patches = x if self.pool_prefix else x[:, len(self.prefix_tokens) :]
+        if self.classifier == "map":
+            heads, width = self.map_num_heads, self.map_mlp_dim
+            config = dataclasses.replace(
+                config, num_heads=heads or self.num_heads, mlp_dim=width or self.mlp_dim
+            )
+            return MAPHead(config)(patches, train=train)
+        if self.classifier == "token":
+            return x[:, 0]
+        mean = jnp.mean(patches, axis=1)
+        if self.classifier == "gap":
+            return mean
+        return jnp.concatenate([x[:, 0], mean], axis=-1)  # [B, 2 D]
 
 
 _BLOCK = rf"{BLOCKS}(?:_(?P<block>\d+))?"
 POSITIONS = "posembed_patches/pos_embedding"
+_ATTENTION = f"{BLOCKS}_0/{vit.ATTENTION}"
 
 
 def infer(shapes: Shapes) -> dict[str, Any]:
     """See `Family.infer`."""
-    found = {key: value for key, value in vit.infer(shapes).items() if key in FAMILY.keys}
-    has_gamma = f"{BLOCKS}_0/LayerScale_0/gamma" in shapes
-    return {**found, "layer_scale_init": 1e-4 if has_gamma else None}
+    plain = vit.infer(shapes)
+    common = ("patch_size", "hidden_size", "num_layers", "mlp_dim", "num_heads")
+    biases = "".join(n[0] for n in ("query", "key", "value") if f"{_ATTENTION}/{n}/bias" in shapes)
+    pooling = "MAPHead_0" if any(name.startswith("MAPHead_0/") for name in shapes) else ""
+    map_heads = axis_of(shapes, f"{pooling}/{vit.ATTENTION}/query/kernel", 3, 1)
+    map_width = axis_of(shapes, f"{pooling}/MlpBlock_0/Dense_0/kernel", 2, 1)
+    norm = "layer" if f"{BLOCKS}_0/LayerNorm_0/bias" in shapes else "layer_without_bias"
+    final = {"tokens": "Transformer/encoder_norm/scale", "pooled": "pooled_norm/scale"}
+    return {
+        **{key: plain[key] for key in common},
+        "class_token": "cls" in shapes,
+        "num_registers": axis_of(shapes, "registers", 3, 1),
+        "position_embedding": "learned" if POSITIONS in shapes else "none",
+        "relative_bias": f"{_ATTENTION}/relative_bias/offsets" in shapes,
+        "rope": "mixed" if f"{_ATTENTION}/rope/frequencies" in shapes else "none",
+        "patch_bias": "embedding/bias" in shapes,
+        "pre_norm": "Transformer/pre_norm/scale" in shapes,
+        "norm_kind": "rms" if f"{BLOCKS}_0/RMSNorm_0/scale" in shapes else norm,
+        "final_norm": next((kind for kind, name in final.items() if name in shapes), "none"),
+        "qkv_bias": biases or "none",
+        "dense_bias": f"{_ATTENTION}/out/bias" in shapes,
+        "qk_norm": f"{_ATTENTION}/query_norm/scale" in shapes,
+        "attention_norm": f"{_ATTENTION}/norm/scale" in shapes,
+        "mlp_norm": f"{BLOCKS}_0/MlpBlock_0/norm/scale" in shapes,
+        "mlp": "swiglu" if f"{BLOCKS}_0/MlpBlock_0/gate/kernel" in shapes else "mlp",
+        "layer_scale_init": 1e-4 if f"{BLOCKS}_0/LayerScale_0/gamma" in shapes else None,
+        "classifier": "map" if pooling else "token" if "cls" in shapes else "gap",
+        "map_num_heads": None if map_heads == plain["num_heads"] else map_heads,
+        "map_mlp_dim": None if map_width == plain["mlp_dim"] else map_width,
+    }
 
 
 def check(model: ModernVisionTransformer) -> None:
     """Raises UserError for incompatible attributes."""
     vit.check_heads(model)
     init = model.layer_scale_init
-    if init is not None and not 0.0 < init < float("inf"):
+    if init is not None and not 0.0 < init < math.inf:
         raise UserError(f"model.layer_scale_init={init} must be positive, or None (no LayerScale).")
+    if not 0.0 < model.rope_base < math.inf:
+        raise UserError(f"model.rope_base={model.rope_base} must be positive.")
+    if model.rope_jitter is not None and not 1.0 <= model.rope_jitter < math.inf:
+        raise UserError(f"model.rope_jitter={model.rope_jitter} must be at least 1, or None.")
+    if model.classifier in ("token", "token_gap") and not model.class_token:
+        raise UserError(
+            f"model.classifier={model.classifier!r} needs model.class_token=True; or use 'gap'."
+        )
+    if model.classifier == "token_gap" and model.final_norm == "pooled":
+        raise UserError("model.classifier='token_gap' needs model.final_norm='tokens' or 'none'.")
+    if model.relative_bias and model.attention not in BIASED:
+        raise UserError(
+            f"model.attention={model.attention!r} does not support model.relative_bias=True; use "
+            f"{', '.join(map(repr, BIASED))}."
+        )
+    head_dim = model.hidden_size // model.num_heads
+    if model.rope != "none" and head_dim % 4:
+        raise UserError(
+            f"model.rope={model.rope!r} needs heads whose width is divisible by 4, not "
+            f"{head_dim}; change model.hidden_size or model.num_heads."
+        )
 
-
-# DeiT III's sizes (`models_v2.py`, *_LS).
-SIZES = {
-    f"DeiT3-{size}/{patch}": {
-        "patch_size": patch,
-        **ROWS[size],
-        "gelu": "exact",
-        "layer_scale_init": 1e-4,
-    }
-    for size, patch in {"S": 16, "M": 16, "B": 16, "L": 16, "H": 14}.items()
-}
 
 FAMILY = Family(
     module=ModernVisionTransformer,
-    title="Vision Transformer with LayerScale (DeiT III, arXiv 2204.07118)",
-    acronym="DeiT3",
+    title="Vision Transformer of today (LayerScale, registers, RoPE, ...)",
+    acronym="ViT",
     rows=(
         Row("cls", (None, None, "embed"), FIRST, role="token", title="class token"),
+        Row("registers", (None, None, "embed"), FIRST, role="token", title="registers"),
         Row("embedding/kernel", (None, None, None, "embed"), FIRST, role="patches"),
         Row("embedding/bias", ("embed",), FIRST),
         Row(POSITIONS, (None, None, "embed"), FIRST, role="positions", of_tokens=False),
+        Row("Transformer/pre_norm/(?:scale|bias)", ("embed",), FIRST),
         *attention_rows(_BLOCK),
+        Row(f"{_BLOCK}/RMSNorm_[01]/scale", ("embed",)),
         Row(f"{_BLOCK}/LayerScale_[01]/gamma", ("embed",)),
+        Row(f"{_BLOCK}/{vit.ATTENTION}/(?:query|key)_norm/(?:scale|bias)", (None,)),
+        Row(f"{_BLOCK}/{vit.ATTENTION}/norm/(?:scale|bias)", ("embed",)),
+        Row(f"{_BLOCK}/{vit.ATTENTION}/rope/frequencies", (None, "heads", None)),
+        Row(
+            f"{_BLOCK}/{vit.ATTENTION}/relative_bias/offsets",
+            (None, None, "heads"),
+            role="offset_grid",
+        ),
+        Row(f"{_BLOCK}/{vit.ATTENTION}/relative_bias/tokens", (None, "heads")),
+        Row(f"{_BLOCK}/MlpBlock_0/gate/kernel", ("embed", "mlp")),
+        Row(f"{_BLOCK}/MlpBlock_0/gate/bias", ("mlp",)),
+        Row(f"{_BLOCK}/MlpBlock_0/norm/(?:scale|bias)", ("mlp",)),
         Row("Transformer/encoder_norm/(?:scale|bias)", ("embed",), LAST),
         *vit.MAP_ROWS,
+        Row("MAPHead_0/RMSNorm_0/scale", ("embed",), LAST),
+        Row("pooled_norm/(?:scale|bias)", ("embed",), LAST),
         *HEAD,
     ),
     sizes=SIZES,
     infer=infer,
     choices={
+        "position_embedding": ("learned", "none"),
+        "rope": ROPES,
+        "norm_kind": NORMS,
+        "final_norm": ("tokens", "pooled", "none"),
+        "qkv_bias": QKV_BIASES,
+        "mlp": MLPS,
+        "gelu": ("tanh", "exact", "quick"),
+        "classifier": ("token", "gap", "token_gap", "map"),
         "stochastic_depth_shape": DEPTH_SHAPES,
-        "classifier": ("token", "gap", "map"),
-        "gelu": ("tanh", "exact"),
         "attention": NAMES,
         "remat": REMAT_POLICIES,
     },
@@ -272,6 +325,9 @@ FAMILY = Family(
     attention=vit.ATTENTION,
     tokens="Transformer",
     sequence=(POSITIONS, 1),
-    conventions=("gelu", "layer_norm_epsilon"),
-    head_conventions=("classifier",),
+    conventions=(
+        *("gelu", "layer_norm_epsilon", "norm_after"),
+        *("rope", "rope_base", "rope_grid", "rope_offset"),
+    ),
+    head_conventions=("classifier", "pool_prefix"),
 )

@@ -1,0 +1,82 @@
+"""Rotary position embeddings of an image's patches.
+
+Patch (y, x) turns pair k of each query and key by an angle, so that scores depend on differences of
+positions ("RoFormer", 2104.09864). d: width of a head; f_k = base^(-4 k / d), k < d / 4.
+
+| `model.rope` | angle of pair k and of pair k + d / 4                                             |
+|--------------|-----------------------------------------------------------------------------------|
+| `grid`       | y f_k and x f_k, with rows and columns numbered from `rope_offset` and, if there  |
+|              | is a `rope_grid`, scaled to it (EVA-02, 2303.11331; RoPE-ViT, 2403.13298; PE)     |
+| `centered`   | 2 pi y f_k and 2 pi x f_k, with centres of patches in [-1, 1] (DINOv3, 2508.10104)|
+| `mixed`      | x u + y v with learned u, v for each pair, head and block (2403.13298, section    |
+|              | 3.3)                                                                              |
+
+Pair k is features k and k + d / 2. Others pair neighbours, or put x first: their loader permutes
+the features of queries and keys, which no score sees. The tokens before the grid do not turn.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+ROPES = ("none", "grid", "centered", "mixed")
+
+
+def coordinates(grid: tuple[int, int], config: Any) -> np.ndarray:
+    """Of the patches in raster order, (y, x): [h*w, 2] float32."""
+    axes = []
+    for axis, length in enumerate(grid):
+        index = np.arange(length, dtype=np.float32)
+        if config.rope == "centered":
+            axes.append(2 * math.pi * (2 * ((index + 0.5) / length) - 1))
+            continue
+        index = index + config.rope_offset
+        axes.append(index / length * config.rope_grid[axis] if config.rope_grid else index)
+    return np.stack(np.meshgrid(*axes, indexing="ij"), axis=-1).reshape(-1, 2).astype(np.float32)
+
+
+def frequencies(head_dim: int, base: float) -> np.ndarray:
+    """f_k, [d / 4] float32."""
+    return (base ** (-np.arange(head_dim // 4) / (head_dim // 4))).astype(np.float32)
+
+
+def axial_angles(grid: tuple[int, int], head_dim: int, config: Any) -> np.ndarray:
+    """Of `grid` and `centered`: [h*w, 1, d / 2] float32, the same for all heads and blocks."""
+    angles = coordinates(grid, config)[:, :, None] * frequencies(head_dim, config.rope_base)
+    return angles.reshape(len(angles), 1, head_dim // 2)
+
+
+class MixedAngles(nn.Module):
+    """Of `mixed`: the shape of queries [B, N, H, d] -> angles [h*w, H, d / 2].
+
+    The start is that of `grid`, turned by a random angle for each head (RoPE-ViT's code).
+    """
+
+    config: Any
+
+    @nn.compact
+    def __call__(self, num_heads: int, head_dim: int) -> jax.Array:
+        def init(key: jax.Array) -> jax.Array:
+            turn = jax.random.uniform(key, (num_heads, 1), maxval=2 * math.pi)
+            turns = jnp.concatenate([turn, turn + math.pi / 2], axis=1)[..., None]  # [H, 2, 1]
+            parts = [jnp.cos(turns), jnp.sin(turns)]
+            f = frequencies(head_dim, self.config.rope_base)
+            return jnp.stack([jnp.reshape(part * f, (num_heads, -1)) for part in parts])
+
+        uv = self.param("frequencies", init)  # [2, H, d / 2]
+        y, x = coordinates(self.config.grid, self.config).T[..., None, None]  # [h*w, 1, 1] each
+        return x * uv[0] + y * uv[1]
+
+
+def rotate(x: jax.Array, angles: jax.Array) -> jax.Array:
+    """Turns the features of the last tokens: [B, N, H, d], [h*w, 1 or H, d / 2] -> [B, N, H, d]."""
+    angles = jnp.pad(jnp.asarray(angles), ((x.shape[1] - len(angles), 0), (0, 0), (0, 0)))
+    cos, sin = jnp.cos(angles), jnp.sin(angles)  # [N, 1 or H, d / 2]
+    a, b = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+    return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1).astype(x.dtype)
