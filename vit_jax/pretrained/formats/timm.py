@@ -20,12 +20,12 @@ from vit_jax.pretrained.formats.rows import Row, numbers
 from vit_jax.pretrained.formats.stored import ONE_TABLE, Holds, Stored
 from vit_jax.pretrained.formats.timm_architectures import architecture_of, arguments_of, usual_heads
 from vit_jax.pretrained.formats.timm_config import ASSUMED, GELUS, POOL, ratio, to_config
+from vit_jax.pretrained.formats.timm_modern import to_timm_modern
 from vit_jax.pretrained.formats.timm_vit import BLOCK, read_vit, table
 
 # timm's architectures, without the resolution; `model_args` has the rest.
 _SIZES = {"Ti": "tiny", "S": "small", "M": "medium", "B": "base", "L": "large", "H": "huge"}
 _PLAIN = "tiny_16 small_16 small_32 base_8 base_16 base_32 large_14 large_16 large_32 huge_14"
-_DEIT3 = "small_16 medium_16 base_16 large_16 huge_14"
 _HYBRIDS = {
     "R+Ti/16": "vit_tiny_r_s16_p8",
     "R26+S/32": "vit_small_r26_s32",
@@ -108,10 +108,9 @@ def _architecture(model: dict[str, Any]) -> str:
     sizes = tuple(model[key] for key in ("hidden_size", "num_layers", "mlp_dim", "num_heads"))
     size = next((name for name, row in SIZES.items() if row == sizes), "")
     if model.get("resnet_layers") is None:
-        kind, known = ("deit3", _DEIT3) if model["name"] == "modern_vit" else ("vit", _PLAIN)
         name = f"{_SIZES.get(size)}_{model['patch_size']}"
-        name = name if name in known.split() else "base_16"  # the closest
-        return f"{kind}_{name.replace('_', '_patch')}_224"
+        name = name if name in _PLAIN.split() else "base_16"  # the closest
+        return f"vit_{name.replace('_', '_patch')}_224"
     row = (size, tuple(model["resnet_layers"]), model["patch_size"])
     hybrids = {HYBRIDS[name]: known for name, known in _HYBRIDS.items()}
     if row not in hybrids or model["resnet_width_factor"] != 1:
@@ -144,8 +143,6 @@ def to_timm(
     }
     if model.get("resnet_layers") is None:
         args["patch_size"] = model["patch_size"]
-    if model["name"] == "modern_vit":
-        args |= {"init_values": model["layer_scale_init"], "no_embed_class": True}
     if model["name"] != "deit":
         args |= {"global_pool": pooling, "fc_norm": False}
         args["class_token"] = "cls" in params
@@ -182,6 +179,6 @@ def write(params: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 _VALUES = {"classifier": tuple(POOL)}
 TIMM = {
     **{name: Holds(to_timm, {**_VALUES, **ONE_TABLE}, ASSUMED) for name in ("vit", "deit")},
-    "modern_vit": Holds(to_timm, _VALUES, ASSUMED),
+    "modern_vit": Holds(to_timm_modern, _VALUES),
     "mae": Holds(to_mae, {"num_classes": (0,)}, {**ASSUMED, "gelu": "exact"}),
 }

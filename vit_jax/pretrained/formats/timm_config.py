@@ -28,12 +28,14 @@ def read_settings(settings: dict[str, Any]) -> Stored:
         check_known("config.json: block_fn", block, ["Block", "ResPostBlock"])
         pooling = args.get("global_pool") or settings.get("global_pool") or "token"
         check_known("config.json: global_pool", pooling, POOL.values())
+        # The class Eva, which has these arguments, pools all tokens by attention.
+        pools_all = pooling == "map" and "num_reg_tokens" in args
         conventions = {
             "layer_norm_epsilon": float(args.get("epsilon", ASSUMED["layer_norm_epsilon"])),
             "gelu": GELUS[activation],
             "position_embedding": "learned",
             "classifier": next(ours for ours, theirs in POOL.items() if theirs == pooling),
-            "pool_prefix": args.get("pool_include_prefix") is True,
+            "pool_prefix": pools_all or args.get("pool_include_prefix") is True,
             "norm_after": args.get("use_post_norm") is True or block == "ResPostBlock",
             **_rope(args),
         }

@@ -27,7 +27,7 @@ _EXTRA = {
     "scale_0": "ls1.gamma",
     "scale_1": "ls2.gamma",
 }
-_FREQUENCIES = f"{BLOCKS}_{{}}/{ATTENTION}/rope/frequencies"
+FREQUENCIES = f"{BLOCKS}_{{}}/{ATTENTION}/rope/frequencies"
 
 
 def table(
@@ -93,10 +93,10 @@ def _block_rows(number: int, names: Collection[str]) -> list[Row]:
         parts = parts.replace("attn.qkv", "attn.q_proj attn.k_proj attn.v_proj")
     if f"{folder}.mlp.fc1_x.weight" in names:
         parts = parts.replace("mlp.fc1", "mlp.fc1_x")
-    found = rows.encoder_block(number, folder, parts)
+    found = rows.encoder_block(number, folder, parts) + modern.extra_rows(number, folder, _EXTRA)
     if PACKED in names:
         halves = [f"{ours}/MlpBlock_0/{name}" for name in ("gate", "Dense_0")]
-        found = [row for row in found if f"{folder}.mlp.fc1" not in row.theirs]
+        found = [row for row in found if not row.theirs.startswith(f"{folder}.mlp.fc1")]
         found += layer(halves, f"{folder}.mlp.fc1")
     if f"{folder}.attn.q_bias" in names:  # BEiT's and EVA's, of which keys have none
         biases = [f"{ours}/{ATTENTION}/{name}/bias" for name in ("query", "value")]
@@ -104,7 +104,7 @@ def _block_rows(number: int, names: Collection[str]) -> list[Row]:
         for name in biases:
             bias = f"{folder}.attn.{name.split('/')[-2][0]}_bias"
             found.append(Row((name,), bias, rows.HEADS_BIAS))
-    return found + modern.extra_rows(number, folder, _EXTRA)
+    return found
 
 
 def read_vit(
@@ -132,7 +132,7 @@ def read_vit(
             known = grid or _grid_of(stored, arrays)
             modern.read_relative_bias(stored, i, bias, known)
         if frequencies is not None:
-            stored.add(_FREQUENCIES.format(i), frequencies[:, i])
+            stored.add(FREQUENCIES.format(i), frequencies[:, i])
     found = table(
         blocks,
         [(stage + 1, unit + 1) for stage, unit in units],
