@@ -136,7 +136,8 @@ def read_weights(
         elif timm.is_timm(arrays):
             timm.check_names(arrays)
             stored = timm_config.read_settings(settings)
-            heads = _choose_heads(arrays, num_heads, stored.num_heads, default_heads)
+            stated = stored.num_heads or num_heads or timm.heads_by_name(arrays, settings)
+            heads = _choose_heads(arrays, num_heads, stated, default_heads)
             timm.read_timm(stored, arrays, heads, settings, grid)
         elif timm_mixer.is_mixer(arrays):
             stored, heads = timm_config.read_settings(settings), 1
