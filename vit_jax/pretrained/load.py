@@ -113,7 +113,9 @@ def read_source(
     run, _, is_best = os.fspath(source).rpartition("/")
     if is_best == "best" and not to_path(source).exists() and (to_path(run) / CONFIG_FILE).exists():
         source = best_checkpoint(run)
-    path = resolve(source)
+    path, entry = resolve(source), describe_source(source)
+    if entry is not None:
+        default_heads = entry.model.get("num_heads", default_heads)
     if path.is_dir():
         names = [PARAMS_FILE, f"{WEIGHTS_FILE}.index.json", WEIGHTS_FILE]
         names += [f"{TORCH_FILE}.index.json", TORCH_FILE]
@@ -132,7 +134,7 @@ def read_source(
                 grid = grid or (description.grid if description else None)
                 stored = read_weights(local, arrays, num_heads, default_heads, grid, part)
         stored.description = description
-    if (entry := describe_source(source)) is not None:
+    if entry is not None:
         _add_entry(stored, entry)
     for name, array in stored.params.items():
         if not np.isfinite(np.sum(array)) and not np.isfinite(array).all():
