@@ -176,6 +176,8 @@ def test_mistakes_are_said() -> None:
             build(mask_ratio=ratio)
     with pytest.raises(UserError, match="model.decoder_hidden_size=10 must be divisible by"):
         module(decoder_hidden_size=10)
+    with pytest.raises(UserError, match=r"position_stddev=0.1 is unknown. Known: 0.02"):
+        module(position_stddev=0.1)
 
 
 def config(**overrides: Any) -> Any:
