@@ -12,9 +12,9 @@
 | `none`                               | nothing: the image is a bag of patches                   |
 
 The paper does not say what becomes of the class token. In 1-D it is a token like others, as in
-equation 1, and relative attention, which is 1-D too, counts it as the first of the sequence: without
-offsets from it, it attends to a bag of patches (docs/miniature.md). Nothing is added to it in 2-D.
-The paper is silent on sharing relative embeddings: all heads of a block share them, no two blocks do.
+equation 1; relative attention, which is 1-D too, counts it as the first of the sequence: without
+offsets from it, it would attend to a bag of patches. Nothing is added to it in 2-D. The paper is
+silent on sharing relative embeddings: all heads of a block share them, no two blocks do.
 """
 
 from __future__ import annotations

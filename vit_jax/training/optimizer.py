@@ -245,9 +245,7 @@ def create_optimizer(
     steps = [] if clip_norm is None else [optax.clip_by_global_norm(clip_norm)]
     steps.append(OPTIMIZERS[name](**kwargs))
     if weight_decay:
-        decay = add_multiplied_decay(
-            weight_decay, DECAY_MASKS[decay_parameters], decay_multipliers
-        )
+        decay = add_multiplied_decay(weight_decay, DECAY_MASKS[decay_parameters], decay_multipliers)
         steps.insert(len(steps) - (name == "lars"), decay)
     if name == "lamb":
         adapted = {"adapted_parameters": "all", **kwargs}["adapted_parameters"]

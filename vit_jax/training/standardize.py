@@ -7,13 +7,14 @@ mean over tokens, if they are averaged). With the mean m and the deviation s of 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import numpy as np
 
-from vit_jax.errors import UserError
+from vit_jax.errors import UserError, counted
 from vit_jax.evaluators.stream import Reader, compile_outputs, stream_outputs
 from vit_jax.models.family import LAST
 from vit_jax.parameters.names import flatten_names, parameter_row, unflatten_names
@@ -42,11 +43,13 @@ def standardize(loaded: Any, feature_of: Callable[[Any, Any], jax.Array], reader
       loaded: parameters on the host, with shapes in place of a new head's arrays.
       feature_of: (parameters, batch) -> the head's input, [B, D].
     """
+
     def place(x: Any, sharding: Any) -> jax.Array:
         array = np.zeros(x.shape, x.dtype) if isinstance(x, jax.ShapeDtypeStruct) else np.asarray(x)
         return jax.make_array_from_callback(array.shape, sharding, array.__getitem__)
 
     params = jax.tree.map(place, loaded, parameter_shardings(loaded, reader.mesh))
+    logging.info("Standardising the features on %s.", counted(reader.dataset.num_examples, "image"))
     step = compile_outputs(lambda p, batch: {"feature": feature_of(p, batch)}, reader.mesh)
     count, total, squares = 0, np.float64(0), np.float64(0)
     for part in stream_outputs(step, params, reader):
