@@ -27,7 +27,7 @@ from vit_jax.models.create import create_model, family_of
 from vit_jax.models.description import Description
 from vit_jax.objectives.create import OBJECTIVES
 from vit_jax.objectives.objective import Objective, Task, of_batches
-from vit_jax.parameters.names import fingerprint
+from vit_jax.parameters.names import fingerprint, last_norm
 from vit_jax.parameters.sharding import (
     batch_sharding,
     check_batch_size,
@@ -70,7 +70,7 @@ class Run:
     # The parameters of `pretrained.source` in this model's shapes and form, with shapes where an
     # array is to be random (a new head); None without a source.
     load_params: Callable[[], Any] | None
-    standardize: Callable[[Any], Any] | None  # those parameters, see training/standardize.py
+    standardize: Callable[[Any], Any] | None  # those parameters, see evaluators/standardize.py
     lora: Any  # `Lora`, or None
     descriptions: Mapping[str, Description]  # of each resulting model, by its prefix
 
@@ -469,21 +469,22 @@ def _feature(
 def _standardize(
     config: ConfigDict, objective: Any, dataset: Dataset, shapes: Any, mesh: Mesh
 ) -> Callable[[Any], Any]:
-    """Standardises loaded parameters on the training data, with its random ops drawn once."""
-    from vit_jax.evaluators.stream import Reader  # few runs need these
-    from vit_jax.multihost.watchdog import watchdog
-    from vit_jax.training.standardize import last_norm, standardize
+    """Standardises the features of loaded parameters on the training data."""
+    from vit_jax.evaluators.standardize import standardize  # few runs need it
 
     if not config.pretrained.source or not config.pretrained.reset_head:
         raise UserError("pretrained.standardize=True needs pretrained.source and a new head.")
     last_norm(shapes)
-    feature_of = _feature(
-        objective, dataset.image_shape, shapes, "pre_logits", "pretrained.standardize"
+    return functools.partial(
+        standardize,
+        feature_of=_feature(
+            objective, dataset.image_shape, shapes, "pre_logits", "pretrained.standardize"
+        ),
+        dataset=dataset,
+        mesh=mesh,
+        batch_size=config.dataset.batch_size,
+        loader=dict(config.loader),
     )
-    on_wait = functools.partial(watchdog.note, "standardising the features")
-    batch_size, loader = config.dataset.batch_size, dict(config.loader)
-    reader = Reader(dataset, mesh, batch_size, loader, ("image",), on_wait)
-    return functools.partial(standardize, feature_of=feature_of, reader=reader)
 
 
 def _with_classes(class_names: tuple[str, ...], key: str, dataset: Dataset) -> Dataset:

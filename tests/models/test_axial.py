@@ -165,6 +165,9 @@ def test_the_recipes() -> None:
     assert config.schedule.learning_rate == pytest.approx(0.8)
     assert config.schedule.warmup_steps == 7 * 625
     assert (config.optimizer.name, config.optimizer.weight_decay) == ("sgd", 1e-3)
+    little = axial.get_config("R50x1,quickstart")
+    assert {**little.optimizer} == {**config.optimizer}
+    assert little.schedule.learning_rate == pytest.approx(0.1 * 48 / 256)
     vit = axial.get_config("B/16")
     assert (vit.model.name, vit.model.classifier) == ("axial_vit", "gap")
     assert (vit.schedule.learning_rate, vit.duration.epochs) == (8e-4, 7.0)

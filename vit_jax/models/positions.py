@@ -11,10 +11,9 @@
 | `sincos2d`                           | sines and cosines of column and row, added at the stem   |
 | `none`                               | nothing: the image is a bag of patches                   |
 
-The paper does not say what becomes of the class token. In 1-D it is a token like others, as in
-equation 1; relative attention, which is 1-D too, counts it as the first of the sequence: without
-offsets from it, it would attend to a bag of patches. Nothing is added to it in 2-D. The paper is
-silent on sharing relative embeddings: all heads of a block share them, no two blocks do.
+The paper does not say what becomes of the class token. In 1-D and relative attention it is a token
+like others, as in equation 1: without offsets from it, it would see a bag of patches. In 2-D it has
+no position. Relative embeddings are those of a block, for all of its heads: also our choice.
 """
 
 from __future__ import annotations
@@ -70,7 +69,8 @@ class AddPositionEmbs(nn.Module):
 def relative_scores(query: jax.Array, embedding: jax.Array) -> jax.Array:
     """q_i r_(i - j) / sqrt(d): [B, N, H, d] -> [B, H, N, N].
 
-    `embedding` [2 N - 1, d] has r of the offsets 1 - N to N - 1.
+    `embedding` [2 N - 1, d] has r of the offsets 1 - N to N - 1 between all tokens, the class token
+    among them.
     """
     index = np.arange(query.shape[1])
     offsets = index[:, None] - index + len(index) - 1
