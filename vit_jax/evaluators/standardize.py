@@ -55,7 +55,7 @@ def standardize(
     reader = Reader(dataset, mesh, batch_size, loader, ("image",), on_wait)
     count, total, squares = 0, np.float64(0), np.float64(0)
     for part in stream_outputs(step, params, reader):
-        x = np.float64(part["feature"])
+        x = np.asarray(part["feature"], np.float64)
         count, total, squares = count + len(x), total + x.sum(0), squares + (x * x).sum(0)
     mean = total / count
     std = np.sqrt(squares / count - mean**2 + EPSILON)
