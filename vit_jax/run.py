@@ -470,21 +470,16 @@ def _standardize(
     config: ConfigDict, objective: Any, dataset: Dataset, shapes: Any, mesh: Mesh
 ) -> Callable[[Any], Any]:
     """Standardises the features of loaded parameters on the training data."""
-    from vit_jax.evaluators.standardize import standardize  # few runs need it
+    from vit_jax.evaluators.standardize import standardize  # few runs need these
+    from vit_jax.evaluators.stream import Reader
 
-    if not config.pretrained.source or not config.pretrained.reset_head:
-        raise UserError("pretrained.standardize=True needs pretrained.source and a new head.")
+    key, keys = "pretrained.standardize", config.pretrained
+    if not keys.source or not keys.reset_head:
+        raise UserError(f"{key}=True needs pretrained.source and a new head.")
     last_norm(shapes)
-    return functools.partial(
-        standardize,
-        feature_of=_feature(
-            objective, dataset.image_shape, shapes, "pre_logits", "pretrained.standardize"
-        ),
-        dataset=dataset,
-        mesh=mesh,
-        batch_size=config.dataset.batch_size,
-        loader=dict(config.loader),
-    )
+    feature_of = _feature(objective, dataset.image_shape, shapes, "pre_logits", key)
+    reader = Reader(dataset, mesh, config.dataset.batch_size, dict(config.loader), ("image",))
+    return functools.partial(standardize, feature_of=feature_of, reader=reader)
 
 
 def _with_classes(class_names: tuple[str, ...], key: str, dataset: Dataset) -> Dataset:

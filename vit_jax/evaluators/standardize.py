@@ -7,52 +7,37 @@ mean over tokens, if they are averaged). With the mean m and the deviation s of 
 
 from __future__ import annotations
 
-import functools
 import logging
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import Mesh
 
-from vit_jax.data.pipeline import Examples
 from vit_jax.errors import counted
 from vit_jax.evaluators.stream import Reader, compile_outputs, stream_outputs
-from vit_jax.multihost.watchdog import watchdog
 from vit_jax.parameters.names import flatten_names, last_norm, unflatten_names
 from vit_jax.parameters.sharding import parameter_shardings
 
 EPSILON = 1e-6  # added to the variance, as in MAE's linear probe
 
 
-def standardize(
-    loaded: Any,
-    feature_of: Callable[[Any, Any], jax.Array],
-    *,
-    dataset: Examples,
-    mesh: Mesh,
-    batch_size: int,
-    loader: dict[str, Any],
-) -> Any:
-    """Parameters whose features have mean 0 and deviation 1 on a data set.
+def standardize(loaded: Any, feature_of: Callable[[Any, Any], jax.Array], reader: Reader) -> Any:
+    """Parameters whose features have mean 0 and deviation 1 on the images of `reader`.
 
     Args:
       loaded: parameters on the host, with shapes in place of a new head's arrays.
       feature_of: (parameters, batch) -> the head's input, [B, D].
-      dataset: its images go through its ops once, random ones included.
-      mesh, batch_size, loader: see `Reader`.
+      reader: of a data set, whose images go through its ops once, random ones included.
     """
 
     def place(x: Any, sharding: Any) -> jax.Array:
         array = np.zeros(x.shape, x.dtype) if isinstance(x, jax.ShapeDtypeStruct) else np.asarray(x)
         return jax.make_array_from_callback(array.shape, sharding, array.__getitem__)
 
-    params = jax.tree.map(place, loaded, parameter_shardings(loaded, mesh))
-    logging.info("Standardising the features on %s.", counted(dataset.num_examples, "image"))
-    step = compile_outputs(lambda p, batch: {"feature": feature_of(p, batch)}, mesh)
-    on_wait = functools.partial(watchdog.note, "reading a batch to standardise the features")
-    reader = Reader(dataset, mesh, batch_size, loader, ("image",), on_wait)
+    params = jax.tree.map(place, loaded, parameter_shardings(loaded, reader.mesh))
+    logging.info("Standardising the features on %s.", counted(reader.dataset.num_examples, "image"))
+    step = compile_outputs(lambda p, batch: {"feature": feature_of(p, batch)}, reader.mesh)
     count, total, squares = 0, np.float64(0), np.float64(0)
     for part in stream_outputs(step, params, reader):
         x = np.asarray(part["feature"], np.float64)
