@@ -129,7 +129,7 @@ def test_an_interrupted_run_goes_on_bit_for_bit(finished: Path, tmp_path: Path) 
     assert losses(workdir) == losses(finished)
 
 
-def test_so_does_one_with_another_attention_adapters_and_repeated_images(
+def test_so_does_one_with_another_attention_adapters_repeated_images_and_gsam(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In bfloat16, with dropout, whose random words are the update's own."""
@@ -141,6 +141,7 @@ def test_so_does_one_with_another_attention_adapters_and_repeated_images(
         model__dtype="bfloat16",
         model__dropout_rate=0.1,
         dataset__repeated_augmentation=2,
+        gradient__name="gsam",  # its distance follows the rate, which follows the step
         duration__steps=4,
         checkpoint__every_steps=2,
     )

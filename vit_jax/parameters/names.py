@@ -249,3 +249,16 @@ def with_role(role: str, names: Iterable[str]) -> list[str]:
 def image_kernel(names: Iterable[str]) -> str:
     """Name of the convolution on the image; "" if there is none."""
     return next(iter(with_role("image", names) or with_role("patches", names)), "")
+
+
+def last_norm(params: Any) -> str:
+    """The layer norm whose output, or mean over tokens, is the head's input; UserError if none."""
+    rows = {name: parameter_row(name).row for name in flatten_names(params)}
+    last = {name: row for name, row in rows.items() if row.depth == LAST}
+    found = [n for n, row in last.items() if n.endswith("/scale") and row.axes == ("embed",)]
+    if len(found) != 1 or any(row.role == "pre_logits" for row in last.values()):
+        raise UserError(
+            "pretrained.standardize=True needs a head on the last layer norm; this model has "
+            "other layers between them."
+        )
+    return found[0].removesuffix("/scale")

@@ -77,7 +77,7 @@ def adapt_params(
     for name in with_role("axis_positions", both):
         fit.axis_positions(name, posemb)
     for name in with_role("offsets", both):
-        fit.offsets(name, grid, source_grid, posemb)
+        fit.offsets(name, tokens, grid, source_grid, posemb)
     if resize_patches:
         fit.patches()
     if channels:
@@ -188,17 +188,31 @@ class _Fit:
             array = (matrix @ before.astype(np.float64)).astype(before.dtype)
             self._replace(name, array, f"{method} {len(before)} -> {after}")
 
-    def offsets(self, name: str, grid: Any, source_grid: Any, method: str) -> None:
-        """Adapts relative positions in raster order, [2 * h * w - 1, d], to the model's grid."""
+    def offsets(
+        self, name: str, tokens: list[str], grid: Any, source_grid: Any, method: str
+    ) -> None:
+        """Adapts relative positions, [2 * N - 1, d], to the model's grid and tokens."""
         before = np.asarray(self.arrays[name])
         if before.ndim != 2:
             return  # reported as a mismatch
-        new, old = ((1, (each.shape[0] + 1) // 2, 1) for each in (self.like[name], before))
-        grid = grid or find_source_grid(new, (1, 1), 0)
-        source_grid = find_source_grid(old, grid, 0, source_grid)
+        new = position_tokens(self.like)
+        new_shape, old_shape = (
+            (1, (each.shape[0] + 1) // 2, 1) for each in (self.like[name], before)
+        )
+        grid = grid or find_source_grid(new_shape, (1, 1), len(new))
+        source_grid = find_source_grid(old_shape, grid, len(tokens), source_grid)
+        how = []
         if source_grid != grid:
-            how = f"{method} {source_grid[0]}x{source_grid[1]} -> {grid[0]}x{grid[1]}"
-            self._replace(name, interpolate_offsets(before, grid, source_grid, method), how)
+            before = interpolate_offsets(before, grid, source_grid, method)
+            how.append(f"{method} {source_grid[0]}x{source_grid[1]} -> {grid[0]}x{grid[1]}")
+        how += [f"offsets of the {_title(t)} dropped" for t in tokens if t not in new]
+        how += [f"zero offsets of the {_title(t)} added" for t in new if t not in tokens]
+        if (added := len(new) - len(tokens)) > 0:
+            before = np.pad(before, ((added, added), (0, 0)))
+        elif added:
+            before = before[-added:added]
+        if how:
+            self._replace(name, before, ", ".join(how))
 
     def patches(self) -> None:
         for name in with_role("patches", self.like.keys() & self.arrays.keys()):
