@@ -55,13 +55,13 @@ def _size(*numbers: int) -> dict[str, int]:
 
 
 _TABLE: dict[str, tuple[int, dict[str, int], dict[str, Any]]] = {
-    "DINOv3-H+/16": (16, _size(1280, 32, 5120, 20), DINOV3 | {"mlp": "swiglu"}),
     **{f"DeiT3-{s}/16": (16, ROWS[s], DEIT3) for s in "SMBL"},
     "DeiT3-H/14": (14, ROWS["H"], DEIT3),
     **{f"CLIP-{s}/{p}": (p, ROWS[s], CLIP) for s, p in (("B", 32), ("B", 16), ("L", 14))},
     **{f"DINOv2-{s}/14": (14, ROWS[s], DINOV2) for s in "SBL"},
     "DINOv2-g/14": (14, _size(1536, 40, 4096, 24), DINOV2 | {"mlp": "swiglu"}),
     **{f"DINOv3-{s}/16": (16, ROWS[s], DINOV3) for s in "SBL"},
+    "DINOv3-H+/16": (16, _size(1280, 32, 5120, 20), DINOV3 | {"mlp": "swiglu"}),
     "DINOv3-7B/16": (16, _size(4096, 40, 8192, 32), DINOV3 | {"mlp": "swiglu", "qkv_bias": "none"}),
     "BEiT-B/16": (16, ROWS["B"], BEIT),
     "BEiT-L/16": (16, ROWS["L"], BEIT | {"layer_scale_init": 1e-5}),
