@@ -32,10 +32,9 @@ Fine-tuning (FINETUNE.md there): AdamW with rate `blr` * batch / 256, batch 1024
   B/16    5e-4    0.65         0.1               100
   L/16    1e-3    0.75         0.2               50
   H/14    1e-3    0.75         0.3               50
-Differences: the class token is classified, where their code averages the other tokens (the paper
-and FINETUNE.md: "performs similarly"); RandAugment is TensorFlow's `randaug(2, 9)`, where they use
-timm's `rand-m9-mstd0.5-inc1`; the head starts at 0, not at 2e-5, and the rate ends at 0, not at
-1e-6.
+The mean of the patches is classified, behind a new norm, as in their code; `modern_vit` has both.
+Differences: RandAugment is TensorFlow's `randaug(2, 9)`, where they use timm's
+`rand-m9-mstd0.5-inc1`; the head starts at 0, not at 2e-5, and the rate ends at 0, not at 1e-6.
 
 Linear probing (main_linprobe.py there): the encoder is frozen; LARS with rate 0.1 * batch / 256,
 batch 16384, 90 epochs, 10 of warm-up, cosine decay, no weight decay; random crops and flips only.
@@ -119,7 +118,8 @@ def mask(config: ConfigDict, size: Size) -> None:
 
 
 def finetune(config: ConfigDict, size: Size) -> None:
-    config.model.gelu = "exact"
+    pooling = {"classifier": "gap", "final_norm": "pooled"}
+    set_kind(config, "model", "modern_vit", gelu="exact", **pooling)
     config.model.stochastic_depth_rate = size.stochastic_depth_rate
     config.objective.loss = "softmax"
     config.objective.label_smoothing = 0.1

@@ -6,11 +6,12 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+import jax
 import numpy as np
 
 from vit_jax.errors import UserError, check_known, counted, list_names
 from vit_jax.models.create import MODELS
-from vit_jax.models.family import Shapes, axis_of, patch_size_of
+from vit_jax.models.family import LAST, Shapes, axis_of, patch_size_of
 from vit_jax.parameters.names import image_kernel, parameter_row, role_of, with_role
 from vit_jax.pretrained.fit.resize import (
     CHANNEL_METHODS,
@@ -56,7 +57,8 @@ def adapt_params(
       dropped, changed: names that the reader left out, or did not read bit for bit -> why.
 
     Returns:
-      (flat names to float32 arrays as in `like`, report). What is reset is taken from `like`. The
+      (flat names to float32 arrays as in `like`, report). What is reset is taken from `like`; if
+      that is a shape, the kernel of a head is zero. The
       report has every name of `like` in exactly one of `loaded` (unchanged), `adapted` (name ->
       how, such as "bilinear 14x14 -> 24x18") and `reset`; `dropped` (name -> why) has other names.
 
@@ -71,6 +73,9 @@ def adapt_params(
     tokens = position_tokens(loaded)
     fit.tokens(class_token)
     reset = fit.heads(reset_head)
+    if reset_head:
+        reset += fit.last_norm()
+    tokens = fit.token_positions(tokens)
     both = like.keys() & fit.arrays.keys()
     for name in with_role("positions", both):
         fit.positions(name, tokens, grid, source_grid, posemb)
@@ -92,9 +97,24 @@ def adapt_params(
         "dropped": fit.dropped,
     }
     return {
-        name: leaf if name in reset else np.asarray(fit.arrays[name], np.float32)
+        name: _start(name, leaf) if name in reset else np.asarray(fit.arrays[name], np.float32)
         for name, leaf in like.items()
     }, report
+
+
+def _start(name: str, leaf: Any) -> Any:
+    """Of a shape alone: a new head's kernel is zero (section 3.2), whatever a new model's is."""
+    is_kernel = role_of(name) == "head" and name.endswith("/kernel")
+    is_shape = isinstance(leaf, jax.ShapeDtypeStruct)
+    return np.zeros(leaf.shape, np.float32) if is_kernel and is_shape else leaf
+
+
+def _is_last_norm(name: str) -> bool:
+    try:
+        row = parameter_row(name).row
+    except ValueError:
+        return False
+    return row.depth == LAST and not row.role and row.axes == ("embed",) and "Head" not in name
 
 
 def report_text(report: Mapping[str, Any]) -> str:
@@ -157,6 +177,36 @@ class _Fit:
             for name in with_role("pre_logits", self.arrays):
                 self._drop(name, "the model has no pre_logits")
         return heads if reset_head else []
+
+    def last_norm(self) -> list[str]:
+        """Drops the file's norm before the head for another of the model's, which is reset.
+
+        So MAE is fine-tuned (2111.06377; `main_finetune.py`): with the norm after pooling.
+        """
+        ours = [n for n in self.like if n not in self.arrays and _is_last_norm(n)]
+        theirs = [n for n in self.arrays if n not in self.like and _is_last_norm(n)]
+        if not ours or not theirs:
+            return []
+        for name in theirs:
+            self._drop(name, "the model's last norm is another")
+        return ours
+
+    def token_positions(self, tokens: list[str]) -> list[str]:
+        """Adds positions of tokens to these where the model's positions are the patches' alone.
+
+        Returns the tokens whose positions are still in the array.
+        """
+        ours, theirs = (with_role("positions", each) for each in (self.like, self.arrays))
+        if len(ours) != 1 or len(theirs) != 1 or ours == theirs:
+            return tokens
+        if parameter_row(ours[0]).row.of_tokens:
+            return tokens
+        positions = np.asarray(self.arrays.pop(theirs[0]))  # [1, P + h*w, D]
+        for i, token in enumerate(tokens):
+            array = np.asarray(self.arrays[token]) + positions[:, i : i + 1]
+            self._replace(token, array, "its position added")
+        self._replace(ours[0], positions[:, len(tokens) :], "those of patches")
+        return []
 
     def positions(
         self,
