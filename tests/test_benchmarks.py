@@ -114,10 +114,12 @@ def test_the_rate_of_a_product(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_run_that_is_ended_and_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     one_device = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=1"
+    smaller = ["--config.model.num_layers=1", "--config.evaluators.test.split=test[:64]"]
 
     class Forked(forks.Process):
         def __init__(self, command: list[str], *, check: bool = False) -> None:
-            super().__init__(command[1:], tmp_path / "log", tiny.environment(XLA_FLAGS=one_device))
+            environment = tiny.environment(XLA_FLAGS=one_device)
+            super().__init__([*command[1:], *smaller], tmp_path / "log", environment)
             assert not check or self.wait() == 0, (tmp_path / "log").read_text()
 
         def terminate(self) -> None:
