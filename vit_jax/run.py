@@ -476,7 +476,8 @@ def _standardize(
     key, keys = "pretrained.standardize", config.pretrained
     if not keys.source or not keys.reset_head:
         raise UserError(
-            f"{key}=True needs pretrained.source and pretrained.reset_head=True; plan with {key}=False."
+            f"{key}=True needs pretrained.source and pretrained.reset_head=True; to plan, or without "
+            "weights, set it to False."
         )
     last_norm(shapes)
     feature_of = _feature(objective, dataset.image_shape, shapes, "pre_logits", key)
