@@ -476,7 +476,7 @@ def _standardize(
     key, keys = "pretrained.standardize", config.pretrained
     if not keys.source or not keys.reset_head:
         raise UserError(
-            f"{key}=True needs pretrained.source and pretrained.reset_head=True; to plan, or without "
+            f"{key}=True needs pretrained.source and pretrained.reset_head=True; to plan without "
             "weights, set it to False."
         )
     last_norm(shapes)
