@@ -475,7 +475,10 @@ def _standardize(
 
     key, keys = "pretrained.standardize", config.pretrained
     if not keys.source or not keys.reset_head:
-        raise UserError(f"{key}=True needs pretrained.source and a new head.")
+        raise UserError(
+            f"{key}=True needs pretrained.source and pretrained.reset_head=True; to plan without "
+            "weights, set it to False."
+        )
     last_norm(shapes)
     feature_of = _feature(objective, dataset.image_shape, shapes, "pre_logits", key)
     reader = Reader(dataset, mesh, config.dataset.batch_size, dict(config.loader), ("image",))

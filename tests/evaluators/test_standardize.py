@@ -58,8 +58,8 @@ def test_the_last_norm_standardises_the_features(classifier: str, tmp_path: Path
     [
         ({"model__classifier": "map"}, "needs a head on the last layer norm"),
         ({"model__representation_size": 8}, "needs a head on the last layer norm"),
-        ({"pretrained__reset_head": False}, "needs pretrained.source and a new head"),
-        ({"pretrained__source": ""}, "needs pretrained.source and a new head"),
+        ({"pretrained__reset_head": False}, "needs pretrained.source and pretrained.reset_head"),
+        ({"pretrained__source": ""}, "needs pretrained.source and pretrained.reset_head"),
     ],
 )
 def test_models_without_such_a_norm_are_refused(overrides: Any, message: str) -> None:
