@@ -19,7 +19,7 @@ from vit_jax.errors import UserError
 from vit_jax.inference.load import load_model
 from vit_jax.parameters.names import flatten_names, unflatten_names
 from vit_jax.pretrained.arrays import read_arrays, write_safetensors
-from vit_jax.pretrained.formats import huggingface
+from vit_jax.pretrained.formats import huggingface_config
 
 transformers: Any = None  # imported when the first test begins: it takes 3 s
 
@@ -185,7 +185,7 @@ def test_class_names_and_preprocessing_come_along(tmp_path: Path) -> None:
     ],
 )
 def test_preprocessor_settings(changes: dict[str, Any], expected: str) -> None:
-    found = huggingface.read_settings({}, {"size": {"height": 32, "width": 32}, **changes})
+    found = huggingface_config.read_settings({}, {"size": {"height": 32, "width": 32}, **changes})
     assert found.eval_preprocess.endswith(expected)
     assert bool(found.eval_preprocess) == bool(expected)
 

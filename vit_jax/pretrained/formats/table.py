@@ -120,9 +120,8 @@ def read_weights(
             stored = google.read_google(arrays, grid=grid, part=part)
         elif any(name.startswith("resnet/root_block/") for name in arrays):
             stored = google.read_big_transfer(arrays)
-        elif huggingface.find_prefix(arrays) is not None:
-            huggingface.check_names(arrays, settings)
-            stored = huggingface.read_settings(settings, preprocessor)
+        elif huggingface.find_kind(arrays) is not None:
+            stored = huggingface.begin(arrays, settings, preprocessor)
             heads = _choose_heads(arrays, num_heads, stored.num_heads, default_heads)
             huggingface.read_huggingface(stored, arrays, heads, settings)
         elif timm.is_timm(arrays):
@@ -161,7 +160,7 @@ _WRAPPERS = ("_orig_mod", "module", "model", "backbone", "base_encoder", "encode
 
 def _is_known(names: Collection[str], part: str = "") -> bool:
     is_bit = any(name.startswith("resnet/root_block/") for name in names)
-    found = (google.find_prefix(names, part), huggingface.find_prefix(names))
+    found = (google.find_prefix(names, part), huggingface.find_kind(names))
     is_timm = timm.is_timm(names) or timm_resnet.is_resnet(names)
     return is_bit or is_timm or found != (None, None)
 
