@@ -136,12 +136,13 @@ def _normalize(x: jax.Array, scale: jax.Array, bias: jax.Array, epsilon: float) 
     mean = jnp.mean(x, axis=-1, keepdims=True)
     mean_square = jnp.mean(squared, axis=-1, keepdims=True)
     variance = jnp.maximum(0.0, mean_square - jnp.square(mean))  # negative only by rounding
-    factor = jax.lax.rsqrt(variance + epsilon) * jnp.reshape(scale, (1, 1, -1))
-    return (x - mean) * factor + jnp.reshape(bias, (1, 1, -1))
+    features = (*(1,) * (x.ndim - 1), -1)
+    factor = jax.lax.rsqrt(variance + epsilon) * jnp.reshape(scale, features)
+    return (x - mean) * factor + jnp.reshape(bias, features)
 
 
 class LayerNorm(nn.Module):
-    """(x - mean) / sqrt(variance + epsilon) * scale + bias over features: [B, N, D] -> [B, N, D].
+    """(x - mean) / sqrt(variance + epsilon) * scale + bias over features: [..., D] -> [..., D].
 
     In float32, as in Flax's layer of the same name, with one rounding to `dtype` at the end.
     """

@@ -72,8 +72,8 @@ class RMSNorm(nn.Module):
         scale = self.param("scale", nn.initializers.ones_init(), (x.shape[-1],))
         x = x.astype(jnp.float32)
         mean_square = jnp.mean(jnp.square(x), axis=-1, keepdims=True)
-        factor = jax.lax.rsqrt(mean_square + self.epsilon) * jnp.reshape(scale, (1, 1, -1))
-        return (x * factor).astype(self.dtype)
+        scale = jnp.reshape(scale, (*(1,) * (x.ndim - 1), -1))
+        return (x * (jax.lax.rsqrt(mean_square + self.epsilon) * scale)).astype(self.dtype)
 
 
 class LayerScale(nn.Module):

@@ -48,6 +48,7 @@ class ModernVisionTransformer(nn.Module):
       rope_jitter: training scales all coordinates by a common factor in [1 / jitter, jitter]
         (DINOv3, section 3.2: 2); None: it does not.
       patch_bias: whether the patch embedding has a bias (CLIP: no).
+      patch_norm: a norm of the patches, before their positions (AIMv2, 2411.14402).
       pre_norm: a norm before the first block (CLIP, 2103.00020).
       norm_kind: `layer`, `layer_without_bias`, `rms` (AIMv2).
       norm_after: norms follow the branches instead of preceding them (EVA-02-CLIP-E).
@@ -91,6 +92,7 @@ class ModernVisionTransformer(nn.Module):
     rope_offset: float = 0.0
     rope_jitter: float | None = None
     patch_bias: bool = True
+    patch_norm: bool = False
     pre_norm: bool = False
     norm_kind: str = "layer"
     norm_after: bool = False
@@ -145,7 +147,10 @@ class ModernVisionTransformer(nn.Module):
         embed = embedding(self.hidden_size, patch, patch, kernel_init=_PATCH_INIT)
         x = embed(jnp.asarray(images, self.dtype))  # [B, h, w, D]
         grid = (x.shape[1], x.shape[2])
+        config: Any = ModernConfig.of(self, grid=grid)
         x = jnp.reshape(x, (x.shape[0], -1, self.hidden_size))  # [B, h*w, D]
+        if self.patch_norm:
+            x = config.norm("patch_norm")(x)
         if self.position_embedding == "learned":
             x = AddPositionEmbs(dtype=self.dtype, name="posembed_patches")(x)
         for name, count in (("registers", self.num_registers or 0), ("cls", int(self.class_token))):
@@ -153,7 +158,6 @@ class ModernVisionTransformer(nn.Module):
                 token = self.param(name, INIT, (1, count, self.hidden_size))
                 tokens = jnp.tile(jnp.asarray(token, self.dtype), (x.shape[0], 1, 1))
                 x = jnp.concatenate([tokens, x], axis=1)  # [B, N, D]
-        config: Any = ModernConfig.of(self, grid=grid)
         blocks = functools.partial(
             apply_blocks,
             num_layers=self.num_layers,
@@ -228,6 +232,7 @@ def infer(shapes: Shapes) -> dict[str, Any]:
         "relative_bias": f"{_ATTENTION}/relative_bias/offsets" in shapes,
         "rope": "mixed" if f"{_ATTENTION}/rope/frequencies" in shapes else "none",
         "patch_bias": "embedding/bias" in shapes,
+        "patch_norm": "patch_norm/scale" in shapes,
         "pre_norm": "Transformer/pre_norm/scale" in shapes,
         "norm_kind": "rms" if f"{BLOCKS}_0/RMSNorm_0/scale" in shapes else norm,
         "final_norm": next((kind for kind, name in final.items() if name in shapes), "none"),
@@ -283,7 +288,7 @@ FAMILY = Family(
         Row("embedding/kernel", (None, None, None, "embed"), FIRST, role="patches"),
         Row("embedding/bias", ("embed",), FIRST),
         Row(POSITIONS, (None, None, "embed"), FIRST, role="positions", of_tokens=False),
-        Row("Transformer/pre_norm/(?:scale|bias)", ("embed",), FIRST),
+        Row("(?:patch_norm|Transformer/pre_norm)/(?:scale|bias)", ("embed",), FIRST),
         *attention_rows(_BLOCK),
         Row(f"{_BLOCK}/RMSNorm_[01]/scale", ("embed",)),
         Row(f"{_BLOCK}/LayerScale_[01]/gamma", ("embed",)),

@@ -66,17 +66,17 @@ class MixedAngles(nn.Module):
             turn = jax.random.uniform(key, (num_heads, 1), maxval=2 * math.pi)
             turns = jnp.concatenate([turn, turn + math.pi / 2], axis=1)[..., None]  # [H, 2, 1]
             parts = [jnp.cos(turns), jnp.sin(turns)]
-            f = frequencies(head_dim, self.config.rope_base)
+            f = frequencies(head_dim, self.config.rope_base)[None, None]
             return jnp.stack([jnp.reshape(part * f, (num_heads, -1)) for part in parts])
 
         uv = self.param("frequencies", init)  # [2, H, d / 2]
         y, x = coordinates(self.config.grid, self.config).T[..., None, None]  # [h*w, 1, 1] each
-        return x * uv[0] + y * uv[1]
+        return x * uv[:1] + y * uv[1:]
 
 
 def rotate(x: jax.Array, angles: jax.Array) -> jax.Array:
     """Turns the features of the last tokens: [B, N, H, d], [h*w, 1 or H, d / 2] -> [B, N, H, d]."""
     angles = jnp.pad(jnp.asarray(angles), ((x.shape[1] - len(angles), 0), (0, 0), (0, 0)))
-    cos, sin = jnp.cos(angles), jnp.sin(angles)  # [N, 1 or H, d / 2]
+    cos, sin = jnp.cos(angles)[None], jnp.sin(angles)[None]  # [1, N, 1 or H, d / 2]
     a, b = jnp.split(x.astype(jnp.float32), 2, axis=-1)
     return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1).astype(x.dtype)

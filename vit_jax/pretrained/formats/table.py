@@ -17,7 +17,15 @@ from vit_jax.models.tokens import sincos2d
 from vit_jax.models.variants import SIZES
 from vit_jax.models.vit import POSITIONS
 from vit_jax.pretrained.arrays import write_safetensors
-from vit_jax.pretrained.formats import google, huggingface, mae, timm, timm_config, timm_resnet
+from vit_jax.pretrained.formats import (
+    google,
+    huggingface,
+    mae,
+    timm,
+    timm_config,
+    timm_mixer,
+    timm_resnet,
+)
 from vit_jax.pretrained.formats.rows import block_numbers, numbers
 from vit_jax.pretrained.formats.stored import TORCH_FILE, WEIGHTS_FILE, Holds, Stored
 from vit_jax.pretrained.infer import num_prefix_tokens
@@ -90,7 +98,7 @@ FORMATS: dict[str, Format] = {
     "npz": Format(None),
     "npz_published": Format(google.PUBLISHED),
     "big_vision": Format(google.BIG_VISION),
-    "timm": Format(timm.TIMM | timm_resnet.TIMM_RESNETS, is_folder=True),
+    "timm": Format(timm.TIMM | timm_mixer.TIMM_MIXERS | timm_resnet.TIMM_RESNETS, is_folder=True),
     "huggingface": Format(huggingface.HUGGINGFACE, is_folder=True),
 }
 
@@ -127,10 +135,12 @@ def read_weights(
         elif timm.is_timm(arrays):
             timm.check_names(arrays)
             stored = timm_config.read_settings(settings)
-            heads = 1
-            if timm.attends(arrays):
-                heads = _choose_heads(arrays, num_heads, stored.num_heads, default_heads)
+            stated = stored.num_heads or num_heads or timm.heads_by_name(arrays, settings)
+            heads = _choose_heads(arrays, num_heads, stated, default_heads)
             timm.read_timm(stored, arrays, heads, settings, grid)
+        elif timm_mixer.is_mixer(arrays):
+            stored, heads = timm_config.read_settings(settings), 1
+            timm_mixer.read_mixer(stored, arrays)
         elif timm_resnet.is_resnet(arrays):
             stored = timm_config.read_settings(settings)
             timm_resnet.read_resnet(stored, arrays)
@@ -161,7 +171,7 @@ _WRAPPERS = ("_orig_mod", "module", "model", "backbone", "base_encoder", "encode
 def _is_known(names: Collection[str], part: str = "") -> bool:
     is_bit = any(name.startswith("resnet/root_block/") for name in names)
     found = (google.find_prefix(names, part), huggingface.find_kind(names))
-    is_timm = timm.is_timm(names) or timm_resnet.is_resnet(names)
+    is_timm = any((timm.is_timm(names), timm_mixer.is_mixer(names), timm_resnet.is_resnet(names)))
     return is_bit or is_timm or found != (None, None)
 
 

@@ -1,12 +1,10 @@
-"""timm's Vision Transformers, hybrids, DeiTs and Mixers: their names.
+"""timm's Vision Transformers, hybrids and DeiTs: their names.
 
 facebookresearch/mae has the same names, and its own for a decoder.
 """
 
 from __future__ import annotations
 
-import logging
-import math
 import re
 from collections.abc import Collection, Mapping
 from typing import Any
@@ -14,21 +12,20 @@ from typing import Any
 import numpy as np
 
 from vit_jax.errors import UserError
-from vit_jax.models import mixer, modern_vit
 from vit_jax.models.description import Description, InputSettings
 from vit_jax.models.variants import HYBRIDS, SIZES
-from vit_jax.models.vit import BLOCKS, POSITIONS
 from vit_jax.pretrained.formats import rows
 from vit_jax.pretrained.formats.mae import check_square, decoder_rows
-from vit_jax.pretrained.formats.rows import Row, layer, norm, numbers
+from vit_jax.pretrained.formats.rows import Row, numbers
 from vit_jax.pretrained.formats.stored import ONE_TABLE, Holds, Stored
+from vit_jax.pretrained.formats.timm_architectures import architecture_of, arguments_of, usual_heads
 from vit_jax.pretrained.formats.timm_config import ASSUMED, GELUS, POOL, ratio, to_config
-from vit_jax.pretrained.infer import grid_of_images, num_prefix_tokens
+from vit_jax.pretrained.formats.timm_modern import to_timm_modern
+from vit_jax.pretrained.formats.timm_vit import BLOCK, read_vit, table
 
 # timm's architectures, without the resolution; `model_args` has the rest.
 _SIZES = {"Ti": "tiny", "S": "small", "M": "medium", "B": "base", "L": "large", "H": "huge"}
 _PLAIN = "tiny_16 small_16 small_32 base_8 base_16 base_32 large_14 large_16 large_32 huge_14"
-_DEIT3 = "small_16 medium_16 base_16 large_16 huge_14"
 _HYBRIDS = {
     "R+Ti/16": "vit_tiny_r_s16_p8",
     "R26+S/32": "vit_small_r26_s32",
@@ -36,114 +33,40 @@ _HYBRIDS = {
     "R50+B/16": "vit_base_r50_s16",
     "R50+L/32": "vit_large_r50_s32",
 }
-MIXERS = {
-    f"Mixer-{size}/{patch}": f"mixer_{size.lower()}{patch}_224"
-    for size in "SBL"
-    for patch in (32, 16)
-}
-_BLOCK = "norm1 attn.qkv attn.proj norm2 mlp.fc1 mlp.fc2"
 # Parts of some timm models that ours do not have.
 _UNSUPPORTED = {
-    r"blocks\.\d+\.attn\.[qk]_norm\..*": "normalised queries and keys",
-    r"reg_token": "register tokens",
-    r"fc_norm\..*": "a norm after pooling instead of before",
-    r"norm_pre\..*": "a norm before the blocks",
-    r"blocks\.\d+\.attn\.rel_pos.*": "relative positions",
-    r"blocks\.\d+\.linear_tokens\..*": "affine norms and one layer over the tokens, as ResMLP",
-    r"blocks\.\d+\.mlp\.(w\d+|fc1_[gx])\..*": "gated MLPs (SwiGLU)",
-    r"blocks\.\d+\.attn\.([qv]_bias|[qkv]_proj\..*)": "separate queries, keys and values (as EVA)",
+    r"blocks\.\d+\.(attn\.)?lambda_.*": "differential attention",
+    r"blocks\.\d+\.(in_proj|attns|ffns)\..*": "attention and MLP in parallel",
+    r"blocks\.\d+\.attn\.gate\..*": "gated attention",
+    r"patch_embed\.backbone\.\d+\..*": "a stem of convolutions and batch norms (MobileCLIP)",
 }
-# Layers whose biases some timm models omit.
-_WITHOUT_BIAS = {
-    r"blocks\.\d+\.attn\.qkv": "queries, keys and values without biases",
-    r"blocks\.\d+\.norm1": "norms without biases (RMSNorm)",
-    r"blocks\.\d+\.mlp\.fc1": "MLPs without biases",
-    r"patch_embed\.proj": "a patch embedding without bias",
-}
-
-
-def _table(blocks: list[tuple[int, ...]], units: list[tuple[int, ...]]) -> list[Row]:
-    """The table for these blocks, and these (stage, unit) of a ResNet, numbered from 1."""
-    heads = (rows.HEADS_IN, rows.HEADS_BIAS)
-    # Without stages (R+Ti/16) the stem is timm's whole backbone.
-    stem = "patch_embed.backbone.stem" if units else "patch_embed.backbone"
-    pooling = "MAPHead_0/MultiHeadDotProductAttention_0"
-    table = [
-        Row(("cls",), "cls_token"),
-        Row(("dist",), "dist_token"),
-        Row((POSITIONS,), "pos_embed"),  # also when reading the next, see `_place_positions`
-        Row((modern_vit.POSITIONS,), "pos_embed"),
-        *layer("embedding", "patch_embed.proj", rows.CONV),
-        *norm("Transformer/encoder_norm", "norm"),
-        *layer("pre_logits", "pre_logits.fc"),  # only in files of timm before 0.6
-        *layer("head", "head"),
-        *layer("head_dist", "head_dist"),
-        Row(("MAPHead_0/probe",), "attn_pool.latent"),
-        *layer(f"{pooling}/query", "attn_pool.q", *heads),
-        *layer([f"{pooling}/key", f"{pooling}/value"], "attn_pool.kv", *heads),
-        *layer(f"{pooling}/out", "attn_pool.proj", rows.HEADS_OUT),
-        *norm("MAPHead_0/LayerNorm_0", "attn_pool.norm"),
-        *layer("MAPHead_0/MlpBlock_0/Dense_0", "attn_pool.mlp.fc1"),
-        *layer("MAPHead_0/MlpBlock_0/Dense_1", "attn_pool.mlp.fc2"),
-        Row(("conv_root/kernel",), f"{stem}.conv.weight", rows.CONV),
-        *norm("gn_root", f"{stem}.norm"),
-    ]
-    for (i,) in blocks:
-        table += rows.encoder_block(i, f"blocks.{i}", _BLOCK)
-        for k in (1, 2):
-            table += [Row((f"{BLOCKS}_{i}/LayerScale_{k - 1}/gamma",), f"blocks.{i}.ls{k}.gamma")]
-    for stage, unit in units:
-        ours = f"block{stage}/unit{unit}"
-        theirs = f"patch_embed.backbone.stages.{stage - 1}.blocks.{unit - 1}"
-        for part, form in {"1": "{}1", "2": "{}2", "3": "{}3", "_proj": "downsample.{}"}.items():
-            kernel = f"{theirs}.{form.format('conv')}.weight"
-            table += [Row((f"{ours}/conv{part}/kernel",), kernel, rows.CONV)]
-            table += norm(f"{ours}/gn{part}", f"{theirs}.{form.format('norm')}")
-    return table
-
-
-def _mixer_table(blocks: list[tuple[int, ...]]) -> list[Row]:
-    """The table of MLP-Mixer for these blocks."""
-    table = [
-        *layer("stem", "stem.proj", rows.CONV),
-        *norm("pre_head_layer_norm", "norm"),
-        *layer("head", "head"),
-    ]
-    for (i,) in blocks:
-        ours, theirs = f"{mixer.BLOCKS}_{i}", f"blocks.{i}"
-        for k in (0, 1):
-            table += norm(f"{ours}/LayerNorm_{k}", f"{theirs}.norm{k + 1}")
-            table += layer(f"{ours}/token_mixing/Dense_{k}", f"{theirs}.mlp_tokens.fc{k + 1}")
-            table += layer(f"{ours}/channel_mixing/Dense_{k}", f"{theirs}.mlp_channels.fc{k + 1}")
-    return table
 
 
 def _decoder(names: Collection[str], model_args: Mapping[str, Any]) -> list[Row]:
-    return decoder_rows(names, "decoder_blocks", _BLOCK, model_args, "decoder_num_heads")
+    return decoder_rows(names, "decoder_blocks", BLOCK, model_args, "decoder_num_heads")
 
 
 def is_timm(names: Collection[str]) -> bool:
-    is_vit = "patch_embed.proj.weight" in names and attends(names)
-    return is_vit or ("stem.proj.weight" in names and "blocks.0.mlp_channels.fc1.weight" in names)
+    has_blocks = any(name.startswith("blocks.0.") for name in names)
+    return has_blocks and any(name.startswith("patch_embed.") for name in names)
 
 
 def check_names(arrays: Mapping[str, np.ndarray]) -> None:
     """UserError for a part that our models lack, before anything is guessed."""
-    parts = list(_UNSUPPORTED.items())
-    for each, part in _WITHOUT_BIAS.items():
-        if not any(re.fullmatch(rf"{each}\.bias", name) for name in arrays):
-            parts.append((rf"{each}\.weight", part))
     for name, array in arrays.items():
-        for pattern, part in parts:
+        for pattern, part in _UNSUPPORTED.items():
             if re.fullmatch(pattern, name):
                 raise UserError(f"this model has {part} ({name}), which is not supported.")
         if name == "patch_embed.proj.weight" and array.ndim != 4:
             raise UserError(f"{name} of {array.ndim} axes is for videos or volumes, not images.")
 
 
-def attends(names: Collection[str]) -> bool:
-    """Whether the names belong to a model with attention, whose head count they do not show."""
-    return "blocks.0.attn.qkv.weight" in names
+def heads_by_name(arrays: Mapping[str, np.ndarray], settings: Mapping[str, Any]) -> int | None:
+    """The number of heads of the architecture in `settings`; None: there is none."""
+    out, after = (arrays.get(f"blocks.0.{name}.weight") for name in ("attn.proj", "mlp.fc2"))
+    if not architecture_of(settings) or out is None or after is None:
+        return None
+    return usual_heads(len(out), after.shape[-1])
 
 
 def read_timm(
@@ -154,53 +77,28 @@ def read_timm(
     grid: tuple[int, int] | None,
 ) -> None:
     """Moves `arrays` into `stored`; UserError for a part that our models lack."""
-    for name in [name for name in arrays if re.search(r"\.gamma_[12]$", name)]:  # DeiT III's own
-        arrays[re.sub(r"gamma_([12])$", r"ls\1.gamma", name)] = arrays.pop(name)
-    units = numbers(r"\.stages\.(\d+)\.blocks\.(\d+)\.", arrays)
-    blocks = numbers(r"^blocks\.(\d+)\.", arrays)
-    args = settings.get("model_args") or {}
-    if attends(arrays):
-        table = _table(blocks, [(stage + 1, unit + 1) for stage, unit in units])
-        table += _decoder(arrays, args)
-    else:
-        table = _mixer_table(blocks)
-        before, after = (arrays.get(f"blocks.0.mlp_channels.fc{k}.weight") for k in (1, 2))
-        if before is not None and after is not None and len(before) != after.shape[-1]:
-            raise UserError("this model has gated MLPs (as gMLP, gMixer), which are not supported.")
-    rows.read_rows(stored, arrays, table, num_heads=num_heads)
-    _place_positions(stored, args.get("no_embed_class") is True, grid)
-    pooling = args.get("global_pool") or settings.get("global_pool")
-    if "cls" in stored.params and pooling not in (None, "", "token"):
+    args = arguments_of(settings)
+    if not settings:
+        _guess(stored, arrays)
+    read_vit(stored, arrays, num_heads, args, grid, _decoder(arrays, args))
+
+
+def _guess(stored: Stored, arrays: Mapping[str, np.ndarray]) -> None:
+    """What a file without a `config.json` most likely is; UserError if that would be a gamble."""
+    if "norm_pre.weight" in arrays:  # CLIP
+        stored.conventions["layer_norm_epsilon"] = 1e-5
+    if "fc_norm.weight" in arrays or "cls_token" not in arrays:
+        stored.conventions["classifier"] = "gap"
+    if "attn_pool.latent" in arrays:
+        stored.conventions["classifier"] = "map"
+    if "blocks.0.attn.relative_position_bias_table" in arrays:
+        return  # BEiT
+    eva = any(f"blocks.0.attn.{name}" in arrays for name in ("q_proj.weight", "q_bias"))
+    if eva or "pos_embed" not in arrays:
         raise UserError(
-            f"this model has a class token and global_pool={pooling!r}, which is not supported."
+            "it may have rotary positions (EVA, DINOv3), which no array shows; put the config.json "
+            "of its architecture beside it."
         )
-
-
-def _place_positions(stored: Stored, no_embed_class: bool, grid: tuple[int, int] | None) -> None:
-    """Adds zeros as positions of class tokens where timm's model has none, as in FlexiViT.
-
-    With LayerScale, the class token has no position: one in the file is added to the token. If
-    `no_embed_class` is not set, whether there is one follows from the number of positions: that of
-    the tokens of `grid`, else of the images, else a square.
-    """
-    tokens, posemb = num_prefix_tokens(stored.params), stored.params.get(POSITIONS)
-    if posemb is None or posemb.ndim != 3:
-        return
-    count = posemb.shape[1]
-    grid = grid or grid_of_images(stored.params, stored.image_size)
-    alone = count == math.prod(grid) if grid else math.isqrt(count) ** 2 == count
-    alone = alone or no_embed_class or not tokens
-    if any("/LayerScale_" in name for name in stored.params):
-        if not alone:
-            stored.params["cls"] = stored.params["cls"] + posemb[:, :1]
-            stored.changed["cls"] = "its position added"
-        del stored.params[POSITIONS]
-        stored.params[modern_vit.POSITIONS] = posemb if alone else posemb[:, tokens:]
-        if how := stored.changed.pop(POSITIONS, ""):
-            stored.changed[modern_vit.POSITIONS] = how
-    elif tokens and alone:
-        logging.info("The class token has no position embedding: using zeros.")
-        stored.params[POSITIONS] = np.pad(posemb, ((0, 0), (tokens, 0), (0, 0)))
 
 
 def _architecture(model: dict[str, Any]) -> str:
@@ -210,10 +108,9 @@ def _architecture(model: dict[str, Any]) -> str:
     sizes = tuple(model[key] for key in ("hidden_size", "num_layers", "mlp_dim", "num_heads"))
     size = next((name for name, row in SIZES.items() if row == sizes), "")
     if model.get("resnet_layers") is None:
-        kind, known = ("deit3", _DEIT3) if model["name"] == "modern_vit" else ("vit", _PLAIN)
         name = f"{_SIZES.get(size)}_{model['patch_size']}"
-        name = name if name in known.split() else "base_16"  # the closest
-        return f"{kind}_{name.replace('_', '_patch')}_224"
+        name = name if name in _PLAIN.split() else "base_16"  # the closest
+        return f"vit_{name.replace('_', '_patch')}_224"
     row = (size, tuple(model["resnet_layers"]), model["patch_size"])
     hybrids = {HYBRIDS[name]: known for name, known in _HYBRIDS.items()}
     if row not in hybrids or model["resnet_width_factor"] != 1:
@@ -246,37 +143,11 @@ def to_timm(
     }
     if model.get("resnet_layers") is None:
         args["patch_size"] = model["patch_size"]
-    if model["name"] == "modern_vit":
-        args |= {"init_values": model["layer_scale_init"], "no_embed_class": True}
     if model["name"] != "deit":
         args |= {"global_pool": pooling, "fc_norm": False}
         args["class_token"] = "cls" in params
     config = to_config(description, inputs, architecture, args, pooling)
     return write(params), {"config.json": config}
-
-
-def to_timm_mixer(
-    params: dict[str, np.ndarray], description: Description, inputs: InputSettings
-) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-    """Like `to_timm`, for MLP-Mixer."""
-    model = description.model
-    widths = (model["tokens_mlp_dim"], model["channels_mlp_dim"])
-    keys = ("patch_size", "hidden_size", "num_layers")  # not arguments of timm's functions
-    known = {tuple(mixer.FAMILY.sizes[name][key] for key in keys): name for name in MIXERS}
-    name = known.get(tuple(model[key] for key in keys))
-    if name is None:
-        raise UserError(
-            f"timm has no Mixer with {', '.join(f'{key}={model[key]}' for key in keys)}; "
-            f"--format=timm can write {', '.join(MIXERS)}."
-        )
-    args: dict[str, Any] = {
-        "img_size": list(description.image_shape[:2]),
-        "in_chans": description.image_shape[2],
-        "mlp_ratio": [ratio(width, model["hidden_size"]) for width in widths],
-    }
-    config = to_config(description, inputs, MIXERS[name], args, "avg")
-    table = _mixer_table(numbers(rf"{mixer.BLOCKS}_(\d+)/", params))
-    return rows.write_rows(table, params, "timm"), {"config.json": config}
 
 
 def to_mae(
@@ -301,14 +172,13 @@ def to_mae(
 
 def write(params: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Our flat names -> timm's; UserError for a parameter without a timm name."""
-    table = _table(rows.block_numbers(params), numbers(r"block(\d+)/unit(\d+)/", params))
-    return rows.write_rows([*table, *_decoder(params, {})], params, "timm")
+    found = table(rows.block_numbers(params), numbers(r"block(\d+)/unit(\d+)/", params), ())
+    return rows.write_rows([*found, *_decoder(params, {})], params, "timm")
 
 
 _VALUES = {"classifier": tuple(POOL)}
 TIMM = {
     **{name: Holds(to_timm, {**_VALUES, **ONE_TABLE}, ASSUMED) for name in ("vit", "deit")},
-    "modern_vit": Holds(to_timm, _VALUES, ASSUMED),
+    "modern_vit": Holds(to_timm_modern, _VALUES),
     "mae": Holds(to_mae, {"num_classes": (0,)}, {**ASSUMED, "gelu": "exact"}),
-    "mixer": Holds(to_timm_mixer, assumed={"gelu": "exact"}),
 }

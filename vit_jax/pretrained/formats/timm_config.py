@@ -3,51 +3,68 @@
 from __future__ import annotations
 
 import math
-import re
 from typing import Any
 
 from vit_jax.errors import check_known
 from vit_jax.files.paths import reading
 from vit_jax.models.description import HALF, Description, InputSettings
 from vit_jax.pretrained.formats.stored import Stored, numbers_of, pair, positive
+from vit_jax.pretrained.formats.timm_architectures import arguments_of
 
 POOL = {"token": "token", "gap": "avg", "map": "map"}
-GELUS = {"gelu": "exact", "gelu_tanh": "tanh"}
+GELUS = {"gelu": "exact", "gelu_tanh": "tanh", "quick_gelu": "quick"}
 ASSUMED = {"layer_norm_epsilon": 1e-6}
-# Architectures whose activation is only stated in timm's code.
-_TANH = re.compile(
-    r"vit_(base_patch32|so400m_patch16|giantopt_patch16)_siglip_.*|vit_large_patch16_siglip_(gap_)?512"
-)
-# Architectures whose head count differs from their size's; `config.json` has only the name.
-_HEADS = {"vit_base_patch16_gap_224": 16}
+ROPES = {"cat": "grid", "dinov3": "centered", "mixed": "mixed"}
 
 
 def read_settings(settings: dict[str, Any]) -> Stored:
     """Reads timm's `config.json`; UserError if the model is not supported."""
     with reading("config.json"):
-        args = settings.get("model_args") or {}
+        args = arguments_of(settings)
         inputs = settings.get("pretrained_cfg") or settings  # timm < 0.8 wrote them as one
-        architecture = str(settings.get("architecture") or inputs.get("architecture") or "")
-        by_name = "quick_gelu" if "quickgelu" in architecture else "gelu"
-        by_name = "gelu_tanh" if _TANH.fullmatch(architecture) else by_name
-        activation = args.get("act_layer") or by_name
-        key = "act_layer" if args.get("act_layer") else f"the activation of {architecture}"
-        check_known(f"config.json: {key}", activation, GELUS)
-        check_known("config.json: block_fn", args.get("block_fn") or "Block", ["Block"])
+        activation = args.get("act_layer") or "gelu"
+        check_known("config.json: act_layer", activation, GELUS)
+        block = args.get("block_fn") or "Block"
+        check_known("config.json: block_fn", block, ["Block", "ResPostBlock"])
         pooling = args.get("global_pool") or settings.get("global_pool") or "token"
         check_known("config.json: global_pool", pooling, POOL.values())
+        # The class Eva, which has these arguments, pools all tokens by attention.
+        pools_all = pooling == "map" and "num_reg_tokens" in args
+        conventions = {
+            "layer_norm_epsilon": float(args.get("epsilon", ASSUMED["layer_norm_epsilon"])),
+            "gelu": GELUS[activation],
+            "position_embedding": "learned",
+            "classifier": next(ours for ours, theirs in POOL.items() if theirs == pooling),
+            "pool_prefix": pools_all or args.get("pool_include_prefix") is True,
+            "norm_after": args.get("use_post_norm") is True or block == "ResPostBlock",
+            **_rope(args),
+        }
         size = args.get("img_size") or (inputs.get("input_size") or [None])[1:]
         image_size = pair(size) if size else None
         names = settings.get("label_names") or inputs.get("label_names") or inputs.get("labels")
-        heads = args.get("num_heads") or _HEADS.get(architecture)
+        heads = args.get("num_heads")
         return Stored(
             "timm",
-            conventions={**ASSUMED, "gelu": GELUS[activation], "position_embedding": "learned"},
+            conventions=conventions,
             num_heads=positive(heads) if heads else None,
             image_size=image_size,
             class_names=tuple(map(str, names or ())),
             eval_preprocess=_preprocess(inputs, image_size),
         )
+
+
+def _rope(args: dict[str, Any]) -> dict[str, Any]:
+    """Our attributes of timm's rotary positions; see `models/rotary.py`."""
+    if not args.get("use_rot_pos_emb"):
+        return {"rope": "none"}
+    check_known("config.json: rope_type", args.get("rope_type", "cat"), ROPES)
+    grid = args.get("ref_feat_shape")
+    return {
+        "rope": ROPES[args.get("rope_type", "cat")],
+        "rope_base": float(args.get("rope_temperature", 10_000.0)),
+        "rope_grid": pair(grid) if grid else None,
+        "rope_offset": float(args.get("rope_grid_offset", 0.0)),
+    }
 
 
 def _preprocess(inputs: dict[str, Any], size: tuple[int, int] | None) -> str:
