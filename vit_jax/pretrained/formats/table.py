@@ -20,6 +20,8 @@ from vit_jax.pretrained.arrays import write_safetensors
 from vit_jax.pretrained.formats import (
     google,
     huggingface,
+    huggingface_modern,
+    huggingface_names,
     mae,
     timm,
     timm_config,
@@ -99,7 +101,7 @@ FORMATS: dict[str, Format] = {
     "npz_published": Format(google.PUBLISHED),
     "big_vision": Format(google.BIG_VISION),
     "timm": Format(timm.TIMM | timm_mixer.TIMM_MIXERS | timm_resnet.TIMM_RESNETS, is_folder=True),
-    "huggingface": Format(huggingface.HUGGINGFACE, is_folder=True),
+    "huggingface": Format(huggingface.HUGGINGFACE | huggingface_modern.MODERN, is_folder=True),
 }
 
 
@@ -128,7 +130,7 @@ def read_weights(
             stored = google.read_google(arrays, grid=grid, part=part)
         elif any(name.startswith("resnet/root_block/") for name in arrays):
             stored = google.read_big_transfer(arrays)
-        elif huggingface.find_kind(arrays) is not None:
+        elif huggingface_names.find_kind(arrays) is not None:
             stored = huggingface.begin(arrays, settings, preprocessor)
             heads = _choose_heads(arrays, num_heads, stored.num_heads, default_heads)
             huggingface.read_huggingface(stored, arrays, heads, settings)
@@ -170,7 +172,7 @@ _WRAPPERS = ("_orig_mod", "module", "model", "backbone", "base_encoder", "encode
 
 def _is_known(names: Collection[str], part: str = "") -> bool:
     is_bit = any(name.startswith("resnet/root_block/") for name in names)
-    found = (google.find_prefix(names, part), huggingface.find_kind(names))
+    found = (google.find_prefix(names, part), huggingface_names.find_kind(names))
     is_timm = any((timm.is_timm(names), timm_mixer.is_mixer(names), timm_resnet.is_resnet(names)))
     return is_bit or is_timm or found != (None, None)
 
