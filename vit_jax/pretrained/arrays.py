@@ -15,6 +15,8 @@ from typing import BinaryIO
 
 import ml_dtypes
 import numpy as np
+from flax.serialization import msgpack_restore
+from flax.traverse_util import flatten_dict
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
@@ -28,6 +30,8 @@ _MAX_INDEX = 16 << 20  # bytes
 # Compression shrinks trained weights to about 0.9, a small file of zeros a thousandfold.
 _MAX_EXPANSION = 20
 _FREE_EXPANSION_BYTES = 512 << 20
+# First bytes of up to 15 pairs, and of up to 65535.
+_MSGPACK_MAPS = {*(bytes([0x80 + count]) for count in range(1, 16)), b"\xde"}
 _BFLOAT16 = ("<V2", "|V2")  # numpy has no bfloat16: it writes untyped bytes
 # First bytes (lower-cased) of other kinds of file, and what they are.
 _OTHER_FORMATS = {
@@ -37,7 +41,6 @@ _OTHER_FORMATS = {
     b"\x89hdf": "an HDF5 file, as written by Keras and TensorFlow",
     b"\x1f\x8b": "gzip-compressed; unpack it first",
     b"\x80": "a pickle; pickled code is never run",
-    b"\x81": "a msgpack file, as written by flax.serialization",
 }
 
 
@@ -110,6 +113,8 @@ def _read_file(path: Path, entry: str) -> Arrays:
             return torch_file.read_zip(archive, entry) if is_torch else _read_npz(archive)
         if head.startswith(torch_file.STREAM_MAGIC):
             return torch_file.read_stream(file, entry)
+        if head[:1] in _MSGPACK_MAPS:
+            return _read_msgpack(file.read())
     # The header length comes first; read as text it would be absurdly large.
     if head[8:9] == b"{" and not head[:8].decode("latin-1").isprintable():
         # Not memory-mapped: a failing disk would kill the process.
@@ -122,6 +127,11 @@ def _read_file(path: Path, entry: str) -> Arrays:
         f"it is {kind}; .npz, .safetensors and PyTorch's .pth/.pt/.bin files and the "
         ".json index of several are supported"
     )
+
+
+def _read_msgpack(content: bytes) -> Arrays:
+    """Reads a tree of `flax.serialization`; names of its levels are joined by slashes."""
+    return flatten_dict(msgpack_restore(content), sep="/")
 
 
 def _open_zip(file: BinaryIO) -> zipfile.ZipFile:

@@ -55,6 +55,12 @@ def begin(
     return stored
 
 
+def likely_heads(arrays: dict[str, np.ndarray]) -> int | None:
+    """Those of CLIP, of width 64 in all sizes but those that are known; else None."""
+    token = arrays.get(f"{TOWER}embeddings.class_embedding")
+    return None if token is None else len(token) // 64
+
+
 def read_huggingface(
     stored: Stored, arrays: dict[str, np.ndarray], num_heads: int, settings: dict[str, Any]
 ) -> None:

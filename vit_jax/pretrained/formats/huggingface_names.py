@@ -65,6 +65,18 @@ def find_kind(names: Collection[str]) -> tuple[str, str] | None:
     return None
 
 
+def from_flax(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Arrays of transformers' Flax models in PyTorch's names and layouts; others as they are."""
+    renamed = {}
+    for name, array in arrays.items():
+        *parents, last = name.removeprefix("params/").split("/")
+        if last == "kernel":
+            array = rows.CONV.write(array) if array.ndim == 4 else array.T
+        last = "weight" if last in ("kernel", "scale", "embedding") else last
+        renamed[".".join([*parents, last])] = array
+    return renamed if find_kind(renamed) else arrays
+
+
 def _top(kind: str, prefix: str, names: Collection[str]) -> list[Row]:
     """The table of everything but blocks, for these names of theirs."""
     embeddings, norm_name = f"{prefix}embeddings", "Transformer/encoder_norm"
