@@ -6,7 +6,9 @@
         --config.pretrained.source=B_16.npz --workdir=/tmp/cifar10_sweep
 
 The argument is VARIANT,DATASET[,RESOLUTION]:
-  VARIANT     a key of `models.create.VARIANTS`.
+  VARIANT     a key of `models.create.VARIANTS`; or weights, a file, folder, address or name of the
+              zoo, whose model it is and from which training starts:
+    python scripts/finetune.py --config=configs/finetune.py:weights/dinov2,cifar10,224
   DATASET     imagenet2012, cifar10, cifar100, oxford_iiit_pet, oxford_flowers102 (table 4);
               vtab/TASK for the 19 tasks of VTAB-1k (1910.04867), the keys of `VTAB` below;
               any other TFDS name, or the path of an image folder.
@@ -35,15 +37,19 @@ B/16: CIFAR 2.2 hours, ImageNet 6.5 hours; with L/16: 7 and 17 hours.
 """
 
 import functools
+import os
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
 
 from vit_jax.config import get_config as default_config
-from vit_jax.config import section, set_kind
+from vit_jax.config import kind_keys, section, set_kind
 from vit_jax.errors import UserError, check_known
-from vit_jax.models.create import MODELS, create_model, get_variant
+from vit_jax.models.create import MODELS, VARIANTS, create_model, get_variant
+from vit_jax.pretrained.infer import infer_description
+from vit_jax.pretrained.load import read_source
+from vit_jax.pretrained.zoo.resolve import describe_source
 
 GRID = (0.001, 0.003, 0.01, 0.03)
 
@@ -175,7 +181,11 @@ TABLE_9_L16 = dict(
 
 def get_config(argument: str = "B/16,cifar10") -> ConfigDict:
     variant, dataset, resolution = parse_argument("finetune", argument)
-    return on_dataset(fine_tuning(variant), variant, dataset, resolution)
+    if variant in VARIANTS:
+        return on_dataset(fine_tuning(variant), variant, dataset, resolution)
+    config = on_dataset(fine_tuning(variant), "", dataset, resolution)
+    config.pretrained.source = variant
+    return config
 
 
 def on_dataset(config: ConfigDict, variant: str, dataset: str, resolution: int) -> ConfigDict:
@@ -229,7 +239,31 @@ def parse_argument(recipe: str, argument: str, default: int = 384) -> tuple[str,
 
 def pixels_per_token(variant: str) -> int:
     """The side of a variant's tokens in pixels; 1 for a ResNet, which takes any size."""
-    return token_side(get_variant(variant))
+    return token_side(sizes_of(variant))
+
+
+# Model attributes that fine-tuning does not inherit from pre-training; the pre-logits layer
+# is replaced with the head (section 3.2).
+NOT_TAKEN_OVER = (
+    *("dropout_rate", "attention_dropout_rate", "stochastic_depth_rate", "head_bias_init"),
+    *("representation_size", "position_stddev", "dtype", "remat", "scan", "attention"),
+)
+
+
+@functools.cache
+def sizes_of(variant: str) -> Mapping[str, Any]:
+    """The keys of a section `model` of a variant, or of weights; UserError: neither."""
+    is_source = "://" in variant or os.path.exists(os.path.expanduser(variant))
+    if variant in VARIANTS or not (is_source or describe_source(variant)):
+        return get_variant(variant)
+    stored = read_source(variant)
+    return taken_over((stored.description or infer_description(stored)).model)
+
+
+def taken_over(model: Mapping[str, Any]) -> dict[str, Any]:
+    """The attributes, as in `model.json`, that fine-tuning inherits."""
+    keys = kind_keys("model", model["name"]).keys() - set(NOT_TAKEN_OVER)
+    return {key: model[key] for key in ("name", *sorted(keys)) if key in model}
 
 
 def token_side(sizes: Mapping[str, Any]) -> int:
@@ -252,7 +286,7 @@ def find_task(dataset: str) -> Task:
 
 def fine_tuning(variant: str) -> ConfigDict:
     """The common part of the recipes of the paper, AugReg and big_vision."""
-    return fine_tuning_of(get_variant(variant))
+    return fine_tuning_of(sizes_of(variant))
 
 
 def fine_tuning_of(sizes: Mapping[str, Any]) -> ConfigDict:

@@ -14,7 +14,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from configs import finetune
-from vit_jax.config import kind_keys
 from vit_jax.errors import UserError, check_known
 from vit_jax.models.create import variant_of
 
@@ -38,12 +37,6 @@ IMAGENET = {
 }
 NATURAL, SPECIALIZED = 7, 4  # of VTAB's tasks in table 9's order; the others are structured
 SUITES = ("fewshot", "imagenet", "transfer", "vtab")
-# Model attributes that fine-tuning does not inherit from pre-training; the pre-logits layer
-# is replaced with the head (section 3.2).
-NOT_TAKEN_OVER = (
-    *("dropout_rate", "attention_dropout_rate", "stochastic_depth_rate", "head_bias_init"),
-    *("representation_size", "position_stddev", "dtype", "remat", "scan", "attention"),
-)
 
 
 def tasks(
@@ -108,8 +101,7 @@ def _fine_tuning(
     model: Mapping[str, Any], variant: str, name: str, suite: str, resolution: int | None
 ) -> Any:
     dataset = f"vtab/{name}" if suite == "vtab" else name
-    keys = kind_keys("model", model["name"]).keys() - set(NOT_TAKEN_OVER)
-    sizes = {key: model[key] for key in ("name", *sorted(keys)) if key in model}
+    sizes = finetune.taken_over(model)
     side = finetune.token_side(sizes)
     resolution = resolution or 384 // side * side
     if resolution % side:

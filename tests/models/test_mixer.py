@@ -12,13 +12,18 @@ from vit_jax.models.create import VARIANTS, create_model
 from vit_jax.parameters.names import abstract_params, count_parameters, stack_blocks
 from vit_jax.pretrained.fit.adapt import adapt_params
 
-# With 1000 classes at 224 pixels.
+# With 1000 classes at 224 pixels; those of ResMLP and gMixer are timm's.
 COUNTS = {
     "Mixer-S/32": 19_104_624,
     "Mixer-B/32": 60_293_428,
     "Mixer-B/16": 59_880_472,
     "Mixer-L/16": 208_196_168,
     "Mixer-H/14": 432_350_952,
+    "ResMLP-S12/16": 15_350_872,
+    "ResMLP-S24/16": 30_020_680,
+    "ResMLP-S36/16": 44_690_488,
+    "ResMLP-B24/8": 129_138_280,
+    "gMixer-24/16": 24_721_096,
 }
 SMALL = {
     **VARIANTS["Mixer-S/16"],
@@ -27,6 +32,8 @@ SMALL = {
     "tokens_mlp_dim": 12,
     "channels_mlp_dim": 40,
 }
+RESMLP = {"tokens_mlp_dim": None, "norm": "affine", "layer_scale_init": 0.1}
+ATTRIBUTES = [{}, RESMLP, {"gated": True}]
 
 
 @pytest.mark.parametrize("variant", COUNTS)
@@ -46,9 +53,10 @@ def test_big_vision_computes_the_same() -> None:
     np.testing.assert_allclose(logits, expected, rtol=0, atol=1e-5)
 
 
-def test_scan_remat_and_stochastic_depth_change_no_more_than_they_say() -> None:
+@pytest.mark.parametrize("attributes", ATTRIBUTES)
+def test_scan_remat_and_stochastic_depth_change_no_more_than_they_say(attributes: dict) -> None:
     images = golden.images(2, 48, 32)
-    plain = create_model(**SMALL, num_classes=5)
+    plain = create_model(**{**SMALL, **attributes}, num_classes=5)
     params = golden.params(golden.shapes(plain, (1, 48, 32, 3)), "fanin")
     expected = plain.apply({"params": params}, images, train=True)
     dropping = plain.clone(stochastic_depth_rate=0.9)
@@ -64,8 +72,9 @@ def test_scan_remat_and_stochastic_depth_change_no_more_than_they_say() -> None:
         np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6)
 
 
-def test_every_layer_computes_in_the_models_type() -> None:
-    model = create_model(**SMALL, num_classes=5, dtype="bfloat16")
+@pytest.mark.parametrize("attributes", ATTRIBUTES)
+def test_every_layer_computes_in_the_models_type(attributes: dict) -> None:
+    model = create_model(**{**SMALL, **attributes}, num_classes=5, dtype="bfloat16")
     images = jnp.zeros((1, 32, 32, 3))
 
     def run() -> object:

@@ -31,7 +31,7 @@ from vit_jax.training.step import create_train_state
 
 def models() -> list:
     """One model per size and stem; blocks differ in their number only, so two of them do."""
-    names = [*(f"{size}/16" for size in SIZES), "R+Ti/16", "R26+S/32"]
+    names = [*(f"{size}/16" for size in SIZES), "R+Ti/16", "R26+S/32", "ResMLP-S12/16"]
     rows = [{**VARIANTS[name], "num_layers": 2} for name in names]
     extras = [{"representation_size": 64}, {"classifier": "map"}, {"scan": True}]
     extras += [{"position_embedding": kind} for kind in POSITION_EMBEDDINGS]

@@ -2,7 +2,10 @@
 
 Each block mixes the tokens of each channel, then the channels of each token, with one MLP each. It
 has neither attention nor positions, and takes images with a fixed number of tokens. Modules and
-parameters have the names of the official code. B: batch, N: tokens, D: hidden size.
+parameters have the names of the official code.
+
+ResMLP (2105.03404) has an affine map instead of each norm, one linear layer over the tokens, and
+LayerScale; timm's gMixer gated MLPs. Each is an attribute. B: batch, N: tokens, D: hidden size.
 """
 
 from __future__ import annotations
@@ -34,6 +37,7 @@ from vit_jax.models.layers import (
     apply_blocks,
     gelu,
 )
+from vit_jax.models.modern_block import LayerScale
 from vit_jax.models.tokens import patch_shape, token_grid
 
 # Paper, table 1: blocks, hidden size, width of the channel MLP and of the token MLP. S/8 is GSAM's
@@ -46,46 +50,87 @@ SIZES = {
 }
 PATCH_SIZES = {"S": (32, 16, 8), "B": (32, 16), "L": (32, 16), "H": (14,)}
 _KEYS = ("num_layers", "hidden_size", "channels_mlp_dim", "tokens_mlp_dim")
+# Blocks, hidden size and initial factor of LayerScale (facebookresearch/deit, resmlp_models.py).
+RESMLPS = {
+    "S12/16": (12, 384, 0.1),
+    "S24/16": (24, 384, 1e-5),
+    "S36/16": (36, 384, 1e-6),
+    "B24/8": (24, 768, 1e-6),
+}
+
+
+class Affine(nn.Module):
+    """scale * x + bias (ResMLP, equation 1): [B, N, D] -> [B, N, D]."""
+
+    dtype: Any = jnp.float32
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        scale = self.param("scale", nn.initializers.ones_init(), (x.shape[-1],))
+        bias = self.param("bias", nn.initializers.zeros_init(), (x.shape[-1],))
+        scale, bias = (jnp.reshape(jnp.asarray(y, self.dtype), (1, 1, -1)) for y in (scale, bias))
+        return x * scale + bias
+
+
+NORMS = {"layer": LayerNorm, "affine": Affine}
 
 
 class MlpBlock(nn.Module):
-    """gelu(x W1 + b1) W2 + b2 along the last axis: [B, M, K] -> [B, M, K]."""
+    """gelu(x W1 + b1) W2 + b2 along the last axis: [B, M, K] -> [B, M, K].
 
-    mlp_dim: int
+    Without `mlp_dim`: x W1 + b1. Gated: with (u, v) = x W1 + b1, (u * silu(v)) W2 + b2.
+    """
+
+    mlp_dim: int | None
     gelu: str = "tanh"
+    gated: bool = False
     dtype: Any = jnp.float32
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         init = nn.initializers.lecun_normal()
         dense = functools.partial(Dense, kernel_init=init, dtype=self.dtype)
-        y = gelu(dense(self.mlp_dim)(x), self.gelu)  # [B, M, mlp_dim]
+        y = dense(self.mlp_dim or x.shape[-1])(x)  # [B, M, mlp_dim]
+        if self.mlp_dim is None:
+            return y
+        if self.gated:
+            y, gate = jnp.split(y, 2, axis=-1)  # [B, M, mlp_dim / 2] each
+            return dense(x.shape[-1])(y * gelu(gate, "silu"))
+        y = gelu(y, self.gelu)
         return dense(x.shape[-1])(y)
 
 
 class MixerBlock(nn.Module):
     """One layer, [B, N, D] -> [B, N, D]; equation 1.
 
-    u = x + MLP(LN(x)^T)^T; y = u + MLP(LN(u)). Training drops each branch with probability
-    `drop_rate` (stochastic depth); None disables it.
+    u = x + gamma_1 * MLP(LN(x)^T)^T; y = u + gamma_2 * MLP(LN(u)), without LayerScale gamma = 1.
+    Training drops each branch with probability `drop_rate` (stochastic depth); None disables it.
     """
 
-    tokens_mlp_dim: int
+    tokens_mlp_dim: int | None
     channels_mlp_dim: int
-    gelu: str = "tanh"
-    dtype: Any = jnp.float32
+    norm: str
+    layer_scale_init: float | None
+    gelu: str
+    gated: bool
+    dtype: Any
 
     @nn.compact
     def __call__(self, x: jax.Array, drop_rate: Any = None, *, train: bool) -> jax.Array:
-        mlp = functools.partial(MlpBlock, gelu=self.gelu, dtype=self.dtype)
-        y = jnp.swapaxes(LayerNorm(dtype=self.dtype)(x), 1, 2)  # [B, D, N]
+        mlp = functools.partial(MlpBlock, gelu=self.gelu, gated=self.gated, dtype=self.dtype)
+        norm = functools.partial(NORMS[self.norm], dtype=self.dtype)
+        y = jnp.swapaxes(norm()(x), 1, 2)  # [B, D, N]
         y = mlp(self.tokens_mlp_dim, name="token_mixing")(y)
-        y = jnp.swapaxes(y, 1, 2)  # [B, N, D]
+        y = self._scaled(jnp.swapaxes(y, 1, 2))  # [B, N, D]
         x = x + StochasticDepth()(y, drop_rate, deterministic=not train)
-        y = LayerNorm(dtype=self.dtype)(x)
-        y = mlp(self.channels_mlp_dim, name="channel_mixing")(y)
+        y = self._scaled(mlp(self.channels_mlp_dim, name="channel_mixing")(norm()(x)))
         x = x + StochasticDepth()(y, drop_rate, deterministic=not train)
         return nn.with_logical_constraint(x, ("batch", None, None))
+
+    @nn.nowrap
+    def _scaled(self, y: jax.Array) -> jax.Array:
+        init = self.layer_scale_init
+        return y if init is None else LayerScale(init, self.dtype)(y)
 
 
 class MlpMixer(nn.Module):
@@ -94,11 +139,15 @@ class MlpMixer(nn.Module):
     Attributes:
       num_classes: number of logits; 0 returns the representation instead.
       patch_size: side of a patch in pixels, or (height, width).
-      hidden_size, num_layers, tokens_mlp_dim, channels_mlp_dim: table 1 of the paper.
+      hidden_size, num_layers, channels_mlp_dim: table 1 of the paper.
+      tokens_mlp_dim: also table 1; None: one linear layer over the tokens (ResMLP).
+      norm: `layer`, or `affine` as in ResMLP, an affine map per feature.
+      layer_scale_init: initial factor of LayerScale (ResMLP); None: no LayerScale.
+      gated: SwiGLUs (2002.05202) as MLPs (timm's gMixer); widths are those before the gate.
       stochastic_depth_rate: probability of dropping a branch of the last block in training, falling
         linearly to 0 for the first.
       head_bias_init: constant; -6.9 in big_vision's recipe, whose loss is a sigmoid.
-      gelu: `tanh` as in the official code, or `exact` as in timm.
+      gelu: `tanh` as in the official code, or `exact` as in timm and ResMLP.
       remat: one of `REMAT_POLICIES`.
       scan: compile the blocks as one loop.
       dtype: of the computation; parameters, norms' statistics, the mean over the tokens and the
@@ -109,8 +158,11 @@ class MlpMixer(nn.Module):
     patch_size: int | tuple[int, int]
     hidden_size: int
     num_layers: int
-    tokens_mlp_dim: int
     channels_mlp_dim: int
+    tokens_mlp_dim: int | None = None
+    norm: str = "layer"
+    layer_scale_init: float | None = None
+    gated: bool = False
     stochastic_depth_rate: float = 0.0
     head_bias_init: float = 0.0
     gelu: str = "tanh"
@@ -143,7 +195,14 @@ class MlpMixer(nn.Module):
         x = jnp.reshape(x, (x.shape[0], -1, self.hidden_size))  # [B, N, D]
         x = apply_blocks(
             functools.partial(
-                MixerBlock, self.tokens_mlp_dim, self.channels_mlp_dim, self.gelu, self.dtype
+                MixerBlock,
+                tokens_mlp_dim=self.tokens_mlp_dim,
+                channels_mlp_dim=self.channels_mlp_dim,
+                norm=self.norm,
+                layer_scale_init=self.layer_scale_init,
+                gelu=self.gelu,
+                gated=self.gated,
+                dtype=self.dtype,
             ),
             x,
             name=BLOCKS,
@@ -153,7 +212,7 @@ class MlpMixer(nn.Module):
             scan=self.scan,
             train=train,
         )
-        x = LayerNorm(dtype=self.dtype, name="pre_head_layer_norm")(x)
+        x = NORMS[self.norm](dtype=self.dtype, name="pre_head_layer_norm")(x)
         x = jnp.mean(x, axis=1, dtype=jnp.float32)  # [B, D]
         x = IdentityLayer(name="pre_logits")(x)
         if not self.num_classes:
@@ -165,17 +224,25 @@ class MlpMixer(nn.Module):
 
 BLOCKS = "MixerBlock"
 _BLOCK = rf"{BLOCKS}(?:_(?P<block>\d+))?"
-_TOKENS = f"{BLOCKS}_0/token_mixing/Dense_0/kernel"
+_TOKENS, _CHANNELS = (f"{BLOCKS}_0/{each}_mixing/Dense" for each in ("token", "channel"))
 
 
 def infer(shapes: Shapes) -> dict[str, Any]:
     """See `Family.infer`."""
+    wide, narrow = (axis_of(shapes, f"{_CHANNELS}_{k}/kernel", 2, 1 - k) for k in (0, 1))
+    depth, width = count_blocks(shapes, BLOCKS), axis_of(shapes, "stem/kernel", 4, 3)
+    scales = {(depth, width): init for depth, width, init in RESMLPS.values()}
+    has_gamma = f"{BLOCKS}_0/LayerScale_0/gamma" in shapes
+    has_second = f"{_TOKENS}_1/kernel" in shapes
     return {
         "patch_size": patch_size_of(shapes, "stem/kernel"),
-        "hidden_size": axis_of(shapes, "stem/kernel", 4, 3),
-        "num_layers": count_blocks(shapes, BLOCKS),
-        "tokens_mlp_dim": axis_of(shapes, _TOKENS, 2, 1),
-        "channels_mlp_dim": axis_of(shapes, f"{BLOCKS}_0/channel_mixing/Dense_0/kernel", 2, 1),
+        "hidden_size": width,
+        "num_layers": depth,
+        "tokens_mlp_dim": axis_of(shapes, f"{_TOKENS}_0/kernel", 2, 1) if has_second else None,
+        "channels_mlp_dim": wide,
+        "norm": "affine" if f"{BLOCKS}_0/Affine_0/scale" in shapes else "layer",
+        "layer_scale_init": scales.get((depth, width), 0.1) if has_gamma else None,
+        "gated": bool(wide and narrow and wide == 2 * narrow),
     }
 
 
@@ -186,7 +253,8 @@ FAMILY = Family(
     rows=(
         Row("stem/kernel", (None, None, None, "embed"), FIRST, role="patches"),
         Row("stem/bias", ("embed",), FIRST),
-        Row(rf"{_BLOCK}/LayerNorm_[01]/(?:scale|bias)", ("embed",)),
+        Row(rf"{_BLOCK}/(?:LayerNorm|Affine)_[01]/(?:scale|bias)", ("embed",)),
+        Row(rf"{_BLOCK}/LayerScale_[01]/gamma", ("embed",)),
         Row(rf"{_BLOCK}/token_mixing/Dense_0/kernel", (None, "mlp")),
         Row(rf"{_BLOCK}/token_mixing/Dense_1/kernel", ("mlp", None)),
         Row(rf"{_BLOCK}/token_mixing/Dense_1/bias", (None,)),
@@ -201,11 +269,28 @@ FAMILY = Family(
         f"Mixer-{size}/{patch}": dict(zip(_KEYS, row, strict=True), patch_size=patch)
         for size, row in SIZES.items()
         for patch in PATCH_SIZES[size]
+    }
+    | {
+        f"ResMLP-{name}": {
+            "num_layers": depth,
+            "hidden_size": width,
+            "channels_mlp_dim": 4 * width,
+            "patch_size": int(name.partition("/")[2]),
+            "norm": "affine",
+            "layer_scale_init": init,
+        }
+        for name, (depth, width, init) in RESMLPS.items()
+    }
+    | {
+        f"gMixer-{depth}/16": dict(
+            zip(_KEYS, (depth, 384, 1536, 384), strict=True), patch_size=16, gated=True
+        )
+        for depth in (12, 24)
     },
     infer=infer,
-    choices={"gelu": ("tanh", "exact"), "remat": REMAT_POLICIES},
+    choices={"gelu": ("tanh", "exact"), "norm": NORMS, "remat": REMAT_POLICIES},
     blocks=BLOCKS,
     tokens="pre_head_layer_norm",
-    sequence=(_TOKENS, 0),
+    sequence=(f"{_TOKENS}_0/kernel", 0),
     conventions=("gelu",),
 )
