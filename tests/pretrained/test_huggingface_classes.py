@@ -4,6 +4,7 @@ Tiny models from their configurations. 1e-5 of the largest number: both sides co
 function in float32, of numbers about 1; the largest difference is some 2e-6.
 """
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,9 +17,12 @@ from tests import golden
 from tests.peers import import_transformers
 from tests.pretrained import weights
 from vit_jax.errors import UserError
-from vit_jax.inference.load import attributes, load_model
+from vit_jax.inference.load import load_model
+from vit_jax.models.create import create_model
 from vit_jax.models.features import feature_function
 from vit_jax.parameters.names import flatten_names
+from vit_jax.pretrained.arrays import read_arrays, write_safetensors
+from vit_jax.pretrained.formats.huggingface_config import read_settings
 
 transformers: Any = None  # imported when the first test begins: it takes 3 s
 SAME = 1e-5
@@ -42,58 +46,80 @@ DINOV3 = SIZES | {"layerscale_value": 0.5, "num_register_tokens": 2}
 class Case(NamedTuple):
     cls: str
     config: dict[str, Any]
-    model: str  # ours, or the reason of a refusal
-    note: str = ""
+    model: str  # the kind of ours; "" if it is refused
+    note: str = ""  # for the documentation; of a refusal, what it says
+    written: str = ""  # the class that is written for it
 
 
+def of_beit(
+    cls: str, note: str, model: str = "modern_vit", written: str = "", **config: Any
+) -> Case:
+    return Case(cls, SIZES | config, model, note, written)
+
+
+SHARED = {"use_shared_relative_position_bias": True}
+RELATIVE = {"use_relative_position_bias": True}
+TOKEN = {
+    "use_absolute_position_embeddings": True,
+    "use_mean_pooling": False,
+    "layer_scale_init_value": 0.0,
+}
+SWIGLU = {"use_swiglu_ffn": True}
+SILU = {"use_gated_mlp": True, "hidden_act": "silu"}
+UNBIASED = {"query_bias": False, "value_bias": False, "num_register_tokens": 0, "rope_theta": 50.0}
+VIDEO = {"num_frames": 4}
+VIT, DINOV2 = "ViTForImageClassification", "Dinov2ForImageClassification"
+BEIT, DATA2VEC = "BeitForImageClassification", "Data2VecVisionForImageClassification"
+REGISTERS = "Dinov2WithRegistersForImageClassification"
+PROJECTION = "CLIPVisionModelWithProjection"
 CASES = [
     Case("ViTModel", SIZES, "vit", "with its pooler"),
-    Case("ViTForImageClassification", SIZES, "vit"),
-    Case("ViTForImageClassification", SIZES | {"qkv_bias": False}, "modern_vit", "qkv_bias=False"),
-    Case("ViTForImageClassification", SIZES | {"hidden_act": "quick_gelu"}, "modern_vit", "QuickGELU"),
+    Case(VIT, SIZES, "vit", "", VIT),
+    Case(VIT, SIZES | {"qkv_bias": False}, "modern_vit", "`qkv_bias=False`", VIT),
+    Case(VIT, SIZES | {"hidden_act": "quick_gelu"}, "modern_vit", "QuickGELU", VIT),
     Case("ViTForMaskedImageModeling", SIZES, "vit", "without its decoder"),
-    Case("DeiTModel", SIZES, "deit", "without the pooler"),
-    Case("DeiTForImageClassification", SIZES, "modern_vit", "distillation token as a register"),
+    Case("DeiTModel", SIZES, "deit", "without its pooler"),
+    Case("DeiTForImageClassification", SIZES, "modern_vit", "its second token is a register"),
     Case("DeiTForImageClassificationWithTeacher", SIZES, "deit"),
-    Case("ViTMAEModel", SIZES | {"mask_ratio": 0.0}, "vit"),
+    Case("ViTMAEModel", SIZES | {"mask_ratio": 0.0}, "vit", "of all patches"),
     Case("ViTMSNModel", SIZES, "vit"),
     Case("ViTMSNForImageClassification", SIZES, "vit"),
     Case("IJepaModel", SIZES, "vit"),
     Case("IJepaForImageClassification", SIZES, "vit"),
-    Case("BeitModel", SIZES | {"use_relative_position_bias": True}, "modern_vit", "relative positions"),
-    Case("BeitForImageClassification", SIZES | {"use_shared_relative_position_bias": True}, "modern_vit", "shared relative positions"),
-    Case("BeitForImageClassification", SIZES | {"use_absolute_position_embeddings": True, "use_mean_pooling": False, "layer_scale_init_value": 0.0}, "modern_vit", "absolute positions, class token"),
-    Case("BeitForMaskedImageModeling", SIZES | {"vocab_size": 9, "use_mask_token": True}, "modern_vit", "without its head"),
-    Case("Data2VecVisionModel", SIZES, "modern_vit"),
-    Case("Data2VecVisionForImageClassification", SIZES | {"use_shared_relative_position_bias": True, "use_relative_position_bias": True}, "modern_vit", "both relative positions"),
-    Case("Dinov2Model", RATIO, "modern_vit"),
-    Case("Dinov2ForImageClassification", RATIO | {"use_swiglu_ffn": True}, "modern_vit", "SwiGLU"),
-    Case("Dinov2WithRegistersModel", RATIO | {"use_swiglu_ffn": True, "qkv_bias": False}, "modern_vit", "SwiGLU, qkv_bias=False"),
-    Case("Dinov2WithRegistersForImageClassification", RATIO, "modern_vit"),
-    Case("DINOv3ViTModel", DINOV3, "modern_vit"),
-    Case("DINOv3ViTModel", DINOV3 | {"use_gated_mlp": True, "hidden_act": "silu", "query_bias": False, "value_bias": False, "num_register_tokens": 0, "rope_theta": 50.0}, "modern_vit", "SwiGLU, no biases"),
-    Case("CLIPVisionModel", SIZES, "modern_vit"),
-    Case("CLIPVisionModelWithProjection", SIZES | {"projection_dim": 10}, "modern_vit"),
-    Case("CLIPModel", TOWERS | {"projection_dim": 10}, "modern_vit", "its tower of images"),
+    of_beit("BeitModel", "relative positions", written="BeitModel", **RELATIVE),
+    of_beit(BEIT, "shared relative positions", written=BEIT, **SHARED),
+    of_beit(BEIT, "learned positions, class token", written=BEIT, **TOKEN),
+    of_beit("BeitForMaskedImageModeling", "without its head", vocab_size=9, use_mask_token=True),
+    of_beit("BeitModel", "rows for columns", "", **RELATIVE, image_size=[32, 64]),
+    of_beit("Data2VecVisionModel", "no norm after the blocks"),
+    of_beit(DATA2VEC, "both relative positions", written=BEIT, **SHARED, **RELATIVE),
+    Case("Dinov2Model", RATIO, "modern_vit", "", "Dinov2Model"),
+    Case(DINOV2, RATIO | SWIGLU, "modern_vit", "SwiGLU", DINOV2),
+    Case(
+        "Dinov2WithRegistersModel",
+        RATIO | SWIGLU | {"qkv_bias": False},
+        "modern_vit",
+        "SwiGLU, `qkv_bias=False`",
+        "Dinov2WithRegistersModel",
+    ),
+    Case(REGISTERS, RATIO, "modern_vit", "", REGISTERS),
+    Case("DINOv3ViTModel", DINOV3, "modern_vit", "", "DINOv3ViTModel"),
+    Case("DINOv3ViTModel", DINOV3 | SILU | UNBIASED, "modern_vit", "SwiGLU", "DINOv3ViTModel"),
+    Case("DINOv3ViTModel", DINOV3 | {"use_gated_mlp": True}, "", "hidden_act of gated MLPs='gelu'"),
+    Case("CLIPVisionModel", SIZES, "modern_vit", "", "CLIPVisionModel"),
+    Case(PROJECTION, SIZES | {"projection_dim": 10}, "modern_vit", "", PROJECTION),
+    Case("CLIPModel", TOWERS | {"projection_dim": 10}, "modern_vit", "images' tower", PROJECTION),
     Case("CLIPForImageClassification", TOWERS, "modern_vit"),
     Case("SiglipVisionModel", SIZES, "vit"),
-    Case("SiglipModel", TOWERS, "vit", "its tower of images"),
+    Case("SiglipModel", TOWERS, "vit", "images' tower"),
     Case("SiglipForImageClassification", TOWERS, "vit"),
-    Case("Siglip2VisionModel", NAFLEX, "vit", "square images of its positions' size"),
+    Case("Siglip2VisionModel", NAFLEX, "vit", "square images of as many patches as positions"),
+    Case("YolosModel", SIZES | {"image_size": [32, 32]}, "", "embeddings.detection_tokens"),
+    Case("Aimv2VisionModel", SIZES, "", "names match no supported Vision Transformer"),
+    Case("ASTModel", SIZES | {"max_length": 32, "num_mel_bins": 32}, "", "a model for sounds"),
+    Case("VideoMAEModel", SIZES | VIDEO, "", "a model for videos"),
+    Case("VivitModel", SIZES | VIDEO | {"patch_size": 8}, "", "a model for videos"),
 ]
-
-WRITTEN = {
-    "ViTForImageClassification": "ViTForImageClassification",
-    "BeitModel": "BeitModel",
-    "BeitForImageClassification": "BeitForImageClassification",
-    "Data2VecVisionForImageClassification": "BeitForImageClassification",
-    **{name: name for name in ("Dinov2Model", "Dinov2ForImageClassification")},
-    **{f"Dinov2WithRegisters{end}": f"Dinov2WithRegisters{end}" for end in ("Model", "ForImageClassification")},
-    "DINOv3ViTModel": "DINOv3ViTModel",
-    "CLIPVisionModel": "CLIPVisionModel",
-    "CLIPVisionModelWithProjection": "CLIPVisionModelWithProjection",
-    "CLIPModel": "CLIPVisionModelWithProjection",
-}
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -133,66 +159,142 @@ def load(name: str, folder: Path) -> Any:
 
 
 def their_features(model: Any, images: np.ndarray) -> dict[str, np.ndarray]:
-    """`out`: logits, embedding or pooled output; `tokens` and those after each block."""
+    """`out`: logits, embedding or pooled output; `tokens`, and those after each block."""
+    name, found = type(model).__name__, {}
     pixels: dict[str, Any] = {"pixel_values": torch.from_numpy(images.transpose(0, 3, 1, 2).copy())}
-    name = type(model).__name__
     if name.startswith("Siglip2"):
         patches = images.reshape(len(images), 4, 8, 4, 8, 3).transpose(0, 1, 3, 2, 4, 5)
-        pixels["pixel_values"] = torch.from_numpy(patches.reshape(len(images), 16, -1).copy())
-        pixels["spatial_shapes"] = torch.tensor([[4, 4]] * len(images))
-        pixels["pixel_attention_mask"] = torch.ones(len(images), 16)
-    if name == "ViTMAEModel":
+        pixels = {
+            "pixel_values": torch.from_numpy(patches.reshape(len(images), 16, -1).copy()),
+            "spatial_shapes": torch.tensor([[4, 4]] * len(images)),
+            "pixel_attention_mask": torch.ones(len(images), 16),
+        }
+    if name == "ViTMAEModel":  # keeps all patches in order
         pixels["noise"] = torch.arange(16.0).tile(len(images), 1)
     with torch.no_grad():
-        if name in ("CLIPModel", "SiglipModel"):
-            found = {"out": model.get_image_features(**pixels).pooler_output}
+        if hasattr(model, "get_image_features"):
+            found["out"] = model.get_image_features(**pixels).pooler_output
             model = model.vision_model
         output = model(**pixels, output_hidden_states=True)
-    if name not in ("CLIPModel", "SiglipModel"):
-        found = {}
-        for key in ("logits", "image_embeds", "pooler_output"):
-            value = output.get(key)
-            if value is not None and not found and "Masked" not in name and name != "DeiTModel":
-                found["out"] = value
-    states = output.hidden_states or ()
-    for i in range(len(states) - 1 if states else 0):
-        found[f"block_{i}_tokens"] = states[i + 1]
-    if name.endswith("Model") and "CLIP" not in name and "last_hidden_state" in output:
+    keys = [key for key in ("logits", "image_embeds", "pooler_output") if key in output]
+    if keys and not found and "Masked" not in name and name != "DeiTModel":
+        found["out"] = output[keys[0]]
+    for i, state in enumerate(output.hidden_states[1:]):
+        found[f"block_{i}_tokens"] = state
+    if name.endswith("Model") and "CLIP" not in name:  # CLIP's are before the last norm
         found["tokens"] = output.last_hidden_state
     return {key: value.numpy() for key, value in found.items()}
 
 
-def compare(model: Any, loaded: Any, images: np.ndarray) -> float:
-    """The largest difference, relative to the largest number of each feature."""
-    theirs = their_features(model, images)
-    assert theirs
-    inside = [name for name in theirs if name != "out"]
-    features = feature_function(loaded.module, ["logits", *inside])(loaded.params, images)
-    found = {name: np.asarray(value) for name, value in features.items()}
-    if "out" in theirs:
-        found["out"] = found["logits"]
-    differences = {}
-    for name, expected in theirs.items():
-        assert found[name].shape == expected.shape, name
-        differences[name] = np.abs(found[name] - expected).max() / np.abs(expected).max()
-    print(f"{type(model).__name__}: {differences}")
-    return float(max(differences.values()))
+def ours(loaded: Any, theirs: dict[str, Any], images: np.ndarray) -> dict[str, np.ndarray]:
+    """The same of our model."""
+    names = ["logits", *(name for name in theirs if name != "out")]
+    found = feature_function(loaded.module, names)(loaded.params, images)
+    return {name: np.asarray(found["logits" if name == "out" else name]) for name in theirs}
+
+
+def assert_close(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> None:
+    for name, array in expected.items():
+        tolerance = SAME * np.abs(array).max()
+        np.testing.assert_allclose(found[name], array, rtol=0, atol=tolerance, err_msg=name)
 
 
 @pytest.mark.parametrize("case", CASES, ids=[f"{case.cls}-{i}" for i, case in enumerate(CASES)])
 def test_every_class(case: Case, tmp_path: Path) -> None:
+    """Logits, embeddings, tokens after each block; what is written computes the same there."""
     model, images = their_model(case), golden.images(2, 32, 32)
     model.save_pretrained(tmp_path)
+    if not case.model:
+        with pytest.raises(UserError, match=re.escape(case.note)):
+            load_model(tmp_path)
+        return
     loaded = load_model(tmp_path)
     assert loaded.description.model["name"] == case.model
-    assert compare(model, loaded, images) < SAME
-    if case.model == "modern_vit" and case.cls in WRITTEN:
-        flat = flatten_names(loaded.params)
-        weights.write(tmp_path / "ours", "huggingface", loaded.module, flat, (32, 32, 3), "modern_vit")
-        again = load_model(tmp_path / "ours")
+    theirs = their_features(model, images)
+    assert theirs
+    assert_close(ours(loaded, theirs, images), theirs)
+    if case.written and case.model == "modern_vit":
+        flat, folder = flatten_names(loaded.params), tmp_path / "ours"
+        weights.write(folder, "huggingface", loaded.module, flat, (32, 32, 3), "modern_vit")
+        again = load_model(folder)
         weights.assert_same(flatten_names(again.params), flat)
-        assert attributes(again.module, "") == attributes(loaded.module, "")
-        theirs = their_features(load(WRITTEN[case.cls], tmp_path / "ours"), images)
-        for name, expected in their_features(model, images).items():
-            np.testing.assert_allclose(theirs[name], expected, rtol=0, atol=SAME, err_msg=name)
+        assert again.module == loaded.module
+        assert_close(their_features(load(case.written, folder), images), theirs)
 
+
+def test_the_table_in_the_documentation() -> None:
+    rows = ["| class | read as | written as | |", "|---|---|---|---|"]
+    for case in CASES:
+        model = f"`{case.model}`" if case.model else "refused"
+        note = case.note if case.model else f"`{case.note}`"
+        rows.append(f"| `{case.cls}` | {model} | {case.written and f'`{case.written}`'} | {note} |")
+    page = Path(__file__).parents[2] / "docs" / "weights.md"
+    assert "\n".join(rows) in page.read_text(), "\n".join(rows)
+
+
+def test_rotary_positions_and_registers_are_seen(tmp_path: Path) -> None:
+    """What a mistake would change."""
+    model, images = their_model(Case("DINOv3ViTModel", DINOV3, "")), golden.images(1, 32, 32)
+    model.save_pretrained(tmp_path)
+    loaded = load_model(tmp_path)
+    expected = loaded.module.apply({"params": loaded.params}, images, train=False)
+    other = loaded.module.clone(rope_base=50.0)
+    changed = other.apply({"params": loaded.params}, images, train=False)
+    assert np.abs(changed - expected).max() > 1e-3
+
+
+def test_a_file_without_its_positions_is_not_a_model_without_positions(tmp_path: Path) -> None:
+    for case in (Case("Dinov2Model", RATIO, ""), Case("CLIPVisionModel", SIZES, "")):
+        their_model(case).save_pretrained(tmp_path)
+        arrays = read_arrays(tmp_path / "model.safetensors")
+        kept = {n: x for n, x in arrays.items() if "position_embedding" not in n}
+        write_safetensors(tmp_path / "model.safetensors", kept, {})
+        with pytest.raises(UserError, match="pos_embedding missing"):
+            load_model(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("processor", "image_size", "expected"),
+    [
+        # facebook/dinov2-base: positions of 518 pixels, images of 224.
+        (
+            {"image_processor_type": "BitImageProcessor", "size": {"shortest_edge": 256}},
+            518,
+            "resize_small(592, 'pillow_bicubic', 'down')|central_crop(518, 518, rounding='nearest')",
+        ),
+        # openai/clip-vit-base-patch32, of before sizes had names.
+        (
+            {"feature_extractor_type": "CLIPFeatureExtractor", "size": 224},
+            224,
+            "resize_small(224, 'pillow_bicubic', 'down')|central_crop(224, 224, rounding='nearest')",
+        ),
+        (
+            {"size": {"height": 224, "width": 224}, "do_center_crop": None},
+            224,
+            "resize(224, 224, 'pillow_bicubic')",
+        ),
+    ],
+)
+def test_processors(processor: dict[str, Any], image_size: int, expected: str) -> None:
+    settings = {"resample": 3, "do_center_crop": True, "crop_size": 224, "do_normalize": True}
+    found = read_settings({"image_size": image_size}, {**settings, **processor})
+    assert found.eval_preprocess == f"decode|{expected}"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"norm_kind": "rms"}, r"model.norm_kind='rms', only 'layer'"),
+        ({"rope": "mixed"}, "model.rope='mixed'.*DINOv3ViTModel, the nearest"),
+        ({"num_registers": 2, "classifier": "token"}, "model.num_registers=2"),
+        ({"mlp_dim": 40}, "model.mlp_dim=40: DINOv2 there has whole ratios"),
+    ],
+)
+def test_what_no_class_computes(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
+    sizes = {**weights.SMALL, "name": "modern_vit", "layer_scale_init": 1.0}
+    dinov3 = {"rope": "centered", "position_embedding": "none"} if "rope" in changes else {}
+    head = 7 if "classifier" in changes else 0
+    module = create_model(**{**sizes, **dinov3, **changes}, num_classes=head)
+    params = weights.seeded(module, (32, 32, 3))
+    with pytest.raises(UserError, match=message):
+        weights.write(tmp_path, "huggingface", module, params, (32, 32, 3), "modern_vit")

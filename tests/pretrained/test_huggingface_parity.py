@@ -15,7 +15,6 @@ from tests import golden
 from tests.peers import import_transformers
 from tests.pretrained import weights
 from tests.pretrained.weights import difference, randomise
-from vit_jax.errors import UserError
 from vit_jax.inference.load import load_model
 from vit_jax.parameters.names import flatten_names, unflatten_names
 from vit_jax.pretrained.arrays import read_arrays, write_safetensors
@@ -141,13 +140,6 @@ def test_distilled_deit_both_ways(tmp_path: Path) -> None:
     weights.write(tmp_path / "ours", "huggingface", loaded.module, flat, (64, 64, 3), "deit")
     again = load("DeiTForImageClassificationWithTeacher", tmp_path / "ours")
     assert difference(their_logits(again, images), theirs) == 0.0
-
-
-def test_a_single_head_beside_a_distillation_token_is_refused(tmp_path: Path) -> None:
-    config = transformers.DeiTConfig(**SIZES["Ti"], image_size=64, num_hidden_layers=1)
-    transformers.DeiTForImageClassification(config).save_pretrained(tmp_path)
-    with pytest.raises(UserError, match="is not supported"):
-        load_model(tmp_path)
 
 
 def test_class_names_and_preprocessing_come_along(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import zipfile
 from pathlib import Path
 from typing import BinaryIO
@@ -30,8 +31,8 @@ _MAX_INDEX = 16 << 20  # bytes
 # Compression shrinks trained weights to about 0.9, a small file of zeros a thousandfold.
 _MAX_EXPANSION = 20
 _FREE_EXPANSION_BYTES = 512 << 20
-# First bytes of up to 15 pairs, and of up to 65535.
-_MSGPACK_MAPS = {*(bytes([0x80 + count]) for count in range(1, 16)), b"\xde"}
+# A map of up to 15 pairs, or of up to 65535, and its first key, a string.
+_MSGPACK = re.compile(rb"([\x81-\x8f]|\xde..)[\xa1-\xbf\xd9]", re.DOTALL)
 _BFLOAT16 = ("<V2", "|V2")  # numpy has no bfloat16: it writes untyped bytes
 # First bytes (lower-cased) of other kinds of file, and what they are.
 _OTHER_FORMATS = {
@@ -113,13 +114,13 @@ def _read_file(path: Path, entry: str) -> Arrays:
             return torch_file.read_zip(archive, entry) if is_torch else _read_npz(archive)
         if head.startswith(torch_file.STREAM_MAGIC):
             return torch_file.read_stream(file, entry)
-        if head[:1] in _MSGPACK_MAPS:
-            return _read_msgpack(file.read())
     # The header length comes first; read as text it would be absurdly large.
     if head[8:9] == b"{" and not head[:8].decode("latin-1").isprintable():
         # Not memory-mapped: a failing disk would kill the process.
         with safe_open(path, framework="np", backend="pread") as tensors:
             return {name: tensors.get_tensor(name) for name in tensors.offset_keys()}
+    if _MSGPACK.match(head):  # of flax.serialization
+        return flatten_dict(msgpack_restore(path.read_bytes()), sep="/")
     kind = f"of an unknown format, or damaged; it starts with {head[:40]!r}" if head else "empty"
     for magic, text in _OTHER_FORMATS.items():
         kind = text if head.lstrip().lower().startswith(magic) else kind
@@ -127,11 +128,6 @@ def _read_file(path: Path, entry: str) -> Arrays:
         f"it is {kind}; .npz, .safetensors and PyTorch's .pth/.pt/.bin files and the "
         ".json index of several are supported"
     )
-
-
-def _read_msgpack(content: bytes) -> Arrays:
-    """Reads a tree of `flax.serialization`; names of its levels are joined by slashes."""
-    return flatten_dict(msgpack_restore(content), sep="/")
 
 
 def _open_zip(file: BinaryIO) -> zipfile.ZipFile:

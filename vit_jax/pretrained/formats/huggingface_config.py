@@ -190,11 +190,7 @@ _SIZES = {
 
 
 def to_settings(
-    description: Description,
-    inputs: InputSettings,
-    model_type: str,
-    architecture: str,
-    **more: Any,
+    description: Description, inputs: InputSettings, model_type: str, architecture: str, **more: Any
 ) -> dict[str, dict[str, Any]]:
     """The JSON files with which transformers computes the same as our model, by name."""
     model = description.model

@@ -31,13 +31,7 @@ from vit_jax.pretrained.formats import (
     timm_resnet,
 )
 from vit_jax.pretrained.formats.rows import block_numbers, numbers
-from vit_jax.pretrained.formats.stored import (
-    OTHER_FILES,
-    TORCH_FILE,
-    WEIGHTS_FILE,
-    Holds,
-    Stored,
-)
+from vit_jax.pretrained.formats.stored import OTHER_FILES, TORCH_FILE, WEIGHTS_FILE, Holds, Stored
 from vit_jax.pretrained.infer import num_prefix_tokens
 
 Params = dict[str, np.ndarray]
