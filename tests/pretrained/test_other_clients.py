@@ -123,7 +123,7 @@ def test_a_tower_of_timm_in_open_clip(tmp_path: Path) -> None:
     assert np.abs(ours - theirs).max() < SAME * np.abs(theirs).max()
 
 
-def flax_tree(model: Any, prefix: str = "") -> dict[str, Any]:
+def flax_tree(model: Any) -> dict[str, Any]:
     """As transformers 4's Flax classes held the same model."""
     found = {}
     for name, value in model.state_dict().items():

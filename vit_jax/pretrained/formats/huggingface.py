@@ -1,4 +1,4 @@
-"""Reads transformers' Vision Transformers, and writes those of the paper; see `huggingface_names`."""
+"""Reads transformers' Vision Transformers, and writes those that `vit.py` computes."""
 
 from __future__ import annotations
 

@@ -3,14 +3,14 @@
 Reads the names of files on the hub, which every version of transformers understands and
 which we write, and those of transformers 5. A bare `ViTModel` has no `vit.` prefix.
 
-| kind     | classes                                                        | model here          |
-|----------|----------------------------------------------------------------|---------------------|
-| `vit`    | ViT, DeiT, ViTMAE, ViTMSN, IJepa; BEiT, Data2VecVision          | `vit`, `deit`, `mae`; |
-|          |                                                                | `modern_vit`        |
-| `dinov2` | Dinov2, Dinov2WithRegisters                                    | `modern_vit`        |
-| `dinov3` | DINOv3ViT                                                      | `modern_vit`        |
-| `clip`   | CLIP's tower of images                                         | `modern_vit`        |
-| `siglip` | that of SigLIP and of SigLIP 2                                 | `vit`               |
+| kind     | classes                                  | model here                             |
+|----------|------------------------------------------|----------------------------------------|
+| `vit`    | ViT, DeiT, ViTMAE, ViTMSN, IJepa         | `vit`, `deit`, `mae`                   |
+|          | BEiT, Data2VecVision                     | `modern_vit`                           |
+| `dinov2` | Dinov2, Dinov2WithRegisters              | `modern_vit`                           |
+| `dinov3` | DINOv3ViT                                | `modern_vit`                           |
+| `clip`   | CLIP's tower of images                   | `modern_vit`                           |
+| `siglip` | that of SigLIP and of SigLIP 2           | `vit`                                  |
 """
 
 from __future__ import annotations
