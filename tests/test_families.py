@@ -93,7 +93,11 @@ def inputs(model: Model) -> np.ndarray:
 # The ViT's is in test_layouts.py, and the MAE's own objective has all of its parameters.
 @pytest.mark.parametrize(
     ("kind", "objective"),
-    [(kind, "mae" if kind == "mae" else "classification") for kind in OF_IMAGES if kind != "vit"],
+    [
+        (kind, "mae" if kind == "mae" else "classification")
+        for kind in (*OF_IMAGES, "modern_vit:DINOv3", "modern_vit:BEiT")
+        if kind != "vit"
+    ],
 )
 def test_eight_devices_update_it_as_one(kind: str, objective: str) -> None:
     """Two updates by SGD, split over batch, parameters and heads.
@@ -327,7 +331,7 @@ def test_another_convention_is_said(
     module = create_model(**small(kind), num_classes=2)
     for key in MODELS[kind].conventions:
         stated = getattr(module, key)
-        other = 2 * stated if isinstance(stated, float) else f"not {stated}"
+        other = 2 * stated + 1 if isinstance(stated, float) else f"not {stated}"
         caplog.clear()
         like = jax.tree.map(lambda x: x, abstract_params(module, IMAGE))
         load_pretrained(tmp_path / "a", like=like, model={**small(kind), key: other})

@@ -51,7 +51,7 @@ LAYERS: dict[int, tuple[str, ...]] = {
 
 # Of rooms: folders and files directly in vit_jax/, and the other tops. The last one: a sweep
 # completes a config as the loop does, to know its runs again; what is shown has a room of its own.
-MOST_PAIRS = 130
+MOST_PAIRS = 131
 
 # The loop hands these to each other.
 STRANGERS = ("vit_jax.models", "vit_jax.objectives", "vit_jax.evaluators")
@@ -270,4 +270,4 @@ def test_training_from_scratch_loads_no_reader_of_weights() -> None:
     output = subprocess.check_output([sys.executable, "-c", program], cwd=ROOT, text=True)
     modules = [each for each in output.split() if (ROOT / f"{each.replace('.', '/')}.py").exists()]
     assert not [each for each in modules if within(each, "vit_jax.pretrained")]
-    assert 40 < len(modules) <= 72  # what a reader of the loop may have to pass
+    assert 40 < len(modules) <= 75  # what a reader of the loop may have to pass

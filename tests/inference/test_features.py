@@ -136,7 +136,8 @@ def test_unknown_features_are_answered_with_the_list(tmp_path: Path) -> None:
         check_features(module, ["cls", "blok_1"])
     assert str(caught.value) == (
         "--features: this model has no 'blok_1'. Did you mean 'block_1'? It has logits, "
-        "pre_logits, cls, gap, tokens, block_0 to block_2, block_0_tokens to block_2_tokens."
+        "pre_logits, cls, gap, tokens, patches, block_0 to block_2, block_0_tokens to "
+        "block_2_tokens, block_0_normed to block_2_normed."
     )
     with pytest.raises(UserError, match="no 'dist'. It has"):
         check_features(module, ["dist"])

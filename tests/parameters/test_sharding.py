@@ -10,7 +10,7 @@ from jax.sharding import AbstractMesh, AxisType
 from jax.sharding import PartitionSpec as P
 
 from tests import golden
-from tests.kinds import small
+from tests.kinds import FORMS, small
 from vit_jax.errors import UserError
 from vit_jax.models.create import MODELS, VARIANTS, create_model
 from vit_jax.models.positions import POSITION_EMBEDDINGS
@@ -37,6 +37,7 @@ def models() -> list:
     extras += [{"position_embedding": kind} for kind in POSITION_EMBEDDINGS]
     rows += [{**VARIANTS["Ti/16"], "num_layers": 2, **extra} for extra in extras]
     rows += [small(kind) for kind in MODELS]
+    rows += [small(f"modern_vit:{form}") for form in FORMS]
     return [create_model(**row, num_classes=10) for row in rows]
 
 

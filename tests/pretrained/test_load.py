@@ -1,5 +1,6 @@
 """`load_pretrained`: from any source into the shape of a model, with every array accounted for."""
 
+import dataclasses
 import logging
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,9 @@ from vit_jax.models.description import Description
 from vit_jax.models.family import LAST, Family, Row
 from vit_jax.models.vit import POSITIONS
 from vit_jax.parameters.names import flatten_names, unflatten_names
-from vit_jax.pretrained.formats import google
+from vit_jax.pretrained import load
+from vit_jax.pretrained.arrays import write_safetensors
+from vit_jax.pretrained.formats import google, timm
 from vit_jax.pretrained.load import load_pretrained, read_source
 from vit_jax.pretrained.zoo import entries as zoo
 from vit_jax.pretrained.zoo import resolve as sources
@@ -221,6 +224,19 @@ def test_a_file_of_the_zoo_is_the_model_that_the_zoo_says(
     write_arrays(sources.cache_path(url), shorter)
     with pytest.raises(UserError, match=r"num_layers=11, expected num_layers=12"):
         load_model(name)
+
+
+def test_the_zoo_knows_how_many_heads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of DINOv2's g/14, of which Facebook's file says nothing."""
+    module = small(num_classes=0)
+    params = timm.write(weights.seeded(module, (16, 16, 3)))
+    write_safetensors(tmp_path / "a.safetensors", params, {})
+    with pytest.raises(UserError, match="cannot infer num_heads"):
+        load_model(tmp_path / "a.safetensors")
+    entry = zoo.get_entry("mae/mae_pretrain_vit_base")
+    entry = dataclasses.replace(entry, variant="", attributes=weights.SMALL, resolution=16)
+    monkeypatch.setattr(load, "describe_source", lambda _: entry)
+    assert load_model(tmp_path / "a.safetensors").module.num_heads == module.num_heads
 
 
 class Linear(nn.Module):

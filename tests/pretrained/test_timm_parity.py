@@ -20,13 +20,16 @@ from tests.peers import import_timm
 from tests.pretrained import weights
 from tests.pretrained.weights import difference, randomise
 from vit_jax.errors import UserError
-from vit_jax.files.paths import write_arrays
+from vit_jax.files.paths import write_arrays, write_json
 from vit_jax.inference.load import load_model
 from vit_jax.models.create import variant_of
 from vit_jax.parameters.names import flatten_names, unflatten_names
 from vit_jax.pretrained.arrays import write_safetensors
 from vit_jax.pretrained.formats import google
 from vit_jax.pretrained.formats import timm as names
+from vit_jax.pretrained.formats.table import read_weights
+from vit_jax.pretrained.load import _add_entry
+from vit_jax.pretrained.zoo.entries import get_entry
 
 timm = import_timm()
 
@@ -269,3 +272,30 @@ def test_gmlp_is_refused_by_name(tmp_path: Path) -> None:
     write_safetensors(tmp_path / "timm.safetensors", arrays_of(model), {})
     with pytest.raises(UserError, match="spatial gating units"):
         load_model(tmp_path / "timm.safetensors")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "vit_small_patch14_reg4_dinov2.lvd142m",
+        "vit_small_patch16_dinov3.lvd1689m",
+        "eva02_tiny_patch14_336.mim_in22k_ft_in1k",
+        "vit_base_patch16_clip_224.laion2b",
+        "vit_wee_patch16_reg1_gap_256.sbb_in1k",
+        "resmlp_12_224.fb_in1k",
+    ],
+)
+def test_the_zoo_says_of_timms_models_what_they_are(
+    name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Without values: names, shapes, and the config.json of timm's hub."""
+    config = timm.models.get_pretrained_cfg(name)
+    with torch.device("meta"):
+        model = timm.create_model(name.partition(".")[0], num_classes=config.num_classes)
+    zero = np.float32(0)
+    arrays = {key: np.broadcast_to(zero, x.shape) for key, x in model.state_dict().items()}
+    told = {"architecture": config.architecture, "global_pool": model.global_pool}
+    write_json(tmp_path / "config.json", told | {"input_size": [3, 224, 224]})
+    stored = read_weights(tmp_path / "model.safetensors", arrays)
+    _add_entry(stored, get_entry(name))  # raises UserError for another model
+    assert not caplog.messages

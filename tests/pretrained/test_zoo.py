@@ -31,9 +31,14 @@ FAMILIES = {
     "deit": 9,
     "deit3": 16,
     "mae": 3,
-    "facebook": 8,
-    "google": 11,
-    "timm": 72,
+    "dino": 4,
+    "dinov2": 8,
+    "facebook": 55,
+    "google": 34,
+    "laion": 5,
+    "microsoft": 5,
+    "openai": 4,
+    "timm": 304,
     "mixer-imagenet1k": 2,
     "mixer-imagenet21k": 2,
     "mixer-sam": 2,
@@ -41,9 +46,15 @@ FAMILIES = {
 }
 
 
+WAYS = ("head", "linear", "k-NN", "zero-shot", "attentive probe")
+
+
 def test_families_are_complete() -> None:
     found = [entry.family for entry in ENTRIES.values()]
     assert {family: found.count(family) for family in found} == FAMILIES
+    page = (ROOT / "docs" / "weights.md").read_text(encoding="utf-8")
+    listed = re.findall(r"^\| `([\w+-]+)/` \| (\d+) \|", page, re.MULTILINE)
+    assert {family: int(count) for family, count in listed} == FAMILIES
 
 
 def test_every_row_is_consistent() -> None:
@@ -52,34 +63,32 @@ def test_every_row_is_consistent() -> None:
         assert re.fullmatch(r"[\w+.-]+/[\w+.-]+", entry.name)
         assert re.fullmatch(r"(gs|https|hf)://[\w.-]+/[\w+./-]+", entry.url), entry.url
         assert entry.format in ("npz", "npz_published", "big_vision", "timm", "huggingface")
-        assert entry.classifier in ("token", "gap")
         patch = entry.variant.partition("/")[2]  # ResNets have none
-        is_any = not patch or entry.variant == "R+Ti/16"
-        assert is_any or entry.resolution % int(patch) == 0
+        patch = entry.attributes.get("patch_size", 1 if entry.variant == "R+Ti/16" else patch or 1)
+        crops = re.search(r"so400m.patch14.*384", entry.name)  # six pixels too many
+        assert crops or entry.resolution % int(patch) == 0, entry.name
         if entry.labels:
             assert entry.num_classes == LABELS[entry.labels], entry.name
         assert re.fullmatch(r"[0-9a-f]*", entry.sha256)
         for accuracy in entry.accuracy:
-            assert 60 < accuracy.percent < 90
+            assert 60 < accuracy.percent < 91
             assert accuracy.source
+            assert accuracy.by in WAYS
+            assert accuracy.by != "head" or entry.num_classes in (1000, 21843)
         create_model(**entry.model)  # knows the variant and takes the attributes
 
 
 def test_preprocessing_gives_what_the_model_takes() -> None:
-    by_spec = {entry.preprocess: entry.resolution for entry in ENTRIES.values()}
+    by_spec = {each.preprocess: each.resolution for each in ENTRIES.values() if each.preprocess}
     for spec, resolution in by_spec.items():
         assert f"{resolution}" in spec
         text = repr(parse(spec))
         last = re.findall(r"(?:Resize|CentralCrop)\(height=(\d+), width=(\d+|None)", text)[-1]
         assert int(last[0]) == resolution
         assert last[1] in (last[0], "None")
-        # Only DeiT's own weights were trained on ImageNet's mean and deviation.
-        is_deit = any(
-            entry.preprocess == spec and "deit_" in entry.name.replace("-", "_")
-            for entry in ENTRIES.values()
-            if entry.family != "big_vision"
-        )
-        assert ("Normalize" in text) == is_deit, spec
+        # None of Google's own weights was trained on another mean and deviation.
+        theirs = {each.format for each in ENTRIES.values() if each.preprocess == spec}
+        assert "Normalize" not in text or theirs <= {"timm", "huggingface"}, spec
 
 
 def num_parameters(entry: ZooEntry) -> int:
@@ -136,6 +145,32 @@ def test_entries_are_found_by_name_address_and_file() -> None:
         assert zoo.get_entry(name) is entry
     for name in ("Ti_16", f"vit/{file}", "augreg/", "gs://vit_models/augreg/index.csv"):
         assert zoo.find_entry(name) is None
+
+
+def test_the_names_of_timm_and_hugging_face() -> None:
+    for name in (
+        "vit_base_patch14_dinov2.lvd142m",  # timm's own name
+        "hf://timm/vit_base_patch14_dinov2.lvd142m",
+        "facebook/dinov2-base",
+        "hf://facebook/dinov2-base",
+        "dinov2/dinov2_vitb14",
+    ):
+        entry = zoo.get_entry(name)
+        assert entry.variant == "DINOv2-B/14"
+        assert entry.model["num_classes"] == 0
+        assert [each.percent for each in entry.on_imagenet] == [84.5, 82.1]
+        assert entry.imagenet_top1 is None  # it has no head of its own
+    for name, meant in (
+        ("vit_base_patch14_dinov2", r"Did you mean 'timm/vit_base_patch14_dinov2\.lvd142m'\?"),
+        ("dinov2_vitb14", r"Did you mean 'dinov2/dinov2_vitb14'\?"),
+        ("facebook/dinov2-bas", r"Did you mean 'facebook/dinov2-base'\?"),
+        ("clip-vit-base-patch16", r"Did you mean 'openai/clip-vit-base-patch16'\?"),
+    ):
+        with pytest.raises(UserError, match=meant):
+            zoo.get_entry(name)
+    assert len(zoo.list_models("*dino*")) > 40
+    gated = zoo.get_entry("facebook/dinov3-vitl16-pretrain-lvd1689m")
+    assert gated.licence.startswith("DINOv3 License")
 
 
 def test_a_name_of_augreg_says_it_all() -> None:
@@ -268,7 +303,7 @@ def test_filters() -> None:
     for wrong, message in (
         ({"family": "augrg"}, "family='augrg' is unknown. Did you mean 'augreg'"),
         ({"variant": "B/17"}, "variant='B/17' is unknown. Did you mean 'B/16'"),
-        ({"resolution": 100}, "Known: 224, 384"),
+        ({"resolution": 100}, "Known: 196, 224, 240"),
         ({"min_accuracy": 99.0}, "no checkpoint matches all of min_accuracy=99.0"),
         ({"family": "sam", "num_classes": 21843}, "no checkpoint matches all of family=sam, num_"),
     ):
@@ -280,7 +315,8 @@ def test_script_lists(script: Script) -> None:
     result = script("zoo.py", "list", "--variant=R50+B/16")
     assert result.returncode == 0, result.stderr
     header, *lines = result.stdout.splitlines()
-    assert header.split() == ["name", "variant", "pixels", "classes", "size", "ImageNet"]
+    assert header.split()[:3] == ["name", "variant", "pixels"]
+    assert header.split()[3:] == ["classes", "size", "ImageNet", "by"]
     assert len(lines) == 4
     assert len({line.index("R50+B/16") for line in lines}) == 1  # aligned
     as_json = json.loads(script("zoo.py", "list", "--variant=R50+B/16", "--json").stdout)

@@ -74,12 +74,15 @@ def uniform_distance(grid: tuple[int, int], pixels: tuple[int, int]) -> float:
     return float(np.mean(_distances(grid, pixels)))
 
 
-def rollout(attention: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
+def rollout(
+    attention: np.ndarray, grid: tuple[int, int], *, class_token: bool = True
+) -> np.ndarray:
     """Contribution of positions to the output (Abnar & Zuidema, 2005.00928): [B, rows, columns].
 
     Attention rollout, as in figure 6 (D.8): weights are averaged over heads, half of each row is
     the residual connection, and the blocks are multiplied. Taken from the first token if it is not
-    in the grid (the class token), else averaged over all.
+    in the grid (the class token), else averaged over all; `class_token` is false if the tokens
+    before the grid are registers alone.
 
     Args:
       attention: [L, B, H, N, N].
@@ -91,18 +94,21 @@ def rollout(attention: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
         fused = block.mean(axis=1) + np.eye(num_tokens)  # [B, N, N]
         flow = fused / fused.sum(axis=-1, keepdims=True) @ flow
     others = num_tokens - grid[0] * grid[1]
-    seen = flow[:, 0] if others else flow.mean(axis=1)  # [B, N]
+    seen = flow[:, 0] if others and class_token else flow.mean(axis=1)  # [B, N]
     return seen[:, others:].reshape(-1, *grid)
 
 
-def class_token_attention(attention: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
+def class_token_attention(
+    attention: np.ndarray, grid: tuple[int, int], *, class_token: bool = True
+) -> np.ndarray:
     """Attention of each head of the last block from the class token: [B, H, rows, columns].
 
-    Without a class token, the mean over all queries.
+    As in figure 1 of DINO (2104.14294). Without a class token, the mean over all queries;
+    `class_token` as in `rollout`.
     """
     last = np.asarray(attention[-1], np.float64)  # [B, H, N, N]
     others = last.shape[-1] - grid[0] * grid[1]
-    seen = last[:, :, 0] if others else last.mean(axis=2)
+    seen = last[:, :, 0] if others and class_token else last.mean(axis=2)
     return seen[..., others:].reshape(*seen.shape[:2], *grid)
 
 

@@ -136,18 +136,18 @@ def of_images(
     if "attention" not in can_show(model.module):
         missing = "the model has no attention"
         return dict.fromkeys(("attention_distance", "rollout", "heads"), lambda: missing)
-    grid = model.description.grid
+    grid, has_token = model.description.grid, "cls" in model.module.prefix_tokens
 
     def flow() -> Any:
         few = spread(images, _DRAWN["rollout"])
-        maps = rollout(model.attention(few, batch_size=batch_size), grid)
+        maps = rollout(model.attention(few, batch_size=batch_size), grid, class_token=has_token)
         maps /= maps.mean(axis=(1, 2), keepdims=True)
         return draw_rollout(photos(model, few), maps, spread(names, _DRAWN["rollout"]))
 
     def heads() -> Any:
         few = spread(images, _DRAWN["heads"])
         weights = model.attention(few, batch_size=batch_size)
-        maps = class_token_attention(weights, grid) * weights.shape[-1]
+        maps = class_token_attention(weights, grid, class_token=has_token) * weights.shape[-1]
         return pictures.draw_heads(photos(model, few), maps, spread(names, _DRAWN["heads"]))
 
     def distances() -> Any:

@@ -1,17 +1,22 @@
 """Intermediate features of a model.
 
-B: batch, T: tokens (class and distillation token first, then the grid row by row), D: hidden size.
+B: batch, T: tokens (class and distillation token and registers first, then the grid's P patches row
+by row), D: hidden size.
 
 | feature          | shape  | what it is                                                      |
 |------------------|--------|-----------------------------------------------------------------|
-| `logits`         | [K]    | the head's answer                                               |
+| `logits`         | [K]    | the head's answer; of a CLIP tower its projected embedding      |
 | `pre_logits`     | [D]    | the head's input: pooled tokens after the last layer norm; for  |
 |                  |        | models with a pre-training head, its tanh layer, [R]            |
-| `cls`, `dist`    | [D]    | class and distillation token after the last layer norm          |
+| `cls`, `dist`,   | [D]    | class and distillation token and each register after the last   |
+| `register_0`     |        | layer norm                                                      |
 | `gap`            | [D]    | mean over the grid's tokens after the last layer norm           |
 | `tokens`         | [T, D] | all tokens after the last layer norm                            |
+| `patches`        | [P, D] | those of the grid                                               |
 | `block_3_tokens` | [T, D] | all tokens after block 3, counted from 0: the residual stream,  |
 |                  |        | before the next layer norm                                      |
+| `block_3_normed` | [T, D] | these after the model's last norm, as                           |
+|                  |        | `get_intermediate_layers(norm=True)` of DINOv2                  |
 | `block_3`        | [D]    | the class token of these, or the mean if there is none          |
 
 A model without tokens (a ResNet) has `logits`, `pre_logits` and `gap`, its mean over the feature
@@ -31,11 +36,12 @@ from flax.traverse_util import flatten_dict
 
 from vit_jax.errors import UserError, nearest
 from vit_jax.models.create import clone_with, family_of
+from vit_jax.models.modern_block import ModernConfig
 
 # (params, images) -> features by name
 FeatureFunction = Callable[[Any, jax.Array], dict[str, jax.Array]]
 
-_BLOCK = re.compile(r"block_(\d+)(_tokens)?")
+_BLOCK = re.compile(r"block_(\d+)(_tokens|_normed)?")
 
 
 def available_features(module: Any) -> list[str]:
@@ -44,10 +50,19 @@ def available_features(module: Any) -> list[str]:
     names = ["logits"] if module.num_classes else []
     names += ["pre_logits"] if module.head_input else []
     names += [*module.prefix_tokens, "gap"]
-    names += ["tokens"] if family.tokens else []
+    names += ["tokens", "patches"] if family.tokens else []
+    ends = ("", "_tokens", "_normed")[: 3 if _has_last_norm(module) else 2]
     for i in range(_num_blocks(module)):
-        names += [f"block_{i}", f"block_{i}_tokens"]
+        names += [f"block_{i}{end}" for end in ends]
     return names
+
+
+_LAST_NORM = "encoder_norm"  # of the submodule `Family.tokens`
+
+
+def _has_last_norm(module: Any) -> bool:
+    is_of_tokens = getattr(module, "final_norm", "tokens") == "tokens"
+    return family_of(module).tokens == "Transformer" and is_of_tokens
 
 
 def _num_blocks(module: Any) -> int:
@@ -62,6 +77,7 @@ def check_features(module: Any, features: Iterable[str], key: str = "--features"
     if count := _num_blocks(module):
         last = count - 1
         listing += f", block_0 to block_{last}, block_0_tokens to block_{last}_tokens"
+        listing += f", block_0_normed to block_{last}_normed" if _has_last_norm(module) else ""
     if not names:
         raise UserError(f"{key} is empty; this model has {listing}.")
     for name in names:
@@ -101,6 +117,9 @@ def feature_function(module: Any, names: Sequence[str]) -> FeatureFunction:
         outputs = {path[-2]: value[0] for path, value in captured.items() if "__call__" in path}
         outputs["logits"] = logits
         values = {name: _feature(module, name, outputs[sources[name]]) for name in sources}
+        for name in [name for name in values if name.endswith("_normed")]:
+            scale = params[family_of(module).tokens][_LAST_NORM]
+            values[name] = ModernConfig.of(module).norm().apply({"params": scale}, values[name])
         return {name: jnp.asarray(value, jnp.float32) for name, value in values.items()}
 
     return function
@@ -141,9 +160,11 @@ def _module_of(module: Any, feature: str) -> str:
 
 def _feature(module: Any, name: str, output: jax.Array) -> jax.Array:
     prefix = module.prefix_tokens
-    is_whole = name in ("logits", "pre_logits") or name.endswith("tokens")
+    is_whole = name in ("logits", "pre_logits") or name.endswith(("tokens", "normed"))
     if is_whole or not family_of(module).tokens:
         return output
+    if name == "patches":
+        return output[:, len(prefix) :]  # [B, P, D]
     if name in prefix:
         return output[:, prefix.index(name)]  # [B, D]
     if name == "gap" or not prefix:

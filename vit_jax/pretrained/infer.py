@@ -60,8 +60,9 @@ def infer_model(params: Shapes, conventions: Mapping[str, Any]) -> dict[str, Any
         raise UserError(f"this {title} is incomplete: cannot infer its {missing[0]}.")
     heads = [name.rpartition("/")[0] for name in with_role("head", params)]
     num_classes = (layer_width(params, heads[0]) if heads else None) or 0
-    known = MODELS[sizes["name"]].keys
-    kept = {key: value for key, value in conventions.items() if key in known}
+    family = MODELS[sizes["name"]]
+    unseen = (*family.conventions, *family.head_conventions)
+    kept = {key: value for key, value in conventions.items() if key in unseen}
     return {**sizes, "num_classes": num_classes, **kept}
 
 

@@ -119,7 +119,9 @@ def read_source(
     run, _, is_best = os.fspath(source).rpartition("/")
     if is_best == "best" and not to_path(source).exists() and (to_path(run) / CONFIG_FILE).exists():
         source = best_checkpoint(run)
-    path = resolve(source)
+    path, entry = resolve(source), describe_source(source)
+    if entry is not None:
+        default_heads = entry.model.get("num_heads", default_heads)
     if path.is_dir():
         names = [PARAMS_FILE, f"{WEIGHTS_FILE}.index.json", WEIGHTS_FILE]
         names += [f"{TORCH_FILE}.index.json", TORCH_FILE, *OTHER_FILES]
@@ -138,7 +140,7 @@ def read_source(
                 grid = grid or (description.grid if description else None)
                 stored = read_weights(local, arrays, num_heads, default_heads, grid, part)
         stored.description = description
-    if (entry := describe_source(source)) is not None:
+    if entry is not None:
         _add_entry(stored, entry)
     for name, array in stored.params.items():
         if not np.isfinite(np.sum(array)) and not np.isfinite(array).all():
@@ -242,8 +244,8 @@ def _description_of(file: Path, part: str) -> tuple[Description | None, str]:
     raise UserError(f"{path} has no part {chosen!r}: {known}.")
 
 
-# Fields of the zoo that were not verified for every entry.
-_UNVERIFIED = ("classifier", "representation_size", "num_classes", "gelu")
+# Fields of the zoo that were not verified for every entry, beside conventions.
+_UNVERIFIED = ("classifier", "representation_size", "num_classes")
 
 
 def _add_entry(stored: Stored, entry: ZooEntry) -> None:
@@ -255,15 +257,19 @@ def _add_entry(stored: Stored, entry: ZooEntry) -> None:
     if not stored.class_names and entry.labels:
         stored.class_names = class_names(entry.labels)
     found = infer_model(stored.params, stored.conventions)
+    family = MODELS[found["name"]]
+    unverified = (*_UNVERIFIED, *family.conventions, *family.head_conventions)
     for key, expected in {**variant_defaults(found["name"]), **entry.model}.items():
-        if found.get(key, expected) == expected:
+        value = found.get(key, expected)
+        is_start = key == "layer_scale_init" and value and expected  # a file does not tell which
+        if value == expected or is_start:
             continue
-        if key not in _UNVERIFIED:
+        if key not in unverified:
             raise UserError(
-                f"the file of {entry.name} has {key}={found[key]}, expected "
+                f"the file of {entry.name} has {key}={value}, expected "
                 f"{key}={expected}; it is damaged or another file: delete it and download it again."
             )
-        logging.warning("%s: %s=%s in the file, not %s.", entry.name, key, found[key], expected)
+        logging.warning("%s: %s=%s in the file, not %s.", entry.name, key, value, expected)
 
 
 def _warn_of_conventions(

@@ -74,7 +74,7 @@ def _check(model: dict[str, Any], kind: str, architectures: dict[Any, str]) -> s
 
     def refuse(*keys: str) -> None:
         values = ", ".join(f"model.{key}={model[key]!r}" for key in keys)
-        raise UserError(f"timm's {kind} has no {values}; use --format=npz or orbax.")
+        raise UserError(f"timm has no {kind} with {values}; use --format=npz or orbax.")
 
     for key, values in _VALUES[kind].items():
         if model[key] not in values:

@@ -201,7 +201,8 @@ _MARKS = re.compile(
 def _is_modern(stored: Stored) -> bool:
     """Whether it has a part that the paper's model lacks, or lacks one that it has."""
     params, known = stored.params, stored.conventions
-    needed = {"Transformer/encoder_norm/scale", f"{BLOCKS}_0/{ATTENTION}/query/bias"}
+    layers = (f"{BLOCKS}_0/{ATTENTION}/{name}/bias" for name in ("query", "key", "out"))
+    needed = {"Transformer/encoder_norm/scale", "embedding/bias", *layers}
     return (
         any(map(_MARKS.fullmatch, params))
         or not needed <= params.keys()

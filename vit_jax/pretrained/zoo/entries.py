@@ -12,6 +12,10 @@
 * DeiT: README_deit.md and README_revenge.md of facebookresearch/deit; the eight hex digits in a
   file's name begin its SHA-256.
 * MAE: README.md and FINETUNE.md of facebookresearch/mae.
+* Rows of timm's hub: resolution, preprocessing and licence from its pretrained_cfg, attributes from
+  its modules (timm 1.0.31), accuracies of heads from results-imagenet.csv as above.
+* Linear, k-NN and zero-shot accuracies: tables of the repository that the source names, of the
+  weights before timm or Hugging Face converted them.
 """
 
 from __future__ import annotations
@@ -20,7 +24,7 @@ import dataclasses
 import fnmatch
 import functools
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -49,9 +53,11 @@ class Accuracy:
     percent: float
     source: str
     dataset: str = "imagenet2012"
+    by: str = "head"  # the file's own; or `linear`, `k-NN`, `zero-shot`, ... on its features
 
     def __str__(self) -> str:
-        return f"{self.percent:g} % {self.dataset} ({self.source})"
+        by = "" if self.by == "head" else f" by {self.by}"
+        return f"{self.percent:g} % {self.dataset}{by} ({self.source})"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,18 +67,22 @@ class ZooEntry:
     name: str  # family/model
     url: str  # gs://, https:// or hf://
     format: str  # npz or npz_published (Google's), big_vision, timm or huggingface
-    variant: str  # key of create.VARIANTS
+    variant: str  # key of create.VARIANTS; "" if `attributes` has all sizes
     resolution: int  # image side in pixels that its position embeddings match
-    preprocess: str  # how its accuracy is measured, for `data.preprocess.parse`
+    preprocess: str = (
+        ""  # how its accuracy is measured, for `data.preprocess.parse`; "": the file's
+    )
     num_classes: int = 1000  # 0 without a head
     classifier: str = "token"  # or gap
     representation_size: int | None = None  # width of the tanh layer before the head
     position_embedding: str = "learned"  # or sincos2d
-    gelu: str = ""  # if it is not the variant's
+    # Of the model, where they are not the variant's.
+    attributes: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     labels: str = "imagenet2012"  # key of `data.class_names.LABELS`
     size: str = ""  # as published, such as "393.69 MiB"
     sha256: str = ""  # of the file in hex, or its prefix
     accuracy: tuple[Accuracy, ...] = ()  # first the one to reproduce
+    licence: str = ""  # if it restricts use
     note: str = ""  # what users must know, and what is unverified
 
     @property
@@ -81,8 +91,13 @@ class ZooEntry:
 
     @property
     def imagenet_top1(self) -> float | None:
-        """Published ImageNet top-1 in percent."""
-        return next((a.percent for a in self.accuracy if a.dataset == "imagenet2012"), None)
+        """Published ImageNet top-1 of its own head, in percent."""
+        own = (each.percent for each in self.on_imagenet if each.by == "head")
+        return next(own, None)
+
+    @property
+    def on_imagenet(self) -> list[Accuracy]:
+        return [each for each in self.accuracy if each.dataset == "imagenet2012"]
 
     @property
     def size_bounds(self) -> tuple[int, int] | None:
@@ -97,11 +112,10 @@ class ZooEntry:
     @property
     def model(self) -> dict[str, Any]:
         """Keyword arguments of `create_model` for these weights."""
-        sizes = get_variant(self.variant)
+        sizes = (get_variant(self.variant) if self.variant else {}) | {**self.attributes}
         keys = {"classifier", "representation_size", "position_embedding"}
         keys = {"num_classes"} | (keys & MODELS[sizes["name"]].keys.keys())
-        gelu = {"gelu": self.gelu} if self.gelu else {}
-        return sizes | gelu | {key: getattr(self, key) for key in keys}
+        return {key: getattr(self, key) for key in keys} | sizes
 
 
 @functools.cache
@@ -111,8 +125,10 @@ def entries() -> dict[str, ZooEntry]:
     found = {}
     for line in text.splitlines():
         fields = json.loads(line)
-        accuracy = tuple(Accuracy(*each) for each in fields.pop("accuracy", ()))
-        found[fields["name"]] = ZooEntry(**fields, accuracy=accuracy)
+        fields["accuracy"] = tuple(Accuracy(*each) for each in fields.get("accuracy", ()))
+        attributes = fields.get("attributes", {}).items()
+        fields["attributes"] = {k: tuple(v) if isinstance(v, list) else v for k, v in attributes}
+        found[fields["name"]] = ZooEntry(**fields)
     return found
 
 
@@ -139,9 +155,14 @@ def augreg_entry(file: str) -> ZooEntry:
 
 
 def find_entry(name_or_url: str) -> ZooEntry | None:
-    """The entry of a name or an address, including any AugReg file; or None."""
+    """The entry of a name or an address, including any AugReg file; or None.
+
+    timm's names need no `timm/`.
+    """
     by_url = {row.url: row for row in entries().values()}
-    found = entries().get(name_or_url) or by_url.get(name_or_url)
+    names = (name_or_url, f"timm/{name_or_url}")
+    found = next((entries()[name] for name in names if name in entries()), None)
+    found = found or by_url.get(name_or_url)
     folder, _, file = name_or_url.rpartition("/")
     if found is None and folder in ("augreg", AUGREG) and augreg_names.is_file_name(file):
         found = augreg_entry(file)
@@ -156,8 +177,9 @@ def get_entry(name: str) -> ZooEntry:
         return found
     if name.startswith("augreg/") and "-" in name:
         return augreg_entry(name.removeprefix("augreg/"))  # raises a specific error
-    # The family may be omitted.
-    meant = [repr(known) for known in entries() if known.partition("/")[2] == name]
+    # The family may be omitted, and what follows the architecture in timm's names.
+    meant = [known for known in entries() if f"{known.partition('/')[2]}.".startswith(f"{name}.")]
+    meant = [repr(known) for known in meant]
     has_family = name.partition("/")[0] in {known.partition("/")[0] for known in entries()}
     size = name if name in VARIANTS else "" if meant or has_family else variant_called(name)
     if size:
@@ -199,13 +221,13 @@ def filter_entries(*, min_accuracy: float | None = None, **fields: Any) -> list[
 
 def table(rows: Iterable[ZooEntry]) -> str:
     """One line per entry in aligned columns: text left, numbers right."""
-    lines = [("name", "variant", "pixels", "classes", "size", "ImageNet")]
+    lines = [("name", "variant", "pixels", "classes", "size", "ImageNet", "by")]
     for row in rows:
-        top1 = "-" if row.imagenet_top1 is None else f"{row.imagenet_top1:.1f}"
-        cells = (row.name, row.variant, str(row.resolution), str(row.num_classes))
-        lines.append((*cells, row.size or "-", top1))
+        top1 = [(f"{each.percent:.1f}", each.by) for each in row.on_imagenet]
+        cells = (row.name, row.variant or "-", str(row.resolution), str(row.num_classes))
+        lines.append((*cells, row.size or "-", *(top1[0] if top1 else ("-", "-"))))
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    form = "  ".join(f"{{:{'<<>>>>'[i]}{width}}}" for i, width in enumerate(widths))
+    form = "  ".join(f"{{:{'<<>>>><'[i]}{width}}}" for i, width in enumerate(widths))
     return "\n".join(form.format(*line) for line in lines)
 
 
@@ -216,14 +238,16 @@ def show(entry: ZooEntry) -> str:
     if entry.labels:
         names = class_names(entry.labels)
         fields["labels"] = f"{entry.labels} ({names[0]} ... {names[-1]})"
-    lines = [f"  {name:<21}{value}" for name, value in fields.items() if value not in ("", None)]
+    lines = [
+        f"  {name:<21}{value}" for name, value in fields.items() if value not in ("", None, {})
+    ]
     commands = [f"zoo.py get {entry.name}"]
-    if entry.num_classes and entry.family != "imagenet21k":  # whose heads are zero
+    # Not the zeros of imagenet21k, and not the projections of image-text models.
+    if entry.family == "augreg" or (entry.labels and entry.family != "imagenet21k"):
         commands.append(f"predict.py {entry.name} IMAGE...")
     if entry.labels == "imagenet2012":
         commands.append(f"evaluate.py {entry.name} --dataset=imagenet2012 --split=validation")
-    commands.append(
-        f"finetune.py --config=configs/finetune.py:{entry.variant},cifar10 "
-        f"--config.pretrained.source={entry.name} --workdir=/tmp/cifar10"
-    )
+    model = f"{entry.variant},cifar10 --config.pretrained.source={entry.name}"
+    model = f"{entry.name},cifar10" if entry.attributes else model
+    commands.append(f"finetune.py --config=configs/finetune.py:{model} --workdir=/tmp/cifar10")
     return "\n".join([*lines, "", *(f"  python scripts/{each}" for each in commands)])

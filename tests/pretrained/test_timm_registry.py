@@ -1,0 +1,187 @@
+"""Every published set of weights of timm's plain Vision Transformers: read, or refused with why.
+
+timm's own registry is walked. Each architecture is built from its configuration without weights,
+its hub folder is imitated (names, shapes, `config.json`) and read here: all sizes must be those of
+timm's modules. Architectures that are the same function but for sizes are one form. Of each form
+one is built again, narrow and with seeded weights, and its logits are compared: none may load and
+differ; the others must get the same attributes from us.
+
+The table of docs/weights.md is made of what this finds: a test compares them.
+"""
+
+import collections
+import json
+import re
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+
+from tests import golden
+from tests.peers import import_timm
+from tests.pretrained import weights
+from tests.pretrained.test_timm_parity import SAME, arrays_of, their_logits
+from tests.pretrained.weights import difference, randomise
+from vit_jax.errors import UserError
+from vit_jax.inference.load import load_model
+from vit_jax.launch import ROOT
+from vit_jax.pretrained.arrays import write_safetensors
+from vit_jax.pretrained.formats.table import read_weights
+from vit_jax.pretrained.infer import infer_description
+
+timm = import_timm()
+
+# timm's files, by the argument of their models that is the number of blocks.
+FILES = {
+    "vision_transformer": "depth",
+    "eva": "depth",
+    "deit": "depth",
+    "resnetv2": "",
+    "mlp_mixer": "",
+    "vision_transformer_hybrid": "depth",
+    "beit": "depth",
+}
+# Their logits are compared by test_timm_resnet.py and test_timm_parity.py.
+ELSEWHERE = ("resnetv2", "mlp_mixer", "vision_transformer_hybrid")
+# What is refused, and why.
+REFUSED = {
+    "vit_d(little|wee|pwee)_.*": "differential attention",
+    "vit_pwee_.*": "attention and MLP in parallel",
+    "vit_base_mci_224": "a stem of convolutions and batch norms",
+    "gmlp_.*": "spatial gating units",
+    r"resnetv2_\d+(d|d_evos|d_gn)": "a stem of three convolutions",
+    r"resnetv2_\d+": "batch normalisation",
+}
+SIZES = {"hidden_size": "embed_dim", "num_heads": "blocks.0.attn.num_heads"}
+SIZES |= {"patch_size": "patch_embed.patch_size", "mlp_dim": "blocks.0.mlp.fc2.in_features"}
+
+
+class Read(NamedTuple):
+    """One architecture: its number of sets, its form, and what became of its file here."""
+
+    architecture: str
+    sets: int
+    form: str
+    model: dict[str, Any]  # our attributes without sizes
+    refused: str
+
+
+def build(architecture: str, file: str, **args: Any) -> tuple[Any, dict[str, Any]]:
+    """With two blocks, and the arguments that its `config.json` has to say."""
+    if FILES[file]:
+        args[FILES[file]] = 2
+    if "sapiens2" in architecture:  # all heads of its inner blocks share keys and values
+        args["num_kv_heads"] = [None, 1]
+    return timm.create_model(architecture, **args), args
+
+
+def form_of(model: Any) -> str:
+    """What tells models apart that are not the same function of some sizes.
+
+    By the place of each module: its kind, settings that are no sizes, and which parameters it has.
+    """
+    seen = {}
+    for name, module in model.named_modules():
+        kept = {k: v for k, v in vars(module).items() if isinstance(v, bool | str | float)}
+        kept = {k: v for k, v in kept.items() if k not in ("training", "fused_attn", "scale", "p")}
+        parameters = [k for k, value in module._parameters.items() if value is not None]
+        place = re.sub(r"\d+", "#", name)
+        seen[place] = [type(module).__name__, kept, parameters]
+    return json.dumps([seen, getattr(getattr(model, "rope", None), "ref_feat_shape", None)])
+
+
+def write_config(folder: Path, model: Any, architecture: str, args: dict[str, Any]) -> None:
+    """The `config.json` of a hub folder."""
+    keys = ("input_size", "interpolation", "crop_pct", "crop_mode", "mean", "std")
+    config = {
+        "architecture": architecture,
+        "num_classes": model.num_classes,
+        "global_pool": getattr(model, "global_pool", ""),
+        "model_args": args,
+        "pretrained_cfg": {k: model.pretrained_cfg[k] for k in keys if k in model.pretrained_cfg},
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+def attribute(model: Any, path: str) -> Any:
+    for name in path.split("."):
+        model = model[int(name)] if name.isdigit() else getattr(model, name, None)
+        if model is None:
+            return None
+    return model
+
+
+def read(architecture: str, file: str, folder: Path) -> Read:
+    """Reads zeros in the shapes of the architecture, and compares all sizes."""
+    with torch.device("meta"):
+        model, args = build(architecture, file)
+    sets, form = len(timm.list_pretrained(architecture)), form_of(model)
+    write_config(folder, model, architecture, args)
+    arrays = {name: np.zeros(x.shape, np.float32) for name, x in model.state_dict().items()}
+    try:
+        stored = read_weights(folder / "model.safetensors", arrays)
+        assert not stored.unexpected, (architecture, stored.unexpected)
+        found = infer_description(stored).model
+    except UserError as error:
+        return Read(architecture, sets, form, {}, str(error).partition(": ")[2])
+    for ours, theirs in SIZES.items():
+        if (size := attribute(model, theirs)) and ours in found:
+            size = size[0] if isinstance(size, tuple) else size
+            assert found[ours] == size, (architecture, ours)
+    sizes = ("layers", "dim", "size", "heads", "registers", "width_factor", "rope_grid", "classes")
+    kept = {key: value for key, value in found.items() if not key.endswith(sizes)}
+    if "layer_scale_init" in kept:  # only whether there is one matters to trained weights
+        kept["layer_scale_init"] = kept["layer_scale_init"] is not None
+    return Read(architecture, sets, form, kept, "")
+
+
+def compare(architecture: str, file: str, folder: Path) -> float:
+    """The largest difference of logits of a narrow model with an image of 4 x 4 patches."""
+    with torch.device("meta"):
+        full, _ = build(architecture, file)
+    size = [4 * side for side in full.patch_embed.patch_size]
+    torch.manual_seed(0)
+    model, args = build(architecture, file, embed_dim=96, num_heads=3, img_size=size)
+    randomise(model)
+    images = golden.images(2, *size)
+    write_safetensors(folder / "model.safetensors", arrays_of(model), {})
+    write_config(folder, model, architecture, args)
+    loaded = load_model(folder)
+    ours = weights.logits(loaded.module, loaded.params, images)
+    theirs = their_logits(model, images)
+    assert ours.shape == theirs.shape
+    return difference(ours, theirs)
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_registry(file: str, tmp_path: Path) -> None:
+    every = [
+        read(architecture, file, tmp_path)
+        for architecture in sorted(timm.list_models(module=file))
+        if timm.list_pretrained(architecture)
+    ]
+    forms = collections.defaultdict(list)
+    for each in every:
+        if each.refused:
+            why = next(
+                why for name, why in REFUSED.items() if re.fullmatch(name, each.architecture)
+            )
+            assert f"has {why}" in each.refused, each
+        else:
+            forms[each.form].append(each)
+    largest = 0.0
+    for first, *others in forms.values():
+        for other in others:
+            assert other.model == first.model, (first.architecture, other.architecture)
+        if file not in ELSEWHERE:
+            found = compare(first.architecture, file, tmp_path)
+            assert found < SAME, first.architecture
+            largest = max(largest, found)
+    # 1e-6 and less depends on the machine.
+    refused = sum(each.sets for each in every if each.refused)
+    whole = sum(each.sets for each in every)
+    row = f"| `{file}.py` | {whole} | {whole - refused} | {refused} | {len(forms)} |"
+    print(row, f"largest difference {largest:.1e}")
+    assert row in (ROOT / "docs/weights.md").read_text()
