@@ -121,7 +121,7 @@ def _take_relative_biases(
             else:
                 shared.append(arrays.pop(name))
     if shared:
-        return {i: sum(shared, tables.get(i, np.float32(0))) for (i,) in blocks}
+        return {i: sum(shared, tables.get(i, np.zeros(1, np.float32))) for (i,) in blocks}
     return tables
 
 
