@@ -29,22 +29,24 @@ _NOT_IMAGES = {"audio-spectrogram-transformer": "sounds", "videomae": "videos", 
 
 
 def begin(
-    arrays: dict[str, np.ndarray], settings: dict[str, Any], preprocessor: dict[str, Any]
+    arrays: dict[str, np.ndarray],
+    settings: dict[str, Any],
+    preprocessor: dict[str, Any],
+    num_heads: int | None,
 ) -> Stored:
     """What the files beside `arrays` say; removes from these what is not of the model of images.
 
     UserError for a part that our models lack, before anything is guessed.
     """
-    found = find_kind(arrays)
-    assert found is not None  # the format was detected by it
-    kind, prefix = found
-    name = next(n for n in arrays if re.fullmatch(rf"{prefix}embeddings\.patch_em.*weight", n))
-    model_type = settings.get("model_type")
-    ndim = arrays[name].ndim
+    kind, prefix, name = find_kind(arrays) or ("", "", "")
+    model_type, ndim = settings.get("model_type"), arrays[name].ndim
     if model_type in _NOT_IMAGES or (ndim != 4 and (kind, ndim) != ("siglip", 2)):
         what = _NOT_IMAGES.get(str(model_type), "videos or volumes")
         raise UserError(f"a model for {what} ({model_type or name}); only image models are read.")
     stored = read_settings(of_images(settings), preprocessor, kind)
+    if kind == "dinov3":  # those of other models of these sizes differ
+        width = len(arrays[name])
+        stored.num_heads = stored.num_heads or num_heads or (32 if width == 4096 else width // 64)
     for name in list(arrays):
         if prefix == TOWER and not name.startswith((TOWER, "visual_projection.", "classifier.")):
             del arrays[name]
@@ -65,10 +67,8 @@ def read_huggingface(
     stored: Stored, arrays: dict[str, np.ndarray], num_heads: int, settings: dict[str, Any]
 ) -> None:
     """Moves `arrays` into `stored`; UserError if the model is not supported."""
-    found = find_kind(arrays)
-    assert found is not None
-    kind, prefix = found
-    settings = of_images(settings)
+    kind, prefix, _ = find_kind(arrays) or ("", "", "")
+    settings, is_projection = of_images(settings), "visual_projection.weight" in arrays
     for name in list(arrays):
         # ViTMSN omits the prefix after its embeddings, and BEiT for masked images before its norm.
         if prefix not in ("", TOWER) and name.startswith(("encoder.", "layernorm.")):
@@ -80,19 +80,22 @@ def read_huggingface(
     gated = any(re.search(r"\.mlp\.(gate_proj|weights_in)\.", name) for name in arrays)
     folders = "|".join(folder for pair in FOLDERS.values() for folder in pair)
     blocks = rows.numbers(rf"^{prefix}(?:encoder\.layers|{folders})\.(\d+)\.", arrays)
-    biases = _take_relative_biases(arrays, prefix, blocks)
+    biases = _take_relative_biases(arrays, blocks)
     names = table(kind, prefix, blocks, list(arrays), is_new=is_new, gated=gated)
     if kind == "vit":
         names += decoder(arrays, settings, is_new=is_new)
     rows.read_rows(stored, arrays, names, num_heads=num_heads)
-    is_beit = prefix in BEIT or settings.get("model_type") in ("beit", "data2vec-vision")
     for i, bias in biases.items():
         read_relative_bias(stored, i, bias, _square(stored))
-        is_beit = True
-    is_beit |= f"{BLOCKS}_0/LayerScale_0/gamma" in stored.params and kind == "vit"
-    _place_head(stored, kind, is_beit)
-    if is_beit or _is_modern(stored):
-        _make_modern(stored, kind, is_beit)
+    is_beit = prefix in BEIT or settings.get("model_type") in ("beit", "data2vec-vision")
+    if kind == "vit" and (is_beit or any(map(_OF_BEIT.search, stored.params))):
+        kind = "beit"
+    _place_head(stored, kind, is_projection)
+    if kind == "beit" or _is_modern(stored):
+        _make_modern(stored, kind, settings)
+
+
+_OF_BEIT = re.compile(r"/(LayerScale_0|relative_bias)/")
 
 
 def _square(stored: Stored) -> tuple[int, int] | None:
@@ -108,29 +111,23 @@ def _square(stored: Stored) -> tuple[int, int] | None:
 
 
 def _take_relative_biases(
-    arrays: dict[str, np.ndarray], prefix: str, blocks: list[tuple[int, ...]]
+    arrays: dict[str, np.ndarray], blocks: list[tuple[int, ...]]
 ) -> dict[int, np.ndarray]:
     """BEiT's tables by block; one that all blocks share is added to each."""
     tables: dict[int, np.ndarray] = {}
-    shared = []
-    for name in list(arrays):
-        if name.endswith("relative_position_bias_table"):
-            block = re.match(rf"{prefix}(?:encoder\.layer|layers)\.(\d+)\.", name)
-            if block:
-                tables[int(block[1])] = arrays.pop(name)
-            else:
-                shared.append(arrays.pop(name))
-    if shared:
-        return {i: sum(shared, tables.get(i, np.zeros(1, np.float32))) for (i,) in blocks}
+    for name in [name for name in arrays if name.endswith("relative_position_bias_table")]:
+        block, array = re.search(r"\.(\d+)\.", name), arrays.pop(name)
+        for i in [int(block[1])] if block else [i for (i,) in blocks]:
+            tables[i] = tables[i] + array if i in tables else array
     return tables
 
 
-def _place_head(stored: Stored, kind: str, is_beit: bool) -> None:
+def _place_head(stored: Stored, kind: str, is_projection: bool) -> None:
     """Says what the head's input is; drops what is no input of it."""
     params = stored.params
 
-    def drop(pattern: str, why: str) -> None:
-        for name in [name for name in params if re.match(pattern, name)]:
+    def drop(start: str, why: str = "not an input of the head") -> None:
+        for name in [name for name in params if name.startswith(start)]:
             del params[name]
             stored.dropped[name] = why
 
@@ -140,21 +137,18 @@ def _place_head(stored: Stored, kind: str, is_beit: bool) -> None:
         params["registers"] = params.pop("dist")  # of DeiT with one head
     if {"head/kernel", "dist"} & params.keys() or _is_modern(stored):
         drop("pre_logits/", "the pooler, which is not an input of the head")
-    if is_beit and "Transformer/encoder_norm/scale" not in params:
+    if kind == "beit" and "Transformer/encoder_norm/scale" not in params:
         stored.conventions["classifier"] = "gap"
-    if "head/kernel" not in params:
-        return
-    if "head/bias" not in params and kind == "clip":  # a projection
+    if is_projection:
         stored.probabilities_by = "none"
-        stored.add("head/bias", np.zeros(params["head/kernel"].shape[1], np.float32))
+        stored.add("head/bias", np.zeros(params["head/kernel"].shape[-1], np.float32))
         stored.changed["head/bias"] = "zeros, as there is none"
-    elif kind == "dinov2":
-        stored.conventions["classifier"] = "token_gap"
-    elif kind == "clip":
-        stored.conventions["classifier"] = "gap"
-        drop("Transformer/encoder_norm/", "not an input of the head")
-    elif kind == "siglip":
-        drop("MAPHead_0/", "not an input of the head")
+    elif "head/kernel" in params and kind in ("dinov2", "clip"):
+        stored.conventions["classifier"] = "token_gap" if kind == "dinov2" else "gap"
+        if kind == "clip":
+            drop("Transformer/encoder_norm/")
+    elif "head/kernel" in params and kind == "siglip":
+        drop("MAPHead_0/")
 
 
 _MODERN = re.compile(
@@ -174,18 +168,30 @@ def _is_modern(stored: Stored) -> bool:
     )
 
 
-def _make_modern(stored: Stored, kind: str, is_beit: bool) -> None:
-    """Parameters of `vit.py` -> those of `modern_vit.py`; UserError: an array is missing."""
-    params, encoder_norm = stored.params, "Transformer/encoder_norm"
-    norms = [encoder_norm] if encoder_norm + "/scale" in params or not is_beit else []
-    norms += ["Transformer/pre_norm"] if kind == "clip" else []
-    norms += ["pooled_norm"] if "head/kernel" in params and not norms else []
-    if stored.conventions.get("classifier") == "gap" and kind == "clip":
-        norms = ["Transformer/pre_norm"]
-    needed = [f"{name}/{part}" for name in norms for part in ("scale", "bias")]
-    needed += [] if kind == "clip" else ["embedding/bias"]
-    needed += [] if kind == "dinov3" or is_beit else [POSITIONS]
-    needed += ["cls"] if kind in ("dinov2", "dinov3", "clip") or is_beit else []
+def _make_modern(stored: Stored, kind: str, settings: dict[str, Any]) -> None:
+    """Parameters of `vit.py` -> those of `modern_vit.py`; UserError: an array is missing.
+
+    What is missing would be taken for a model without it.
+    """
+    params, block = stored.params, f"{BLOCKS}_0/{ATTENTION}"
+    is_mean = stored.conventions.get("classifier") == "gap"
+    needed = [] if kind == "clip" else ["embedding/bias"]
+    needed += ["cls"] if kind in ("dinov2", "dinov3", "clip", "beit") else []
+    norms = ["Transformer/pre_norm"] if kind == "clip" else []
+    if not is_mean or settings.get("use_mean_pooling") is False:
+        norms += ["Transformer/encoder_norm"]
+    elif kind == "beit" and "head/kernel" in params:
+        norms += ["pooled_norm"]
+    needed += [f"{name}/{part}" for name in norms for part in ("scale", "bias")]
+    if kind not in ("beit", "dinov3") or settings.get("use_absolute_position_embeddings"):
+        needed += [POSITIONS]
+    if any(settings.get(f"use_{of}relative_position_bias") for of in ("", "shared_")):
+        needed += [f"{block}/relative_bias/offsets"]
+    if kind in ("vit", "dinov2") and "model_type" in settings and settings.get("qkv_bias", True):
+        needed += [f"{block}/{name}/bias" for name in ("query", "key", "value")]
+    of_two = settings.get("model_type") == "dinov2_with_registers"
+    if settings.get("num_register_tokens", 4 if of_two else 0):
+        needed += ["registers"]
     if missing := [name for name in needed if name not in params]:
         raise UserError(f"{list_names(missing)} missing; make sure that the file is whole.")
     stored.conventions.pop("position_embedding")

@@ -51,17 +51,20 @@ def _patches(x: np.ndarray, _: int) -> np.ndarray:
     return rows.CONV.read(x, 1)
 
 
-def find_kind(names: Collection[str]) -> tuple[str, str] | None:
-    """The kind of the table above and the prefix of the names, or None if they are no such."""
+def find_kind(names: Collection[str]) -> tuple[str, str, str] | None:
+    """The kind of the table above, the prefix of the names, and that of the patches' kernel.
+
+    None if they are not of such a model.
+    """
     for prefix in (*_PREFIXES, *_OTHERS):
         embeddings = f"{prefix}embeddings."
-        if f"{embeddings}patch_embeddings.projection.weight" in names:
+        if (name := f"{embeddings}patch_embeddings.projection.weight") in names:
             has_scale = any(".layer_scale1." in name for name in names)
-            return ("dinov2" if has_scale else "vit"), prefix
-        if f"{embeddings}patch_embeddings.weight" in names:
-            return "dinov3", prefix
-        if f"{embeddings}patch_embedding.weight" in names:
-            return ("clip" if f"{embeddings}class_embedding" in names else "siglip"), prefix
+            return ("dinov2" if has_scale else "vit"), prefix, name
+        if (name := f"{embeddings}patch_embeddings.weight") in names:
+            return "dinov3", prefix, name
+        if (name := f"{embeddings}patch_embedding.weight") in names:
+            return ("clip" if f"{embeddings}class_embedding" in names else "siglip"), prefix, name
     return None
 
 

@@ -141,7 +141,7 @@ def read_weights(
         elif any(name.startswith("resnet/root_block/") for name in arrays):
             stored = google.read_big_transfer(arrays)
         elif huggingface_names.find_kind(arrays) is not None:
-            stored = huggingface.begin(arrays, settings, preprocessor)
+            stored = huggingface.begin(arrays, settings, preprocessor, num_heads)
             default_heads = default_heads or huggingface.likely_heads(arrays)
             heads = _choose_heads(arrays, num_heads, stored.num_heads, default_heads)
             huggingface.read_huggingface(stored, arrays, heads, settings)
