@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from tests import golden
-from tests.peers import import_transformers
+from tests.peers import import_timm, import_transformers
 from tests.pretrained import weights
 from vit_jax.errors import UserError
 from vit_jax.inference.load import load_model
@@ -56,6 +56,10 @@ def of_beit(
     return Case(cls, SIZES | config, model, note, written)
 
 
+TIMM = {
+    "architecture": "vit_tiny_patch16_224",
+    "model_args": {"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 2, "num_heads": 3},
+}
 SHARED = {"use_shared_relative_position_bias": True}
 RELATIVE = {"use_relative_position_bias": True}
 TOKEN = {
@@ -113,6 +117,7 @@ CASES = [
     Case("SiglipModel", TOWERS, "vit", "images' tower"),
     Case("SiglipForImageClassification", TOWERS, "vit"),
     Case("Siglip2VisionModel", NAFLEX, "vit", "square images of as many patches as positions"),
+    Case("TimmWrapperForImageClassification", TIMM, "vit", "the model of timm inside"),
     Case("YolosModel", SIZES | {"image_size": [32, 32]}, "", "embeddings.detection_tokens"),
     Case("Aimv2VisionModel", SIZES, "", "names match no supported Vision Transformer"),
     Case("ASTModel", SIZES | {"max_length": 32, "num_mel_bins": 32}, "", "a model for sounds"),
@@ -123,6 +128,7 @@ CASES = [
 
 @pytest.fixture(autouse=True, scope="module")
 def _import() -> None:
+    import_timm()
     globals()["transformers"] = import_transformers()
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
@@ -173,11 +179,11 @@ def their_features(model: Any, images: np.ndarray) -> dict[str, np.ndarray]:
         if hasattr(model, "get_image_features"):
             found["out"] = model.get_image_features(**pixels).pooler_output
             model = model.vision_model
-        output = model(**pixels, output_hidden_states=True)
+        output = model(**pixels, output_hidden_states=not name.startswith("Timm"))
     keys = [key for key in ("logits", "image_embeds", "pooler_output") if key in output]
     if keys and not found and "Masked" not in name and name != "DeiTModel":
         found["out"] = output[keys[0]]
-    for i, state in enumerate(output.hidden_states[1:]):
+    for i, state in enumerate((output.hidden_states or ())[1:]):
         found[f"block_{i}_tokens"] = state
     if name.endswith("Model") and "CLIP" not in name:  # CLIP's are before the last norm
         found["tokens"] = output.last_hidden_state

@@ -1,8 +1,8 @@
-"""Weight files as named arrays: `.npz`, safetensors, PyTorch's, and the index of several.
+"""Weight files as named arrays: `.npz`, safetensors, PyTorch's, Flax's, the index of several.
 
 The format is detected from the contents. The result is the exact arrays or a one-line UserError;
 pickled code is never run. `.npz` and zipped `.pth` files are verified by checksum; safetensors
-and the stream format of torch < 1.6 have none: a flipped bit goes unnoticed there.
+and Flax's msgpack and the stream format of torch < 1.6 have none: a flipped bit goes unnoticed there.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ def _read_file(path: Path, entry: str) -> Arrays:
     for magic, text in _OTHER_FORMATS.items():
         kind = text if head.lstrip().lower().startswith(magic) else kind
     raise UserError(
-        f"it is {kind}; .npz, .safetensors and PyTorch's .pth/.pt/.bin files and the "
+        f"it is {kind}; .npz, .safetensors, PyTorch's .pth/.pt/.bin, Flax's .msgpack files and the "
         ".json index of several are supported"
     )
 
