@@ -1,5 +1,6 @@
 """The fine-tuning recipes against the published tables, and on the real layouts of their data."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -7,6 +8,8 @@ import pytest
 from ml_collections import ConfigDict
 
 from configs import augreg, finetune, transfer
+from tests.kinds import small
+from tests.saved_models import save_model
 from vit_jax.data.preprocess import parse
 from vit_jax.errors import UserError
 from vit_jax.models.create import get_variant
@@ -228,3 +231,18 @@ def test_transfer_crops() -> None:
         "resize_crop": "decode|resize(448)|random_crop(384)|flip_lr",
     }
     assert transfer.get_config("B/32,dtd").dataset.preprocess == specs["resmall_crop"]
+
+
+def test_weights_bring_their_model(tmp_path: Path) -> None:
+    """A folder in VARIANT's place: sizes, what no array shows, and the start of training."""
+    sizes = small("modern_vit:DINOv3")
+    save_model(tmp_path / "weights", class_names=("a", "b"), **sizes)
+    config = finetune.get_config(f"{tmp_path}/weights,digits,24")
+    assert {key: config.model[key] for key in sizes} == sizes
+    assert config.pretrained.source == f"{tmp_path}/weights"
+    assert config.dataset.preprocess == "official_train(24)"
+    assert finetune.get_config(f"{tmp_path}/weights,digits").dataset.preprocess.endswith("(384)")
+    with pytest.raises(UserError, match="unknown model 'nowhere/at/all'"):
+        finetune.get_config("nowhere/at/all,digits")
+    with pytest.raises(UserError, match="25 pixels are not divisible by .* 8 pixels wide"):
+        finetune.get_config(f"{tmp_path}/weights,digits,25")

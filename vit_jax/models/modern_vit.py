@@ -44,7 +44,8 @@ class ModernVisionTransformer(nn.Module):
       num_registers: further learned tokens ("Vision Transformers Need Registers", 2309.16588).
       position_embedding: `learned`, or `none`.
       relative_bias: BEiT's of the scores (2106.08254).
-      rope: rotary positions, of the table in `rotary.py`; rope_base, rope_grid, rope_offset: there.
+      rope: rotary positions, of the table in `rotary.py`.
+      rope_base, rope_grid, rope_offset: of their frequencies and coordinates, see there.
       rope_jitter: training scales all coordinates by a common factor in [1 / jitter, jitter]
         (DINOv3, section 3.2: 2); None: it does not.
       patch_bias: whether the patch embedding has a bias (CLIP: no).
