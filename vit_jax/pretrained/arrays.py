@@ -1,8 +1,8 @@
 """Weight files as named arrays: `.npz`, safetensors, PyTorch's, Flax's, the index of several.
 
 The format is detected from the contents. The result is the exact arrays or a one-line UserError;
-pickled code is never run. `.npz` and zipped `.pth` files are verified by checksum; safetensors
-and Flax's msgpack and the stream format of torch < 1.6 have none: a flipped bit goes unnoticed there.
+pickled code is never run. `.npz` and zipped `.pth` files are verified by checksum; the others
+(safetensors, msgpack, the stream format of torch < 1.6) have none: a flipped bit goes unnoticed.
 """
 
 from __future__ import annotations

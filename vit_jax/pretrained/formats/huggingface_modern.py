@@ -20,13 +20,20 @@ Params = dict[str, np.ndarray]
 
 
 class _Class(NamedTuple):
-    """A class of transformers, and attributes that it has instead of those of `_BASE`."""
+    """Two classes of transformers, with a head and without; attributes instead of `_BASE`'s."""
 
-    kind: str  # of its names, see `huggingface_names`
+    kind: str  # of their names, see `huggingface_names`
     model_type: str
-    prefix: str
-    name: str
+    stem: str  # of the classes
     values: dict[str, tuple[Any, ...]]
+
+    @property
+    def prefix(self) -> str:
+        return {"clip": TOWER, "dinov3": ""}.get(self.kind, f"{self.model_type}.")
+
+    def name(self, num_classes: int) -> str:
+        ends = ("Model", "ModelWithProjection" if self.kind == "clip" else "ForImageClassification")
+        return self.stem + ends[bool(num_classes)]
 
 
 _NUMBER = "a number"  # stands for all
@@ -43,21 +50,22 @@ _BASE: dict[str, tuple[Any, ...]] = {
     "layer_scale_init": (None,),
     "classifier": ("token",),
     "final_norm": ("tokens",),
-    "num_classes": (None,),
+    "num_classes": (None, _NUMBER),
 }
-_HEAD = {"num_classes": (_NUMBER,)}
-_MLPS = modern_vit.FAMILY.choices["mlp"]
-_DINOV2 = {"qkv_bias": ("qkv", "none"), "mlp": tuple(_MLPS), "layer_scale_init": (_NUMBER,)}
-_REGISTERS = _DINOV2 | {"num_registers": (_NUMBER,)}
-_LINEAR = {"classifier": ("token_gap",), **_HEAD}
-_DINOV3 = _DINOV2 | {
+_DINOV2 = {
+    "qkv_bias": ("qkv", "none"),
+    "mlp": tuple(modern_vit.FAMILY.choices["mlp"]),
+    "layer_scale_init": (_NUMBER,),
+}
+_BARE = _DINOV2 | {"num_classes": (None,)}
+_HEAD = _DINOV2 | {"num_classes": (_NUMBER,), "classifier": ("token_gap",)}
+_DINOV3 = _BARE | {
     "num_registers": (None, _NUMBER),
     "position_embedding": ("none",),
     "rope": ("centered",),
     "qkv_bias": ("qkv", "qv", "none"),
     "dense_bias": (True, False),
 }
-_CLIP = {"patch_bias": (False,), "pre_norm": (True,)}
 _BEIT = {
     "position_embedding": ("learned", "none"),
     "relative_bias": (False, True),
@@ -65,29 +73,24 @@ _BEIT = {
     "layer_scale_init": (None, _NUMBER),
 }
 _MEAN = _BEIT | {"classifier": ("gap",), "final_norm": ("pooled",)}
-_UNBIASED = {"qkv_bias": ("qkv", "none")}
-_OF_REGISTERS = ("dinov2_with_registers", "dinov2_with_registers.")
+_REGISTERS = {"num_registers": (_NUMBER,)}
 _CLASSES = (
-    _Class("vit", "vit", "vit.", "ViTModel", _UNBIASED),
-    _Class("vit", "vit", "vit.", "ViTForImageClassification", _UNBIASED | _HEAD),
-    _Class("clip", "clip_vision_model", TOWER, "CLIPVisionModel", _CLIP),
-    _Class("clip", "clip_vision_model", TOWER, "CLIPVisionModelWithProjection", _CLIP | _HEAD),
-    _Class("dinov2", "dinov2", "dinov2.", "Dinov2Model", _DINOV2),
-    _Class("dinov2", "dinov2", "dinov2.", "Dinov2ForImageClassification", _DINOV2 | _LINEAR),
-    _Class("dinov2", *_OF_REGISTERS, "Dinov2WithRegistersModel", _REGISTERS),
+    _Class("vit", "vit", "ViT", {"qkv_bias": ("qkv", "none")}),
     _Class(
-        "dinov2", *_OF_REGISTERS, "Dinov2WithRegistersForImageClassification", _REGISTERS | _LINEAR
+        "clip", "clip_vision_model", "CLIPVision", {"patch_bias": (False,), "pre_norm": (True,)}
     ),
-    _Class("dinov3", "dinov3_vit", "", "DINOv3ViTModel", _DINOV3),
-    _Class("vit", "beit", "beit.", "BeitModel", _BEIT),
-    _Class("vit", "beit", "beit.", "BeitModel", _MEAN),
-    _Class("vit", "beit", "beit.", "BeitForImageClassification", _BEIT | _HEAD),
-    _Class("vit", "beit", "beit.", "BeitForImageClassification", _MEAN | _HEAD),
+    *(_Class("dinov2", "dinov2", "Dinov2", values) for values in (_BARE, _HEAD)),
+    *(
+        _Class("dinov2", "dinov2_with_registers", "Dinov2WithRegisters", values | _REGISTERS)
+        for values in (_BARE, _HEAD)
+    ),
+    _Class("dinov3", "dinov3_vit", "DINOv3ViT", _DINOV3),
+    *(_Class("vit", "beit", "Beit", values) for values in (_BEIT, _MEAN)),
 )
 
 
 def _choose(model: dict[str, Any]) -> _Class:
-    """The class that has all attributes; UserError that names those which the nearest lacks."""
+    """The classes that have all attributes; UserError that names those which the nearest lack."""
     optional = ("num_registers", "layer_scale_init", "num_classes")
     found = model | {key: _NUMBER if model[key] else None for key in optional}
 
@@ -98,24 +101,22 @@ def _choose(model: dict[str, Any]) -> _Class:
     if keys := wrong(nearest):
         values = ", ".join(f"model.{key}={model[key]!r}" for key in keys)
         raise UserError(
-            f"--format=huggingface cannot store {values}: {nearest.name}, the nearest class of "
-            "transformers, has other values; use --format=npz or orbax."
+            f"--format=huggingface cannot store {values}: {nearest.stem}Model, the nearest class "
+            "of transformers, has other values; use --format=npz or orbax."
         )
     return nearest
 
 
 def _ratio(model: dict[str, Any]) -> int:
     """DINOv2's `mlp_ratio`, of which SwiGLU takes 2 / 3, rounded up to 8."""
-    width, dim = model["hidden_size"], model["mlp_dim"]
-    widths = [
-        (ratio, (int(width * ratio * 2 / 3) + 7) // 8 * 8 if model["mlp"] == "swiglu" else w)
-        for ratio, w in ((r, r * width) for r in range(1, 33))
-    ]
-    if ratio := next((ratio for ratio, each in widths if each == dim), 0):
-        return ratio
+    for ratio in range(1, 33):
+        width = ratio * model["hidden_size"]
+        width = (int(width * 2 / 3) + 7) // 8 * 8 if model["mlp"] == "swiglu" else width
+        if width == model["mlp_dim"]:
+            return ratio
     raise UserError(
-        f"--format=huggingface cannot store model.mlp_dim={dim}: DINOv2 there has whole ratios of "
-        "MLP and width; use --format=npz or orbax."
+        f"--format=huggingface cannot store model.mlp_dim={model['mlp_dim']}: DINOv2 there has "
+        "whole ratios of MLP and width; use --format=npz or orbax."
     )
 
 
@@ -163,13 +164,14 @@ def to_huggingface_modern(
     """Arrays in the classic naming, and the files beside them; UserError if not representable."""
     model, params = description.model, dict(params)
     each, width = _choose(model), model["hidden_size"]
+    name = each.name(model["num_classes"])
     height, columns = description.grid
     if each.model_type not in ("vit", "dinov3_vit") and (
         height != columns or not isinstance(model["patch_size"], int)
     ):
         raise UserError(
             f"--format=huggingface cannot store {height}x{columns} patches of "
-            f"{model['patch_size']} pixels: {each.name} has square images and patches; use "
+            f"{model['patch_size']} pixels: {name} has square images and patches; use "
             "--format=npz or orbax."
         )
     if modern_vit.POSITIONS in params:  # a row for the class token is part of that token here
@@ -179,7 +181,7 @@ def to_huggingface_modern(
     arrays = write_relative_bias(params, (folder + ".relative_position_bias_table").format)
     if each.kind == "clip" and np.any(params.pop("head/bias", np.zeros(1))):
         raise UserError(
-            f"--format=huggingface cannot store a head with a bias: {each.name} has a projection; "
+            f"--format=huggingface cannot store a head with a bias: {name} has a projection; "
             "write the model without its head (--drop_head)."
         )
     if each.kind == "dinov3":
@@ -190,10 +192,10 @@ def to_huggingface_modern(
     gated = model["mlp"] == "swiglu"
     names = table(each.kind, each.prefix, rows.block_numbers(params), gated=gated)
     arrays |= rows.write_rows(names, params, "huggingface")
-    if each.name.endswith("Model") and each.kind != "clip":
-        arrays = {name.removeprefix(each.prefix): array for name, array in arrays.items()}
+    if not model["num_classes"] and each.kind != "clip":
+        arrays = {theirs.removeprefix(each.prefix): array for theirs, array in arrays.items()}
     more = _settings(model, each)
-    return arrays, to_settings(description, inputs, each.model_type, each.name, **more)
+    return arrays, to_settings(description, inputs, each.model_type, name, **more)
 
 
 # What all these classes have.
