@@ -258,6 +258,19 @@ def test_a_file_without_its_positions_is_not_a_model_without_positions(tmp_path:
 
 
 @pytest.mark.parametrize(
+    ("cls", "method"),
+    [("Dinov2Model", "transformers"), ("Dinov2WithRegistersModel", "bicubic")],
+)
+def test_larger_images_as_transformers_takes_them(cls: str, method: str, tmp_path: Path) -> None:
+    """It interpolates when it runs, ours when it loads."""
+    model, images = their_model(Case(cls, RATIO, "")), golden.images(1, 48, 64)
+    model.save_pretrained(tmp_path)
+    theirs = their_features(model, images)
+    loaded = load_model(tmp_path, image_size=(48, 64), posemb=method)
+    assert_close(ours(loaded, theirs, images), theirs)
+
+
+@pytest.mark.parametrize(
     ("processor", "image_size", "expected"),
     [
         # facebook/dinov2-base: positions of 518 pixels, images of 224.
