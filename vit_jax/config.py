@@ -94,7 +94,10 @@ KEYS: dict[str, dict[str, tuple[Any, str]]] = {
         "grid": (tuple, "(rows, columns) of its tokens, if not square"),
         "reset_head": (True, "new zero head; False keeps the checkpoint's"),
         "standardize": (False, "features of mean 0, deviation 1, for a linear probe"),
-        "posemb": ("bilinear", "bilinear (official) | bicubic (antialiased, timm)"),
+        "posemb": (
+            "bilinear",
+            "bilinear (official) | bicubic (antialiased, timm) | transformers | dinov2",
+        ),
         "resize_patches": (False, "allow another patch size, by pseudo-inverse"),
         "channels": ("", "if the number of input channels differs: sum | mean | tile"),
         "class_token": ("", "if only one of both has a class token: add | drop"),

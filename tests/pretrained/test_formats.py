@@ -46,8 +46,9 @@ REFUSED = {
     ("npz_published", "sincos2d"): "cannot store model.position_embedding='sincos2d'",
     **{
         (name, "layer_scale"): "cannot store model.name='modern_vit'"
-        for name in ("npz_published", "big_vision", "huggingface")
+        for name in ("npz_published", "big_vision")
     },
+    ("huggingface", "layer_scale"): "cannot store model.layer_scale_init=0.0001: ViTModel",
     ("big_vision", "distilled"): "cannot store model.name='deit'",
     ("big_vision", "hybrid"): r"cannot store model.resnet_layers=\(1, 2\), only None",
     ("big_vision", "stem"): "cannot store model.resnet_layers",

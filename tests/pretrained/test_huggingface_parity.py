@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import PIL.Image
 import pytest
 import torch
 
@@ -15,11 +16,11 @@ from tests import golden
 from tests.peers import import_transformers
 from tests.pretrained import weights
 from tests.pretrained.weights import difference, randomise
-from vit_jax.errors import UserError
+from vit_jax.data.preprocess import parse
 from vit_jax.inference.load import load_model
 from vit_jax.parameters.names import flatten_names, unflatten_names
 from vit_jax.pretrained.arrays import read_arrays, write_safetensors
-from vit_jax.pretrained.formats import huggingface
+from vit_jax.pretrained.formats import huggingface_config
 
 transformers: Any = None  # imported when the first test begins: it takes 3 s
 
@@ -143,13 +144,6 @@ def test_distilled_deit_both_ways(tmp_path: Path) -> None:
     assert difference(their_logits(again, images), theirs) == 0.0
 
 
-def test_a_single_head_beside_a_distillation_token_is_refused(tmp_path: Path) -> None:
-    config = transformers.DeiTConfig(**SIZES["Ti"], image_size=64, num_hidden_layers=1)
-    transformers.DeiTForImageClassification(config).save_pretrained(tmp_path)
-    with pytest.raises(UserError, match="is not supported"):
-        load_model(tmp_path)
-
-
 def test_class_names_and_preprocessing_come_along(tmp_path: Path) -> None:
     config = transformers.ViTConfig(
         **SIZES["Ti"], image_size=32, num_hidden_layers=1, id2label={1: "dog", 0: "cat"}
@@ -185,9 +179,40 @@ def test_class_names_and_preprocessing_come_along(tmp_path: Path) -> None:
     ],
 )
 def test_preprocessor_settings(changes: dict[str, Any], expected: str) -> None:
-    found = huggingface.read_settings({}, {"size": {"height": 32, "width": 32}, **changes})
+    found = huggingface_config.read_settings({}, {"size": {"height": 32, "width": 32}, **changes})
     assert found.eval_preprocess.endswith(expected)
     assert bool(found.eval_preprocess) == bool(expected)
+
+
+SIDE = {"height": 32, "width": 32}
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes", "tolerance"),
+    [
+        ("CLIPImageProcessorPil", {"size": {"shortest_edge": 32}, "crop_size": SIDE}, 1e-6),
+        ("BitImageProcessorPil", {"size": {"shortest_edge": 36}, "crop_size": SIDE}, 1e-6),
+        ("SiglipImageProcessorPil", {"size": SIDE}, 1e-6),
+        # It resizes floats; Pillow rounds to bytes after each axis: up to a level, 1 / 255 / 0.224.
+        ("DINOv3ViTImageProcessor", {"size": SIDE}, 0.0176),
+    ],
+)
+def test_pixels_of_each_processor(
+    name: str, sizes: dict[str, Any], tolerance: float, tmp_path: Path
+) -> None:
+    """Of the classes that resize as Pillow; the others resize as torchvision, off by a level."""
+    smooth = np.indices((48, 64)).sum(axis=0)[..., None] + [0, 40, 80]
+    image = PIL.Image.fromarray(smooth.astype(np.uint8))
+    processor = getattr(transformers, name)(**sizes)
+    theirs = processor(images=image, return_tensors="np")["pixel_values"][0].transpose(1, 2, 0)
+    processor.save_pretrained(tmp_path)
+    settings = json.loads((tmp_path / "preprocessor_config.json").read_text())
+    image.save(tmp_path / "a.png")
+    ours: Any = (tmp_path / "a.png").read_bytes()
+    for op in parse(huggingface_config.read_settings({}, settings).eval_preprocess).ops:
+        ours = op.apply(ours, np.random.default_rng(0))
+    ours = ours / 127.5 - 1 if ours.dtype == np.uint8 else ours
+    np.testing.assert_allclose(ours, theirs, rtol=0, atol=tolerance)
 
 
 def test_rectangles_both_ways(tmp_path: Path) -> None:

@@ -60,7 +60,8 @@ TARGETS = [(1, 1), (3, 5), (7, 7), (14, 14), (24, 18), (32, 32), (9, 4), (13, 29
 
 
 @pytest.mark.parametrize("source", SOURCES)
-def test_bicubic_is_that_of_torch(source: tuple[int, int]) -> None:
+@pytest.mark.parametrize("method", ["bicubic", "transformers", "dinov2"])
+def test_bicubic_is_that_of_torch(method: str, source: tuple[int, int]) -> None:
     """Up, down, rectangles, one axis each way. Rounding alone differs: 1e-15 in float64.
 
     In float32 torch also rounds the positions; at a deviation of 0.1, larger than that of trained
@@ -73,15 +74,42 @@ def test_bicubic_is_that_of_torch(source: tuple[int, int]) -> None:
             before = (scale * posemb).astype(dtype)
             theirs = torch.nn.functional.interpolate(
                 torch.from_numpy(before).reshape(1, *source, 8).permute(0, 3, 1, 2),
-                size=target,
                 mode="bicubic",
-                antialias=True,
+                antialias=method == "bicubic",
                 align_corners=False,
+                **_size(method, source, target),
             )
             expected = theirs.permute(0, 2, 3, 1).reshape(1, -1, 8).numpy()
-            ours = interpolate_posembed(before, target, 0, source, "bicubic")
+            if source == target and method == "dinov2":
+                continue  # which does not interpolate then
+            ours = interpolate_posembed(before, target, 0, source, method)
             assert ours.dtype == dtype
             np.testing.assert_allclose(ours, expected, rtol=0, atol=tolerance, err_msg=str(target))
+
+
+def _size(method: str, source: tuple[int, int], target: tuple[int, int]) -> dict[str, Any]:
+    """DINOv2's `interpolate_pos_encoding` has an offset of 0.1 in its ratio of the sizes."""
+    if method != "dinov2":
+        return {"size": target}
+    return {"scale_factor": tuple((b + 0.1) / a for a, b in zip(source, target, strict=True))}
+
+
+@pytest.mark.parametrize("method", ["bicubic", "transformers"])
+def test_relative_positions_by_row_and_column(method: str) -> None:
+    """BEiT's to another grid: those of rows and columns, not of tokens, see adapt.py."""
+    name = "Transformer/encoderblock_0/MultiHeadDotProductAttention_0/relative_bias/offsets"
+    before = np.random.default_rng(0).normal(size=(7, 5, 3)).astype(np.float32)
+    like = {name: np.zeros((11, 13, 3), np.float32)}
+    found, report = adapt_params({name: before}, like, grid=(6, 7), posemb=method)
+    assert report["adapted"] == {name: f"{method} 4x3 -> 6x7"}
+    theirs = torch.nn.functional.interpolate(
+        torch.from_numpy(before).permute(2, 0, 1)[None],
+        size=(11, 13),
+        mode="bicubic",
+        antialias=method == "bicubic",
+    )
+    expected = theirs[0].permute(1, 2, 0).numpy()
+    np.testing.assert_allclose(found[name], expected, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("prefix", [0, 1, 2])

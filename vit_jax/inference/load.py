@@ -49,7 +49,7 @@ def load_model(
         embeddings are interpolated.
       num_heads: of the attention, if not stored in the file.
       grid: rows and columns of the file's tokens, if not square.
-      posemb: interpolation of positions, `bilinear` or `bicubic`.
+      posemb: interpolation of positions, a key of `resize.METHODS`.
       dtype: of the computation, `float32` or `bfloat16`.
       preprocess: ops from an image to the input, replacing the weights' own.
 

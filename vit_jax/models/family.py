@@ -28,8 +28,9 @@ class Row:
     `token` precedes the grid of patches;
     `positions` are the position embeddings [1, N, D], with rows for these tokens if `of_tokens`,
     `axis_positions` those along an axis of the grid, [n, d], `offsets` relative ones of all N
-    tokens, [2 N - 1, d]; `head` is replaced in fine-tuning; `pre_logits` is the layer below the
-    head; `training` exists only for some training objective.
+    tokens, [2 N - 1, d], `offset_grid` by row and column, [2 h - 1, 2 w - 1, d]; `head` is
+    replaced in fine-tuning; `pre_logits` is the layer below the head; `training` exists only for
+    some training objective.
     """
 
     pattern: str  # matches the full name in the model's own tree; group `block` is its number

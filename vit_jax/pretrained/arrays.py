@@ -1,20 +1,23 @@
-"""Weight files as named arrays: `.npz`, safetensors, PyTorch's, and the index of several.
+"""Weight files as named arrays: `.npz`, safetensors, PyTorch's, Flax's, the index of several.
 
 The format is detected from the contents. The result is the exact arrays or a one-line UserError;
-pickled code is never run. `.npz` and zipped `.pth` files are verified by checksum; safetensors
-and the stream format of torch < 1.6 have none: a flipped bit goes unnoticed there.
+pickled code is never run. `.npz` and zipped `.pth` files are verified by checksum; the others
+(safetensors, msgpack, the stream format of torch < 1.6) have none: a flipped bit goes unnoticed.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import zipfile
 from pathlib import Path
 from typing import BinaryIO
 
 import ml_dtypes
 import numpy as np
+from flax.serialization import msgpack_restore
+from flax.traverse_util import flatten_dict
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
@@ -28,6 +31,8 @@ _MAX_INDEX = 16 << 20  # bytes
 # Compression shrinks trained weights to about 0.9, a small file of zeros a thousandfold.
 _MAX_EXPANSION = 20
 _FREE_EXPANSION_BYTES = 512 << 20
+# A map of up to 15 pairs, or of up to 65535, and its first key, a string.
+_MSGPACK = re.compile(rb"([\x81-\x8f]|\xde..)[\xa1-\xbf\xd9]", re.DOTALL)
 _BFLOAT16 = ("<V2", "|V2")  # numpy has no bfloat16: it writes untyped bytes
 # First bytes (lower-cased) of other kinds of file, and what they are.
 _OTHER_FORMATS = {
@@ -37,7 +42,6 @@ _OTHER_FORMATS = {
     b"\x89hdf": "an HDF5 file, as written by Keras and TensorFlow",
     b"\x1f\x8b": "gzip-compressed; unpack it first",
     b"\x80": "a pickle; pickled code is never run",
-    b"\x81": "a msgpack file, as written by flax.serialization",
 }
 
 
@@ -115,11 +119,13 @@ def _read_file(path: Path, entry: str) -> Arrays:
         # Not memory-mapped: a failing disk would kill the process.
         with safe_open(path, framework="np", backend="pread") as tensors:
             return {name: tensors.get_tensor(name) for name in tensors.offset_keys()}
+    if _MSGPACK.match(head):  # of flax.serialization
+        return flatten_dict(msgpack_restore(path.read_bytes()), sep="/")
     kind = f"of an unknown format, or damaged; it starts with {head[:40]!r}" if head else "empty"
     for magic, text in _OTHER_FORMATS.items():
         kind = text if head.lstrip().lower().startswith(magic) else kind
     raise UserError(
-        f"it is {kind}; .npz, .safetensors and PyTorch's .pth/.pt/.bin files and the "
+        f"it is {kind}; .npz, .safetensors, PyTorch's .pth/.pt/.bin, Flax's .msgpack files and the "
         ".json index of several are supported"
     )
 

@@ -25,7 +25,13 @@ from vit_jax.parameters.names import (
     unstack_blocks,
 )
 from vit_jax.pretrained.arrays import Arrays, read_arrays
-from vit_jax.pretrained.formats.stored import TORCH_FILE, WEIGHTS_FILE, Stored, check_description
+from vit_jax.pretrained.formats.stored import (
+    OTHER_FILES,
+    TORCH_FILE,
+    WEIGHTS_FILE,
+    Stored,
+    check_description,
+)
 from vit_jax.pretrained.zoo.entries import ZooEntry
 from vit_jax.pretrained.zoo.resolve import describe_source, resolve
 from vit_jax.workdir.checkpoints import best_checkpoint, restore_params
@@ -118,7 +124,7 @@ def read_source(
         default_heads = entry.model.get("num_heads", default_heads)
     if path.is_dir():
         names = [PARAMS_FILE, f"{WEIGHTS_FILE}.index.json", WEIGHTS_FILE]
-        names += [f"{TORCH_FILE}.index.json", TORCH_FILE]
+        names += [f"{TORCH_FILE}.index.json", TORCH_FILE, *OTHER_FILES]
         path = next((path / name for name in names if (path / name).exists()), path)
     if path.is_dir():
         stored = _read_checkpoint(full_path(path), part)
@@ -191,11 +197,11 @@ def _read_own(path: Path, arrays: Arrays, part: str) -> Stored:
 
 def _read_checkpoint(path: Path, part: str) -> Stored:
     """Reads an Orbax checkpoint, or the newest of a work directory."""
-    suffixes = (".npz", ".safetensors", ".pth")
+    suffixes = (".npz", ".safetensors", ".pth", ".msgpack")
     weights = sorted(file.name for file in path.iterdir() if file.suffix in suffixes)
     if weights and not (path / CHECKPOINTS).is_dir() and not path.name.isdecimal():
         raise UserError(f"{path} is a folder; name one of its files: {list_names(weights)}.")
-    if others := sorted(f.name for f in path.iterdir() if f.suffix in (".msgpack", ".h5", ".gguf")):
+    if others := sorted(f.name for f in path.iterdir() if f.suffix in (".h5", ".gguf")):
         raise UserError(
             f"{path} holds {list_names(others)} only, which is not supported; download its "
             "model.safetensors or pytorch_model.bin."

@@ -20,8 +20,9 @@ from vit_jax.errors import UserError, list_names
 STREAM_MAGIC = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
 # A state dict takes about 200 bytes per array, three times that with an optimizer state.
 _MAX_PICKLE_BYTES = 4 << 20
-# Entries that hold the parameters, in order of preference: like timm, averaged weights first.
-_ENTRIES = ("state_dict_ema", "model_ema", "model", "state_dict")
+# Entries that hold the parameters, in order of preference: like timm, averaged weights first. The
+# teacher is DINO's, which is evaluated.
+_ENTRIES = ("state_dict_ema", "model_ema", "model", "state_dict", "teacher")
 
 
 class Storage(NamedTuple):

@@ -17,6 +17,7 @@ from vit_jax.pretrained.fit.resize import (
     CHANNEL_METHODS,
     METHODS,
     find_source_grid,
+    interpolate_offset_grid,
     interpolate_offsets,
     interpolate_posembed,
     mix_channels,
@@ -83,6 +84,8 @@ def adapt_params(
         fit.axis_positions(name, posemb)
     for name in with_role("offsets", both):
         fit.offsets(name, tokens, grid, source_grid, posemb)
+    for name in with_role("offset_grid", both):
+        fit.offset_grid(name, posemb)
     if resize_patches:
         fit.patches()
     if channels:
@@ -263,6 +266,14 @@ class _Fit:
             before = before[-added:added]
         if how:
             self._replace(name, before, ", ".join(how))
+
+    def offset_grid(self, name: str, method: str) -> None:
+        """Adapts relative positions by row and column, [2 h - 1, 2 w - 1, d], to another grid."""
+        before, after = np.asarray(self.arrays[name]), self.like[name].shape
+        if before.ndim == 3 and before.shape[:2] != after[:2]:
+            old, new = ("x".join(str((n + 1) // 2) for n in s[:2]) for s in (before.shape, after))
+            array = interpolate_offset_grid(before, after[:2], method)
+            self._replace(name, array, f"{method} {old} -> {new}")
 
     def patches(self) -> None:
         for name in with_role("patches", self.like.keys() & self.arrays.keys()):

@@ -15,6 +15,7 @@ with features similar to the old ones, not equal.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 
@@ -55,6 +56,24 @@ def antialiased_cubic(size_in: int, size_out: int) -> np.ndarray:
     return _normalised(np.where(x < 1.0, near, np.where(x < 2.0, far, 0.0)))
 
 
+def repeating_cubic(size_in: int, size_out: int, offset: float = 0.0) -> np.ndarray:
+    """Keys' cubic with a = -3/4, not antialiased, of a border that is repeated, [out, in].
+
+    Output i is at (i + 1/2) * in / (out + offset) - 1/2: PyTorch's `mode="bicubic",
+    align_corners=False`, with a `scale_factor` of (out + offset) / in.
+    """
+    centres = (np.arange(size_out) + 0.5) * size_in / (size_out + offset) - 0.5
+    first, rows = np.floor(centres).astype(int), np.arange(size_out)
+    matrix = np.zeros((size_out, size_in))
+    for k in (-1, 0, 1, 2):
+        x = np.abs(centres - first - k)
+        near = (1.25 * x - 2.25) * x**2 + 1.0
+        far = -0.75 * (((x - 5.0) * x + 8.0) * x - 4.0)
+        weights = np.where(x <= 1.0, near, far)
+        np.add.at(matrix, (rows, np.clip(first + k, 0, size_in - 1)), weights)
+    return matrix
+
+
 def _half_pixel_distances(size_in: int, size_out: int) -> np.ndarray:
     """Distances, in input pixels, between all output and input pixel centres, [out, in]."""
     centres = (np.arange(size_out) + 0.5) * (size_in / size_out)
@@ -77,6 +96,8 @@ def _resize(x: np.ndarray, rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
 METHODS: dict[str, Callable[[int, int], np.ndarray]] = {
     "bilinear": corner_aligned_linear,
     "bicubic": antialiased_cubic,
+    "transformers": repeating_cubic,
+    "dinov2": functools.partial(repeating_cubic, offset=0.1),
 }
 
 
@@ -93,8 +114,9 @@ def interpolate_posembed(
     first P rows, of the class and distillation tokens, are kept.
 
     `bilinear` aligns corners, as the official code (scipy's zoom of order 1). `bicubic` is
-    antialiased and uses pixel centres, as timm's `resample_abs_pos_embed`. For `source_grid` and
-    errors see `find_source_grid`.
+    antialiased and uses pixel centres, as timm's `resample_abs_pos_embed`; `transformers` is not
+    antialiased, nor is `dinov2`, whose centres are off a little. For `source_grid` and errors see
+    `find_source_grid`.
     """
     source_grid = find_source_grid(posemb.shape, grid, num_prefix_tokens, source_grid)
     if source_grid == grid:
@@ -103,6 +125,13 @@ def interpolate_posembed(
     rows, columns = (METHODS[method](old, new) for old, new in zip(source_grid, grid, strict=True))
     cells = _resize(cells.reshape(*source_grid, -1), rows, columns)  # [H, W, D]
     return np.concatenate([prefix, cells.reshape(grid[0] * grid[1], -1)])[None]  # [1, P + H*W, D]
+
+
+def interpolate_offset_grid(cells: np.ndarray, shape: tuple[int, int], method: str) -> np.ndarray:
+    """2-D interpolation of embeddings of offsets: [2h - 1, 2w - 1, d] -> [*shape, d]."""
+    return _resize(
+        cells, *(METHODS[method](*sizes) for sizes in zip(cells.shape[:2], shape, strict=True))
+    )
 
 
 def interpolate_offsets(

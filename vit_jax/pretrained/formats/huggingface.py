@@ -1,228 +1,203 @@
-"""Hugging Face transformers' names for ViT, DeiT and ViTMAE, and its `config.json`.
-
-Reads the names of files on the hub, which every version of transformers understands and
-which we write, and those of transformers 5. A bare `ViTModel` has no `vit.` prefix.
-"""
+"""Reads transformers' Vision Transformers, and writes those that `vit.py` computes."""
 
 from __future__ import annotations
 
-import logging
-import math
 import re
-from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
 
-from vit_jax.errors import UserError, check_known, list_names
-from vit_jax.files.paths import reading
-from vit_jax.models.description import HALF, Description, InputSettings
-from vit_jax.models.vit import POSITIONS
+from vit_jax.errors import UserError, list_names
+from vit_jax.models.description import Description, InputSettings
+from vit_jax.models.vit import ATTENTION, BLOCKS, POSITIONS
 from vit_jax.pretrained.formats import rows
-from vit_jax.pretrained.formats.mae import check_square, decoder_rows
-from vit_jax.pretrained.formats.rows import Row, layer, norm
-from vit_jax.pretrained.formats.stored import ONE_TABLE, Holds, Stored, numbers_of, pair, positive
-
-GELUS = {
-    "gelu": "exact",
-    "gelu_python": "exact",
-    "gelu_new": "tanh",
-    "gelu_fast": "tanh",
-    "gelu_pytorch_tanh": "tanh",
-}
-RESAMPLE = {2: "bilinear", 3: "bicubic"}  # PIL's numbers
-
-# See `encoder_block`.
-_CLASSIC = "layernorm_before attention.attention.query attention.attention.key"
-_CLASSIC += " attention.attention.value attention.output.dense layernorm_after"
-_CLASSIC += " intermediate.dense output.dense"
-_REFACTORED = "layernorm_before attention.q_proj attention.k_proj attention.v_proj"
-_REFACTORED += " attention.o_proj layernorm_after mlp.fc1 mlp.fc2"
-# How its pipelines turn logits into probabilities.
-_PROBLEMS = {
-    "softmax": "single_label_classification",
-    "sigmoid": "multi_label_classification",
-    "none": "regression",
-}
-
-
-def _table(prefix: str, blocks: list[tuple[int, ...]], *, refactored: bool = False) -> list[Row]:
-    """The table for names with the prefix `prefix` (`vit.`, `deit.` or none)."""
-    embeddings = f"{prefix}embeddings"
-    head = "cls_classifier" if prefix == "deit." else "classifier"
-    table = [
-        Row(("cls",), f"{embeddings}.cls_token"),
-        Row(("dist",), f"{embeddings}.distillation_token"),
-        Row((POSITIONS,), f"{embeddings}.position_embeddings"),
-        *layer("embedding", f"{embeddings}.patch_embeddings.projection", rows.CONV),
-        *norm("Transformer/encoder_norm", f"{prefix}layernorm"),
-        *layer("pre_logits", f"{prefix}pooler.dense"),
-        *layer("head", head),
-        *layer("head_dist", "distillation_classifier"),
-    ]
-    folder, names = ("layers", _REFACTORED) if refactored else ("encoder.layer", _CLASSIC)
-    for (i,) in blocks:
-        table += rows.encoder_block(i, f"{prefix}{folder}.{i}", names)
-    return table
-
-
-def _decoder(
-    names: Collection[str], settings: Mapping[str, Any], *, refactored: bool = False
-) -> list[Row]:
-    blocks = "decoder.decoder_encoder.layer"  # as transformers 5 saves it; it reads both
-    if not any(name.startswith(blocks) for name in names):
-        blocks = "decoder.decoder_layers"
-    parts = _REFACTORED if refactored else _CLASSIC
-    return decoder_rows(names, blocks, parts, settings, "decoder_num_attention_heads")
-
-
-def find_prefix(names: Collection[str]) -> str | None:
-    """`vit.`, `deit.` or "", or None if the names are not those of a transformers ViT."""
-    for prefix in ("vit.", "deit.", ""):
-        if f"{prefix}embeddings.patch_embeddings.projection.weight" in names:
-            return prefix
-    return None
-
+from vit_jax.pretrained.formats.huggingface_config import of_images, read_settings, to_settings
+from vit_jax.pretrained.formats.huggingface_names import (
+    BEIT,
+    FOLDERS,
+    TOWER,
+    decoder,
+    find_kind,
+    table,
+)
+from vit_jax.pretrained.formats.mae import check_square
+from vit_jax.pretrained.formats.modern import join_positions, read_relative_bias
+from vit_jax.pretrained.formats.stored import ONE_TABLE, Holds, Stored
 
 # Models whose patches are not image patches.
 _NOT_IMAGES = {"audio-spectrogram-transformer": "sounds", "videomae": "videos", "vivit": "videos"}
 
 
-def check_names(arrays: Mapping[str, np.ndarray], settings: Mapping[str, Any]) -> None:
-    """UserError for a part that our models lack, before anything is guessed."""
-    name = f"{find_prefix(arrays)}embeddings.patch_embeddings.projection.weight"
-    kind = settings.get("model_type")
-    if kind in _NOT_IMAGES or arrays[name].ndim != 4:
-        found = _NOT_IMAGES.get(str(kind), "videos or volumes")
-        raise UserError(f"a model for {found} ({kind or name}); only image models are supported.")
-    queries = re.compile(r".*\.(query|q_proj)\.(weight|bias)")
-    ends = {match[2] for match in map(queries.fullmatch, arrays) if match}
-    if ends == {"weight"}:
-        raise UserError(
-            "this model has queries, keys and values without biases (qkv_bias=False), which is "
-            "not supported."
-        )
+def begin(
+    arrays: dict[str, np.ndarray],
+    settings: dict[str, Any],
+    preprocessor: dict[str, Any],
+    num_heads: int | None,
+) -> Stored:
+    """What the files beside `arrays` say; removes from these what is not of the model of images.
 
-
-def read_settings(settings: dict[str, Any], preprocessor: dict[str, Any]) -> Stored:
-    """Reads `config.json` and `preprocessor_config.json`; UserError for an unsupported model."""
-    with reading("config.json"):
-        check_known("config.json: pooler_act", settings.get("pooler_act", "tanh"), ["tanh"])
-        activation = settings.get("hidden_act", "gelu")
-        check_known("config.json: hidden_act", activation, GELUS)
-        epsilon = float(settings.get("layer_norm_eps", 1e-12))
-        heads, size = settings.get("num_attention_heads"), settings.get("image_size")
-        stored = Stored(
-            "huggingface",
-            conventions={
-                "gelu": GELUS[activation],
-                "layer_norm_epsilon": epsilon,
-                "position_embedding": "learned",
-            },
-            num_heads=None if heads is None else positive(heads),
-            image_size=None if size is None else pair(size),
-            class_names=_class_names(settings),
-        )
-        problems = {problem: by for by, problem in _PROBLEMS.items()}
-        stored.probabilities_by = problems.get(str(settings.get("problem_type")), "softmax")
-    with reading("preprocessor_config.json"):
-        stored.eval_preprocess = _preprocess(preprocessor)
+    UserError for a part that our models lack, before anything is guessed.
+    """
+    kind, prefix, name = find_kind(arrays) or ("", "", "")
+    model_type, ndim = settings.get("model_type"), arrays[name].ndim
+    if model_type in _NOT_IMAGES or (ndim != 4 and (kind, ndim) != ("siglip", 2)):
+        what = _NOT_IMAGES.get(str(model_type), "videos or volumes")
+        raise UserError(f"a model for {what} ({model_type or name}); only image models are read.")
+    stored = read_settings(of_images(settings), preprocessor, kind)
+    if kind == "dinov3":  # those of other models of these sizes differ
+        width = len(arrays[name])
+        stored.num_heads = stored.num_heads or num_heads or (32 if width == 4096 else width // 64)
+    for name in list(arrays):
+        if prefix == TOWER and not name.startswith((TOWER, "visual_projection.", "classifier.")):
+            del arrays[name]
+            stored.dropped[name] = "not of the images' tower"
+        elif re.match(rf"({prefix}embeddings\.mask_token$|lm_head\.|decoder\.0\.)", name):
+            del arrays[name]
+            stored.dropped[name] = "only used in its pre-training task"
     return stored
+
+
+def likely_heads(arrays: dict[str, np.ndarray]) -> int | None:
+    """Those of CLIP, of width 64 in all sizes but those that are known; else None."""
+    token = arrays.get(f"{TOWER}embeddings.class_embedding")
+    return None if token is None else len(token) // 64
 
 
 def read_huggingface(
     stored: Stored, arrays: dict[str, np.ndarray], num_heads: int, settings: dict[str, Any]
 ) -> None:
     """Moves `arrays` into `stored`; UserError if the model is not supported."""
-    prefix = find_prefix(arrays)
-    assert prefix is not None  # the format was detected by it
-    if prefix:  # which ViTMSN omits after its embeddings
-        for name in [name for name in arrays if name.startswith(("encoder.", "layernorm."))]:
-            arrays[f"{prefix}{name}"] = arrays.pop(name)
-    if prefix == "deit." and "classifier.weight" in arrays:
+    kind, prefix, _ = find_kind(arrays) or ("", "", "")
+    settings, is_projection = of_images(settings), "visual_projection.weight" in arrays
+    for name in list(arrays):
+        # ViTMSN omits the prefix after its embeddings, and BEiT for masked images before its norm.
+        if prefix not in ("", TOWER) and name.startswith(("encoder.", "layernorm.")):
+            arrays.setdefault(f"{prefix}{name}", arrays.pop(name))
+        if name.endswith((".in_proj_weight", ".in_proj_bias")):
+            arrays[name.replace("in_proj_", "in_proj.")] = arrays.pop(name)
+    is_new = any(re.match(rf"{prefix}(layers|model\.layer)\.", name) for name in arrays)
+    is_new |= f"{prefix}encoder.layer.0.attention.q_proj.weight" in arrays
+    gated = any(re.search(r"\.mlp\.(gate_proj|weights_in)\.", name) for name in arrays)
+    folders = "|".join(folder for pair in FOLDERS.values() for folder in pair)
+    blocks = rows.numbers(rf"^{prefix}(?:encoder\.layers|{folders})\.(\d+)\.", arrays)
+    biases = _take_relative_biases(arrays, blocks)
+    names = table(kind, prefix, blocks, list(arrays), is_new=is_new, gated=gated)
+    if kind == "vit":
+        names += decoder(arrays, settings, is_new=is_new)
+    rows.read_rows(stored, arrays, names, num_heads=num_heads)
+    for i, bias in biases.items():
+        read_relative_bias(stored, i, bias, _square(stored))
+    is_beit = prefix in BEIT or settings.get("model_type") in ("beit", "data2vec-vision")
+    if kind == "vit" and (is_beit or any(map(_OF_BEIT.search, stored.params))):
+        kind = "beit"
+    _place_head(stored, kind, is_projection)
+    if kind == "beit" or _is_modern(stored):
+        _make_modern(stored, kind, settings)
+
+
+_OF_BEIT = re.compile(r"/(LayerScale_0|relative_bias)/")
+
+
+def _square(stored: Stored) -> tuple[int, int] | None:
+    """Rows and columns of patches; UserError if they differ, None if unknown."""
+    size, patch = stored.image_size, stored.params["embedding/kernel"].shape[:2]
+    grid = (size[0] // patch[0], size[1] // patch[1]) if size else None
+    if grid and grid[0] != grid[1]:
         raise UserError(
-            "a DeiTForImageClassification, whose only head is on the class token next to a "
-            "distillation token, is not supported; DeiTForImageClassificationWithTeacher is."
+            f"relative positions of {grid[0]}x{grid[1]} patches are not supported: transformers "
+            "takes rows for columns in these, unless the image is square."
         )
-    refactored = any(name.startswith(f"{prefix}layers.") for name in arrays)
-    blocks = rows.numbers(rf"^{prefix}(?:encoder\.layer|layers)\.(\d+)\.", arrays)
-    table = _table(prefix, blocks, refactored=refactored)
-    table += _decoder(arrays, settings, refactored=refactored)
-    rows.read_rows(stored, arrays, table, num_heads=num_heads)
-    if {"head/kernel", "dist"} & stored.params.keys():
-        for name in ("pre_logits/kernel", "pre_logits/bias"):
-            if stored.params.pop(name, None) is not None:
-                stored.dropped[name] = "the pooler, which is not an input of the head"
+    return grid
 
 
-def _class_names(settings: dict[str, Any]) -> tuple[str, ...]:
-    """Names of `id2label`; () if they are only numbers, or do not match the outputs."""
-    labels = settings.get("id2label") or {}
-    keys = sorted(labels, key=int)
-    if [int(key) for key in keys] != list(range(len(keys))):
-        logging.warning(
-            f"config.json: id2label has the keys {list_names(keys, 9)}, not 0 to {len(keys) - 1}: "
-            "its names are ignored."
-        )
-        return ()
-    names = tuple(str(labels[key]) for key in keys)
-    return () if all(name == f"LABEL_{i}" for i, name in enumerate(names)) else names
+def _take_relative_biases(
+    arrays: dict[str, np.ndarray], blocks: list[tuple[int, ...]]
+) -> dict[int, np.ndarray]:
+    """BEiT's tables by block; one that all blocks share is added to each."""
+    tables: dict[int, np.ndarray] = {}
+    for name in [name for name in arrays if name.endswith("relative_position_bias_table")]:
+        block, array = re.search(r"\.(\d+)\.", name), arrays.pop(name)
+        for i in [int(block[1])] if block else [i for (i,) in blocks]:
+            tables[i] = tables[i] + array if i in tables else array
+    return tables
 
 
-def _preprocess(settings: dict[str, Any]) -> str:
-    """Ops for a `preprocessor_config.json`; "" if it is incomplete, or has unsupported steps."""
-    size, resample = settings.get("size"), settings.get("resample", 2)
-    factor = settings.get("rescale_factor", 1 / 255) if settings.get("do_rescale", True) else 1
-    if not math.isclose(factor, 1 / 255, rel_tol=1e-3):
-        raise UserError(
-            f"preprocessor_config.json: do_rescale and rescale_factor multiply pixels by {factor}; "
-            "only 1/255 is supported. Remove the file to load the weights without it."
-        )
-    if size is None or not settings.get("do_resize", True):
-        return ""
-    if resample not in RESAMPLE:
-        logging.warning("preprocessor_config.json: resample=%r is not supported.", resample)
-        return ""
-    method = f"'pillow_{RESAMPLE[resample]}'"
-    if isinstance(size, dict) and "shortest_edge" in size:
-        ops = f"decode|resize_small({positive(size['shortest_edge'])}, {method}, 'down')"
-    else:
-        height, width = pair(size)
-        ops = f"decode|resize({height}, {width}, {method})"
-    if settings.get("do_center_crop", False):
-        height, width = pair(settings["crop_size"])
-        ops += f"|central_crop({height}, {width}, rounding='nearest')"
-    if not settings.get("do_normalize", True):
-        return f"{ops}|normalize((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))"
-    mean, std = (numbers_of(settings.get(key) or HALF) for key in ("image_mean", "image_std"))
-    return ops if mean == std == HALF else f"{ops}|normalize({mean}, {std})"
+def _place_head(stored: Stored, kind: str, is_projection: bool) -> None:
+    """Says what the head's input is; drops what is no input of it."""
+    params = stored.params
+
+    def drop(start: str, why: str = "not an input of the head") -> None:
+        for name in [name for name in params if name.startswith(start)]:
+            del params[name]
+            stored.dropped[name] = why
+
+    if "registers" in params and not params["registers"].size:
+        drop("registers", "there are none")
+    if "head_dist/kernel" not in params and {"dist", "head/kernel"} <= params.keys():
+        params["registers"] = params.pop("dist")  # of DeiT with one head
+    if {"head/kernel", "dist"} & params.keys() or _is_modern(stored):
+        drop("pre_logits/", "the pooler, which is not an input of the head")
+    if kind == "beit" and "Transformer/encoder_norm/scale" not in params:
+        stored.conventions["classifier"] = "gap"
+    if is_projection:
+        stored.probabilities_by = "none"
+        stored.add("head/bias", np.zeros(params["head/kernel"].shape[-1], np.float32))
+        stored.changed["head/bias"] = "zeros, as there is none"
+    elif "head/kernel" in params and kind in ("dinov2", "clip"):
+        stored.conventions["classifier"] = "token_gap" if kind == "dinov2" else "gap"
+        if kind == "clip":
+            drop("Transformer/encoder_norm/")
+    elif "head/kernel" in params and kind == "siglip":
+        drop("MAPHead_0/")
 
 
-def _sides(size: tuple[int, int]) -> dict[str, int]:
-    return {"height": size[0], "width": size[1]}
+_MODERN = re.compile(
+    r"registers|pooled_norm/.*|Transformer/pre_norm/.*|.*/(LayerScale_\d|relative_bias|gate)/.*"
+)
 
 
-def _to_preprocessor(inputs: InputSettings) -> dict[str, Any]:
-    """The `preprocessor_config.json`."""
-    if isinstance(inputs.resize, int):  # only CLIP's processor has this, not ViT's
-        kind, size = "CLIPImageProcessor", {"shortest_edge": inputs.resize}
-    else:
-        kind = "ViTImageProcessor" if inputs.crop is None else "DeiTImageProcessor"
-        size = _sides(inputs.resize)
-    settings: dict[str, Any] = {
-        "image_processor_type": kind,
-        "do_resize": True,
-        "size": size,
-        "resample": {method: number for number, method in RESAMPLE.items()}[inputs.method],
-        "do_rescale": True,
-        "rescale_factor": 1 / 255,
-        "do_normalize": True,
-        "image_mean": list(inputs.mean),
-        "image_std": list(inputs.std),
-    }
-    if inputs.crop is not None:
-        settings |= {"do_center_crop": True, "crop_size": _sides(inputs.crop)}
-    return settings
+def _is_modern(stored: Stored) -> bool:
+    """Whether `vit.py` lacks a part of it; a damaged file of a plain model is not modern."""
+    block = f"{BLOCKS}_0/{ATTENTION}"
+    return (
+        any(map(_MODERN.fullmatch, stored.params))
+        or stored.conventions["gelu"] == "quick"
+        or stored.conventions.get("classifier") is not None
+        or "rope" in stored.conventions
+        or not any(f"{block}/{part}/bias" in stored.params for part in ("query", "key", "value"))
+    )
+
+
+def _make_modern(stored: Stored, kind: str, settings: dict[str, Any]) -> None:
+    """Parameters of `vit.py` -> those of `modern_vit.py`; UserError: an array is missing.
+
+    What is missing would be taken for a model without it.
+    """
+    params, block = stored.params, f"{BLOCKS}_0/{ATTENTION}"
+    is_mean = stored.conventions.get("classifier") == "gap"
+    needed = [] if kind == "clip" else ["embedding/bias"]
+    needed += ["cls"] if kind in ("dinov2", "dinov3", "clip", "beit") else []
+    norms = ["Transformer/pre_norm"] if kind == "clip" else []
+    if not is_mean or settings.get("use_mean_pooling") is False:
+        norms += ["Transformer/encoder_norm"]
+    elif kind == "beit" and "head/kernel" in params:
+        norms += ["pooled_norm"]
+    needed += [f"{name}/{part}" for name in norms for part in ("scale", "bias")]
+    if kind not in ("beit", "dinov3") or settings.get("use_absolute_position_embeddings"):
+        needed += [POSITIONS]
+    if any(settings.get(f"use_{of}relative_position_bias") for of in ("", "shared_")):
+        needed += [f"{block}/relative_bias/offsets"]
+    if kind in ("vit", "dinov2") and "model_type" in settings and settings.get("qkv_bias", True):
+        needed += [f"{block}/{name}/bias" for name in ("query", "key", "value")]
+    of_two = settings.get("model_type") == "dinov2_with_registers"
+    if settings.get("num_register_tokens", 4 if of_two else 0):
+        needed += ["registers"]
+    if missing := [name for name in needed if name not in params]:
+        raise UserError(f"{list_names(missing)} missing; make sure that the file is whole.")
+    stored.conventions.pop("position_embedding")
+    if POSITIONS in params:
+        distilled = kind == "vit" and "registers" in params
+        join_positions(stored, ("cls" in params) + distilled)
 
 
 # By kind of model: its type there, and the architectures with heads, and without.
@@ -231,43 +206,6 @@ _ARCHITECTURES = {
     "deit": ("deit", "DeiTForImageClassificationWithTeacher", "DeiTModel"),
     "mae": ("vit_mae", "", "ViTMAEForPreTraining"),
 }
-# Their names of sizes; those of a decoder have the same prefix as ours.
-_SIZES = {
-    "hidden_size": "hidden_size",
-    "num_hidden_layers": "num_layers",
-    "num_attention_heads": "num_heads",
-    "intermediate_size": "mlp_dim",
-}
-
-
-def _to_config(description: Description) -> dict[str, Any]:
-    """The `config.json` with which transformers computes the same as our model."""
-    model = description.model
-    height, width, channels = description.image_shape
-    patch = model["patch_size"]
-    names = description.class_names or tuple(f"LABEL_{i}" for i in range(model["num_classes"]))
-    model_type, head, bare = _ARCHITECTURES[model["name"]]
-    return {
-        "architectures": [head if model["num_classes"] else bare],
-        "model_type": model_type,
-        **{
-            f"{prefix}{key}": model[f"{prefix}{ours}"]
-            for prefix in ("", *(["decoder_"] if "decoder_num_layers" in model else []))
-            for key, ours in _SIZES.items()
-        },
-        "hidden_act": "gelu" if model["gelu"] == "exact" else "gelu_pytorch_tanh",
-        "layer_norm_eps": model["layer_norm_epsilon"],
-        "image_size": height if height == width else [height, width],
-        "patch_size": patch if isinstance(patch, int) else list(patch),
-        "num_channels": channels,
-        "qkv_bias": True,
-        "hidden_dropout_prob": 0.0,
-        "attention_probs_dropout_prob": 0.0,
-        "id2label": {str(i): name for i, name in enumerate(names)},
-        "label2id": {name: i for i, name in enumerate(names)},
-        "torch_dtype": "float32",
-        "problem_type": _PROBLEMS[description.probabilities_by],
-    }
 
 
 def to_huggingface(
@@ -283,16 +221,14 @@ def to_huggingface(
     is_mae = model["name"] == "mae"
     if is_mae:
         check_square("huggingface", description)
+    model_type, head, bare = _ARCHITECTURES[model["name"]]
     prefix = "vit." if is_mae else f"{model['name']}."  # same names as in transformers
-    table = _table(prefix, rows.block_numbers(params)) + _decoder(params, {})
-    arrays = rows.write_rows(table, params, "huggingface")
+    names = table("vit", prefix, rows.block_numbers(params)) + decoder(params, {})
+    arrays = rows.write_rows(names, params, "huggingface")
     if not model["num_classes"] and not is_mae:  # the bare model
         arrays = {name.removeprefix(prefix): array for name, array in arrays.items()}
-    settings = {
-        "config.json": _to_config(description),
-        "preprocessor_config.json": _to_preprocessor(inputs),
-    }
-    return arrays, settings
+    architecture = head if model["num_classes"] else bare
+    return arrays, to_settings(description, inputs, model_type, architecture)
 
 
 # ViT and DeiT there classify from their tokens and patchify the image directly.

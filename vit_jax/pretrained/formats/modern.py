@@ -49,7 +49,9 @@ def join_positions(stored: Stored, tokens: int) -> None:
     if how:
         stored.changed[modern_vit.POSITIONS] = how
     names, start = [name for name in ("cls", "registers") if name in stored.params], 0
-    for name in names if tokens else ():
+    for name in names:
+        if start == tokens:
+            break
         count = stored.params[name].shape[1]
         stored.params[name] = stored.params[name] + positions[:, start : start + count]
         stored.changed[name] = "its position added"

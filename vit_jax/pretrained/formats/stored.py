@@ -15,6 +15,8 @@ from vit_jax.models.description import Description
 # In a folder; beside the weights there may be the JSON files of the format.
 WEIGHTS_FILE = "model.safetensors"
 TORCH_FILE = "pytorch_model.bin"
+# Read where there is neither, in this order: open_clip's, and transformers' for Flax.
+OTHER_FILES = ("open_clip_model.safetensors", "open_clip_pytorch_model.bin", "flax_model.msgpack")
 
 
 @dataclasses.dataclass

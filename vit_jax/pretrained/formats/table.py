@@ -18,16 +18,20 @@ from vit_jax.models.variants import SIZES
 from vit_jax.models.vit import POSITIONS
 from vit_jax.pretrained.arrays import write_safetensors
 from vit_jax.pretrained.formats import (
+    facebook,
     google,
     huggingface,
+    huggingface_modern,
+    huggingface_names,
     mae,
+    open_clip,
     timm,
     timm_config,
     timm_mixer,
     timm_resnet,
 )
 from vit_jax.pretrained.formats.rows import block_numbers, numbers
-from vit_jax.pretrained.formats.stored import TORCH_FILE, WEIGHTS_FILE, Holds, Stored
+from vit_jax.pretrained.formats.stored import OTHER_FILES, TORCH_FILE, WEIGHTS_FILE, Holds, Stored
 from vit_jax.pretrained.infer import num_prefix_tokens
 
 Params = dict[str, np.ndarray]
@@ -99,7 +103,7 @@ FORMATS: dict[str, Format] = {
     "npz_published": Format(google.PUBLISHED),
     "big_vision": Format(google.BIG_VISION),
     "timm": Format(timm.TIMM | timm_mixer.TIMM_MIXERS | timm_resnet.TIMM_RESNETS, is_folder=True),
-    "huggingface": Format(huggingface.HUGGINGFACE, is_folder=True),
+    "huggingface": Format(huggingface.HUGGINGFACE | huggingface_modern.MODERN, is_folder=True),
 }
 
 
@@ -117,20 +121,28 @@ def read_weights(
     sizes, else `default_heads`. `grid`, rows and columns of tokens, is needed if not square; `part`
     selects one of several models in the file.
     """
-    in_folder = path.name.startswith((WEIGHTS_FILE, TORCH_FILE))
-    files = (path.parent / file for file in ("config.json", "preprocessor_config.json"))
+    in_folder = path.name.startswith((WEIGHTS_FILE, TORCH_FILE, *OTHER_FILES))
+    names = ["config.json", "preprocessor_config.json"]
+    if path.name.startswith("open_clip"):
+        names = [open_clip.CONFIG, ""]
+    files = (path.parent / file for file in names)
     settings, preprocessor = (read_object(f) if in_folder and f.is_file() else {} for f in files)
+    if "model_cfg" in settings:
+        settings, preprocessor = open_clip.settings_of(settings)
     try:
         heads = 0  # a ResNet has none, and names and shapes say all
         _reject_quantised(arrays)
-        arrays, others = _unwrap(arrays, part)
+        arrays, others = _unwrap(huggingface_names.from_flax(arrays), part)
+        for translate in (facebook.to_timm, open_clip.to_others):
+            arrays, dropped = translate(arrays)
+            others |= dropped
         if google.find_prefix(arrays, part) is not None:
             stored = google.read_google(arrays, grid=grid, part=part)
         elif any(name.startswith("resnet/root_block/") for name in arrays):
             stored = google.read_big_transfer(arrays)
-        elif huggingface.find_prefix(arrays) is not None:
-            huggingface.check_names(arrays, settings)
-            stored = huggingface.read_settings(settings, preprocessor)
+        elif huggingface_names.find_kind(arrays) is not None:
+            stored = huggingface.begin(arrays, settings, preprocessor, num_heads)
+            default_heads = default_heads or huggingface.likely_heads(arrays)
             heads = _choose_heads(arrays, num_heads, stored.num_heads, default_heads)
             huggingface.read_huggingface(stored, arrays, heads, settings)
         elif timm.is_timm(arrays):
@@ -149,7 +161,7 @@ def read_weights(
             raise UserError(
                 f"it holds {len(arrays)} arrays ({', '.join(list(arrays)[:4])}, ...), whose names "
                 "match no supported Vision Transformer or ResNet: Google's .npz, BiT, "
-                "big_vision, timm, Hugging Face ViT or DeiT."
+                "big_vision, timm, transformers, open_clip, DINO, DINOv2."
             )
         model_args = settings.get("model_args") or {}
         stated = model_args.get("depth") or settings.get("num_hidden_layers")
@@ -171,9 +183,9 @@ _WRAPPERS = ("_orig_mod", "module", "model", "backbone", "base_encoder", "encode
 
 def _is_known(names: Collection[str], part: str = "") -> bool:
     is_bit = any(name.startswith("resnet/root_block/") for name in names)
-    found = (google.find_prefix(names, part), huggingface.find_prefix(names))
+    found = (google.find_prefix(names, part), huggingface_names.find_kind(names))
     is_timm = any((timm.is_timm(names), timm_mixer.is_mixer(names), timm_resnet.is_resnet(names)))
-    return is_bit or is_timm or found != (None, None)
+    return is_bit or is_timm or open_clip.is_open_clip(names) or found != (None, None)
 
 
 def _unwrap(arrays: Params, part: str) -> tuple[Params, dict[str, str]]:

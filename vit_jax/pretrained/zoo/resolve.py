@@ -17,6 +17,7 @@ from pathlib import Path
 
 from vit_jax.errors import UserError, import_extra, one_line, unsigned
 from vit_jax.files.paths import cache_dir, is_bucket, to_path
+from vit_jax.pretrained.formats.stored import OTHER_FILES
 from vit_jax.pretrained.zoo import augreg
 from vit_jax.pretrained.zoo.download import download
 from vit_jax.pretrained.zoo.entries import ZooEntry, find_entry, get_entry
@@ -24,9 +25,9 @@ from vit_jax.pretrained.zoo.entries import ZooEntry, find_entry, get_entry
 _GOOGLE = "https://storage.googleapis.com"
 _HUB = "hf://"
 _SCHEMES = ("gs://", "https://", "http://", _HUB)
-_SUFFIXES = (".npz", ".npy", ".safetensors", ".pth", ".pt", ".bin", ".ckpt", ".json")
+_SUFFIXES = (".npz", ".npy", ".safetensors", ".pth", ".pt", ".bin", ".ckpt", ".json", ".msgpack")
 _HUB_ADDRESS = re.compile(r"hf://([\w.-]+/[\w.-]+)(?:@([^/]+))?(?:/(.+))?")
-_CONFIGS = ["config.json", "preprocessor_config.json"]
+_CONFIGS = ["config.json", "preprocessor_config.json", "open_clip_config.json"]
 # Safe to read, so preferred; a repository may also hold half-precision and other variants.
 _SAFETENSORS = ["model.safetensors", "model.safetensors.index.json", "model-*-of-*.safetensors"]
 _PICKLED = ["pytorch_model.bin", "pytorch_model.bin.index.json", "pytorch_model-*-of-*.bin"]
@@ -126,8 +127,8 @@ def fetch_from_hub(address: str) -> Path:
     """Downloads `hf://owner/name[@revision][/file]` and returns its local path.
 
     A whole repository becomes a folder with config.json, preprocessor_config.json and weights:
-    model.safetensors (or its shards and their index), else pytorch_model.bin. A revision is a
-    branch, tag or commit; write a slash in it as %2F.
+    model.safetensors (or its shards and their index), else pytorch_model.bin, else one of
+    `OTHER_FILES`. A revision is a branch, tag or commit; write a slash in it as %2F.
     """
     match = _HUB_ADDRESS.fullmatch(address)
     if match is None:
@@ -138,7 +139,7 @@ def fetch_from_hub(address: str) -> Path:
     try:
         if file:
             return Path(huggingface_hub.hf_hub_download(repository, file, revision=revision))
-        for weights in (_SAFETENSORS, _PICKLED):
+        for weights in (_SAFETENSORS, _PICKLED, *([file] for file in OTHER_FILES)):
             wanted = {"revision": revision, "allow_patterns": [*_CONFIGS, *weights]}
             folder = Path(huggingface_hub.snapshot_download(repository, **wanted))
             if any(path for pattern in weights for path in folder.glob(pattern)):

@@ -1,0 +1,317 @@
+"""Every class of transformers for images without a pyramid: read with parity, or refused.
+
+Tiny models from their configurations. 1e-5 of the largest number: both sides compute the same
+function in float32, of numbers about 1; the largest difference is some 2e-6.
+"""
+
+import re
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+
+from tests import golden
+from tests.peers import import_timm, import_transformers
+from tests.pretrained import weights
+from vit_jax.errors import UserError
+from vit_jax.inference.load import load_model
+from vit_jax.models.create import create_model
+from vit_jax.models.features import feature_function
+from vit_jax.parameters.names import flatten_names
+from vit_jax.pretrained.arrays import read_arrays, write_safetensors
+from vit_jax.pretrained.formats.huggingface_config import read_settings
+
+transformers: Any = None  # imported when the first test begins: it takes 3 s
+SAME = 1e-5
+
+SIZES: dict[str, Any] = {
+    "hidden_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 3,
+    "intermediate_size": 48,
+    "image_size": 32,
+    "patch_size": 8,
+}
+RATIO = {key: value for key, value in SIZES.items() if key != "intermediate_size"}
+RATIO |= {"mlp_ratio": 2, "layerscale_value": 0.5}
+TEXT = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8}
+TOWERS = {"vision_config": SIZES, "text_config": {**TEXT, "vocab_size": 9}}
+NAFLEX = {key: value for key, value in SIZES.items() if key != "image_size"} | {"num_patches": 16}
+DINOV3 = SIZES | {"layerscale_value": 0.5, "num_register_tokens": 2}
+
+
+class Case(NamedTuple):
+    cls: str
+    config: dict[str, Any]
+    model: str  # the kind of ours; "" if it is refused
+    note: str = ""  # for the documentation; of a refusal, what it says
+    written: str = ""  # the class that is written for it
+
+
+def of_beit(
+    cls: str, note: str, model: str = "modern_vit", written: str = "", **config: Any
+) -> Case:
+    return Case(cls, SIZES | config, model, note, written)
+
+
+TIMM = {
+    "architecture": "vit_tiny_patch16_224",
+    "model_args": {"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 2, "num_heads": 3},
+}
+SHARED = {"use_shared_relative_position_bias": True}
+RELATIVE = {"use_relative_position_bias": True}
+TOKEN = {
+    "use_absolute_position_embeddings": True,
+    "use_mean_pooling": False,
+    "layer_scale_init_value": 0.0,
+}
+SWIGLU = {"use_swiglu_ffn": True}
+SILU = {"use_gated_mlp": True, "hidden_act": "silu"}
+UNBIASED = {"query_bias": False, "value_bias": False, "num_register_tokens": 0, "rope_theta": 50.0}
+VIDEO = {"num_frames": 4}
+VIT, DINOV2 = "ViTForImageClassification", "Dinov2ForImageClassification"
+BEIT, DATA2VEC = "BeitForImageClassification", "Data2VecVisionForImageClassification"
+REGISTERS = "Dinov2WithRegistersForImageClassification"
+PROJECTION = "CLIPVisionModelWithProjection"
+CASES = [
+    Case("ViTModel", SIZES, "vit", "with its pooler"),
+    Case(VIT, SIZES, "vit", "", VIT),
+    Case(VIT, SIZES | {"qkv_bias": False}, "modern_vit", "`qkv_bias=False`", VIT),
+    Case(VIT, SIZES | {"hidden_act": "quick_gelu"}, "modern_vit", "QuickGELU", VIT),
+    Case("ViTForMaskedImageModeling", SIZES, "vit", "without its decoder"),
+    Case("DeiTModel", SIZES, "deit", "without its pooler"),
+    Case("DeiTForImageClassification", SIZES, "modern_vit", "its second token is a register"),
+    Case("DeiTForImageClassificationWithTeacher", SIZES, "deit"),
+    Case("ViTMAEModel", SIZES | {"mask_ratio": 0.0}, "vit", "of all patches"),
+    Case("ViTMSNModel", SIZES, "vit"),
+    Case("ViTMSNForImageClassification", SIZES, "vit"),
+    Case("IJepaModel", SIZES, "vit"),
+    Case("IJepaForImageClassification", SIZES, "vit"),
+    of_beit("BeitModel", "relative positions", written="BeitModel", **RELATIVE),
+    of_beit(BEIT, "shared relative positions", written=BEIT, **SHARED),
+    of_beit(BEIT, "learned positions, class token", written=BEIT, **TOKEN),
+    of_beit("BeitForMaskedImageModeling", "without its head", vocab_size=9, use_mask_token=True),
+    of_beit("BeitModel", "rows for columns", "", **RELATIVE, image_size=[32, 64]),
+    of_beit("Data2VecVisionModel", "no norm after the blocks"),
+    of_beit(DATA2VEC, "both relative positions", written=BEIT, **SHARED, **RELATIVE),
+    Case("Dinov2Model", RATIO, "modern_vit", "", "Dinov2Model"),
+    Case(DINOV2, RATIO | SWIGLU, "modern_vit", "SwiGLU", DINOV2),
+    Case(
+        "Dinov2WithRegistersModel",
+        RATIO | SWIGLU | {"qkv_bias": False},
+        "modern_vit",
+        "SwiGLU, `qkv_bias=False`",
+        "Dinov2WithRegistersModel",
+    ),
+    Case(REGISTERS, RATIO, "modern_vit", "", REGISTERS),
+    Case("DINOv3ViTModel", DINOV3, "modern_vit", "", "DINOv3ViTModel"),
+    Case("DINOv3ViTModel", DINOV3 | SILU | UNBIASED, "modern_vit", "SwiGLU", "DINOv3ViTModel"),
+    Case("DINOv3ViTModel", DINOV3 | {"use_gated_mlp": True}, "", "hidden_act of gated MLPs='gelu'"),
+    Case("CLIPVisionModel", SIZES, "modern_vit", "", "CLIPVisionModel"),
+    Case(PROJECTION, SIZES | {"projection_dim": 10}, "modern_vit", "", PROJECTION),
+    Case("CLIPModel", TOWERS | {"projection_dim": 10}, "modern_vit", "images' tower", PROJECTION),
+    Case("CLIPForImageClassification", TOWERS, "modern_vit"),
+    Case("SiglipVisionModel", SIZES, "vit"),
+    Case("SiglipModel", TOWERS, "vit", "images' tower"),
+    Case("SiglipForImageClassification", TOWERS, "vit"),
+    Case("Siglip2VisionModel", NAFLEX, "vit", "square images of as many patches as positions"),
+    Case("TimmWrapperForImageClassification", TIMM, "vit", "the model of timm inside"),
+    Case("YolosModel", SIZES | {"image_size": [32, 32]}, "", "embeddings.detection_tokens"),
+    Case("Aimv2VisionModel", SIZES, "", "names match no supported Vision Transformer"),
+    Case("ASTModel", SIZES | {"max_length": 32, "num_mel_bins": 32}, "", "a model for sounds"),
+    Case("VideoMAEModel", SIZES | VIDEO, "", "a model for videos"),
+    Case("VivitModel", SIZES | VIDEO | {"patch_size": 8}, "", "a model for videos"),
+]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _import() -> None:
+    import_timm()
+    globals()["transformers"] = import_transformers()
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+
+
+def their_model(case: Case) -> Any:
+    cls = getattr(transformers, case.cls)
+    kwargs = {"num_labels": 10} if "ForImageClass" in case.cls else {}
+    model = cls(cls.config_class(**case.config, **kwargs))
+    spread(model)
+    return model.eval()
+
+
+def spread(model: Any) -> None:
+    """Numbers so large that scores, biases and gammas matter: at 0.02 no attention is seen."""
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            noise = torch.randn(parameter.shape, generator=generator)
+            if parameter.ndim in (2, 4):
+                parameter.copy_(noise / np.sqrt(parameter[0].numel()))
+            else:
+                parameter += 0.3 * noise
+
+
+def load(name: str, folder: Path) -> Any:
+    """Their model from our folder; every one of its parameters must be in it."""
+    model, info = getattr(transformers, name).from_pretrained(folder, output_loading_info=True)
+    assert not info["missing_keys"]
+    assert not info["unexpected_keys"]
+    return model.eval()
+
+
+def their_features(model: Any, images: np.ndarray) -> dict[str, np.ndarray]:
+    """`out`: logits, embedding or pooled output; `tokens`, and those after each block."""
+    name, found = type(model).__name__, {}
+    pixels: dict[str, Any] = {"pixel_values": torch.from_numpy(images.transpose(0, 3, 1, 2).copy())}
+    if name.startswith("Siglip2"):
+        patches = images.reshape(len(images), 4, 8, 4, 8, 3).transpose(0, 1, 3, 2, 4, 5)
+        pixels = {
+            "pixel_values": torch.from_numpy(patches.reshape(len(images), 16, -1).copy()),
+            "spatial_shapes": torch.tensor([[4, 4]] * len(images)),
+            "pixel_attention_mask": torch.ones(len(images), 16),
+        }
+    if name == "ViTMAEModel":  # keeps all patches in order
+        pixels["noise"] = torch.arange(16.0).tile(len(images), 1)
+    with torch.no_grad():
+        if hasattr(model, "get_image_features"):
+            found["out"] = model.get_image_features(**pixels).pooler_output
+            model = model.vision_model
+        output = model(**pixels, output_hidden_states=not name.startswith("Timm"))
+    keys = [key for key in ("logits", "image_embeds", "pooler_output") if key in output]
+    if keys and not found and "Masked" not in name and name != "DeiTModel":
+        found["out"] = output[keys[0]]
+    for i, state in enumerate((output.hidden_states or ())[1:]):
+        found[f"block_{i}_tokens"] = state
+    if name.endswith("Model") and "CLIP" not in name:  # CLIP's are before the last norm
+        found["tokens"] = output.last_hidden_state
+    return {key: value.numpy() for key, value in found.items()}
+
+
+def ours(loaded: Any, theirs: dict[str, Any], images: np.ndarray) -> dict[str, np.ndarray]:
+    """The same of our model."""
+    names = ["logits", *(name for name in theirs if name != "out")]
+    found = feature_function(loaded.module, names)(loaded.params, images)
+    return {name: np.asarray(found["logits" if name == "out" else name]) for name in theirs}
+
+
+def assert_close(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> None:
+    for name, array in expected.items():
+        tolerance = SAME * np.abs(array).max()
+        np.testing.assert_allclose(found[name], array, rtol=0, atol=tolerance, err_msg=name)
+
+
+@pytest.mark.parametrize("case", CASES, ids=[f"{case.cls}-{i}" for i, case in enumerate(CASES)])
+def test_every_class(case: Case, tmp_path: Path) -> None:
+    """Logits, embeddings, tokens after each block; what is written computes the same there."""
+    model, images = their_model(case), golden.images(2, 32, 32)
+    model.save_pretrained(tmp_path)
+    if not case.model:
+        with pytest.raises(UserError, match=re.escape(case.note)):
+            load_model(tmp_path)
+        return
+    loaded = load_model(tmp_path)
+    assert loaded.description.model["name"] == case.model
+    theirs = their_features(model, images)
+    assert theirs
+    assert_close(ours(loaded, theirs, images), theirs)
+    if case.written and case.model == "modern_vit":
+        flat, folder = flatten_names(loaded.params), tmp_path / "ours"
+        weights.write(folder, "huggingface", loaded.module, flat, (32, 32, 3), "modern_vit")
+        again = load_model(folder)
+        weights.assert_same(flatten_names(again.params), flat)
+        assert again.module == loaded.module
+        assert_close(their_features(load(case.written, folder), images), theirs)
+
+
+def test_the_table_in_the_documentation() -> None:
+    rows = ["| class | read as | written as | |", "|---|---|---|---|"]
+    for case in CASES:
+        model = f"`{case.model}`" if case.model else "refused"
+        note = case.note if case.model else f"`{case.note}`"
+        rows.append(f"| `{case.cls}` | {model} | {case.written and f'`{case.written}`'} | {note} |")
+    page = Path(__file__).parents[2] / "docs" / "weights.md"
+    assert "\n".join(rows) in page.read_text(), "\n".join(rows)
+
+
+def test_rotary_positions_and_registers_are_seen(tmp_path: Path) -> None:
+    """What a mistake would change."""
+    model, images = their_model(Case("DINOv3ViTModel", DINOV3, "")), golden.images(1, 32, 32)
+    model.save_pretrained(tmp_path)
+    loaded = load_model(tmp_path)
+    expected = loaded.module.apply({"params": loaded.params}, images, train=False)
+    other = loaded.module.clone(rope_base=50.0)
+    changed = other.apply({"params": loaded.params}, images, train=False)
+    assert np.abs(changed - expected).max() > 1e-3
+
+
+def test_a_file_without_its_positions_is_not_a_model_without_positions(tmp_path: Path) -> None:
+    for case in (Case("Dinov2Model", RATIO, ""), Case("CLIPVisionModel", SIZES, "")):
+        their_model(case).save_pretrained(tmp_path)
+        arrays = read_arrays(tmp_path / "model.safetensors")
+        kept = {n: x for n, x in arrays.items() if "position_embedding" not in n}
+        write_safetensors(tmp_path / "model.safetensors", kept, {})
+        with pytest.raises(UserError, match="pos_embedding missing"):
+            load_model(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("cls", "method"),
+    [("Dinov2Model", "transformers"), ("Dinov2WithRegistersModel", "bicubic")],
+)
+def test_larger_images_as_transformers_takes_them(cls: str, method: str, tmp_path: Path) -> None:
+    """It interpolates when it runs, ours when it loads."""
+    model, images = their_model(Case(cls, RATIO, "")), golden.images(1, 48, 64)
+    model.save_pretrained(tmp_path)
+    theirs = their_features(model, images)
+    loaded = load_model(tmp_path, image_size=(48, 64), posemb=method)
+    assert_close(ours(loaded, theirs, images), theirs)
+
+
+@pytest.mark.parametrize(
+    ("processor", "image_size", "expected"),
+    [
+        # facebook/dinov2-base: positions of 518 pixels, images of 224.
+        (
+            {"image_processor_type": "BitImageProcessor", "size": {"shortest_edge": 256}},
+            518,
+            "resize_small(592, 'pillow_bicubic', 'down')|central_crop(518, 518, {})",
+        ),
+        # openai/clip-vit-base-patch32, of before sizes had names.
+        (
+            {"feature_extractor_type": "CLIPFeatureExtractor", "size": 224},
+            224,
+            "resize_small(224, 'pillow_bicubic', 'down')|central_crop(224, 224, {})",
+        ),
+        (
+            {"size": {"height": 224, "width": 224}, "do_center_crop": None},
+            224,
+            "resize(224, 224, 'pillow_bicubic')",
+        ),
+    ],
+)
+def test_processors(processor: dict[str, Any], image_size: int, expected: str) -> None:
+    settings = {"resample": 3, "do_center_crop": True, "crop_size": 224, "do_normalize": True}
+    found = read_settings({"image_size": image_size}, {**settings, **processor})
+    assert found.eval_preprocess == "decode|" + expected.format("rounding='nearest'")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"norm_kind": "rms"}, r"model.norm_kind='rms', only 'layer'"),
+        ({"rope": "mixed"}, "model.rope='mixed'.*DINOv3ViTModel, the nearest"),
+        ({"num_registers": 2, "classifier": "token"}, "num_classes=7: Dinov2WithRegistersModel"),
+        ({"mlp_dim": 40}, "model.mlp_dim=40: DINOv2 there has whole ratios"),
+    ],
+)
+def test_what_no_class_computes(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
+    sizes = {**weights.SMALL, "name": "modern_vit", "layer_scale_init": 1.0}
+    dinov3 = {"rope": "centered", "position_embedding": "none"} if "rope" in changes else {}
+    head = 7 if "classifier" in changes else 0
+    module = create_model(**{**sizes, **dinov3, **changes}, num_classes=head)
+    params = weights.seeded(module, (32, 32, 3))
+    with pytest.raises(UserError, match=message):
+        weights.write(tmp_path, "huggingface", module, params, (32, 32, 3), "modern_vit")

@@ -1,0 +1,225 @@
+"""What transformers' `config.json` and `preprocessor_config.json` say of a model and its images."""
+
+from __future__ import annotations
+
+import logging
+import math
+from typing import Any, NamedTuple
+
+from vit_jax.errors import UserError, check_known, list_names
+from vit_jax.files.paths import reading
+from vit_jax.models.description import HALF, Description, InputSettings
+from vit_jax.pretrained.formats.stored import Stored, numbers_of, pair, positive
+
+GELUS = {
+    "gelu": "exact",
+    "gelu_python": "exact",
+    "gelu_new": "tanh",
+    "gelu_fast": "tanh",
+    "gelu_pytorch_tanh": "tanh",
+    "quick_gelu": "quick",
+}
+RESAMPLE = {2: "bilinear", 3: "bicubic"}  # PIL's numbers
+# How its pipelines turn logits into probabilities.
+_PROBLEMS = {
+    "softmax": "single_label_classification",
+    "sigmoid": "multi_label_classification",
+    "none": "regression",
+}
+
+
+class _Defaults(NamedTuple):
+    """What a configuration leaves out: `config.json` has only what differs."""
+
+    hidden_act: str = "gelu"
+    layer_norm_eps: float = 1e-12
+    num_attention_heads: int = 12
+
+
+# By kind, see `huggingface.find_kind`.
+_DEFAULTS = {
+    "vit": _Defaults(),
+    "dinov2": _Defaults(layer_norm_eps=1e-6),
+    "dinov3": _Defaults(layer_norm_eps=1e-5, num_attention_heads=6),
+    "clip": _Defaults("quick_gelu", 1e-5),
+    "siglip": _Defaults("gelu_pytorch_tanh", 1e-6),
+}
+_MSN = _Defaults(layer_norm_eps=1e-6)
+# The processors for which a single size is that of the short side.
+_SHORT_SIDE = ("CLIP", "Bit")
+
+
+def of_images(settings: dict[str, Any]) -> dict[str, Any]:
+    """Settings of several towers -> those of the one for images, and of its head."""
+    own = {key: settings[key] for key in ("id2label", "problem_type") if key in settings}
+    return {**settings, **(settings.get("vision_config") or {}), **own}
+
+
+def read_settings(
+    settings: dict[str, Any], preprocessor: dict[str, Any], kind: str = "vit"
+) -> Stored:
+    """Reads `config.json` and `preprocessor_config.json`; UserError for an unsupported model."""
+    default = _MSN if settings.get("model_type") == "vit_msn" else _DEFAULTS[kind]
+    with reading("config.json"):
+        check_known("config.json: pooler_act", settings.get("pooler_act", "tanh"), ["tanh"])
+        activation = settings.get("hidden_act", default.hidden_act)
+        if kind == "dinov3" and settings.get("use_gated_mlp"):
+            check_known("config.json: hidden_act of gated MLPs", activation, ["silu"])
+            activation = "gelu"  # not used
+        check_known("config.json: hidden_act", activation, GELUS)
+        epsilon = float(settings.get("layer_norm_eps", default.layer_norm_eps))
+        heads, size = settings.get("num_attention_heads"), settings.get("image_size")
+        if "model_type" in settings and kind != "vit":
+            heads = heads or default.num_attention_heads
+            size = size or (None if kind == "siglip" else 224)
+        stored = Stored(
+            "huggingface",
+            conventions={
+                "gelu": GELUS[activation],
+                "layer_norm_epsilon": epsilon,
+                "position_embedding": "learned",
+            },
+            num_heads=None if heads is None else positive(heads),
+            image_size=None if size is None else pair(size),
+            class_names=_class_names(settings),
+        )
+        if kind == "dinov3":
+            stored.conventions |= {
+                "rope": "centered",
+                "rope_base": float(settings.get("rope_theta", 100.0)),
+                "rope_jitter": settings.get("pos_embed_rescale", 2.0),
+            }
+        problems = {problem: by for by, problem in _PROBLEMS.items()}
+        stored.probabilities_by = problems.get(str(settings.get("problem_type")), "softmax")
+    with reading("preprocessor_config.json"):
+        stored.eval_preprocess = _preprocess(preprocessor, stored.image_size)
+    return stored
+
+
+def _class_names(settings: dict[str, Any]) -> tuple[str, ...]:
+    """Names of `id2label`; () if they are only numbers, or do not match the outputs."""
+    labels = settings.get("id2label") or {}
+    keys = sorted(labels, key=int)
+    if [int(key) for key in keys] != list(range(len(keys))):
+        logging.warning(
+            f"config.json: id2label has the keys {list_names(keys, 9)}, not 0 to {len(keys) - 1}: "
+            "its names are ignored."
+        )
+        return ()
+    names = tuple(str(labels[key]) for key in keys)
+    return () if all(name == f"LABEL_{i}" for i, name in enumerate(names)) else names
+
+
+def _preprocess(settings: dict[str, Any], image_size: tuple[int, int] | None) -> str:
+    """Ops for a `preprocessor_config.json`; "" if it is incomplete, or has unsupported steps.
+
+    DINOv2's positions are of 518 pixels, and its processor gives 224: the ops keep the share of
+    the image that is cropped, at the size of the positions.
+    """
+    size, resample = settings.get("size"), settings.get("resample", 2)
+    factor = settings.get("rescale_factor", 1 / 255) if settings.get("do_rescale", True) else 1
+    if not math.isclose(factor, 1 / 255, rel_tol=1e-3):
+        raise UserError(
+            f"preprocessor_config.json: do_rescale and rescale_factor multiply pixels by {factor}; "
+            "only 1/255 is supported. Remove the file to load the weights without it."
+        )
+    if size is None or not settings.get("do_resize", True):
+        return ""
+    if resample not in RESAMPLE:
+        logging.warning("preprocessor_config.json: resample=%r is not supported.", resample)
+        return ""
+    method = f"'pillow_{RESAMPLE[resample]}'"
+    name = str(settings.get("image_processor_type") or settings.get("feature_extractor_type"))
+    if isinstance(size, int) and name.startswith(_SHORT_SIDE):
+        size = {"shortest_edge": size}
+    crop = pair(settings["crop_size"]) if settings.get("do_center_crop", False) else None
+    of_side = isinstance(size, dict) and "shortest_edge" in size
+    after = crop or (None if of_side else pair(size))
+    scale = 1.0
+    if image_size and after and after[0] == after[1] and image_size[0] == image_size[1]:
+        scale = image_size[0] / after[0]
+    if of_side:
+        short = round(scale * positive(size["shortest_edge"]))
+        ops = f"decode|resize_small({short}, {method}, 'down')"
+    else:
+        height, width = (round(scale * side) for side in pair(size))
+        ops = f"decode|resize({height}, {width}, {method})"
+    if crop:
+        height, width = (round(scale * side) for side in crop)
+        ops += f"|central_crop({height}, {width}, rounding='nearest')"
+    if not settings.get("do_normalize", True):
+        return f"{ops}|normalize((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))"
+    mean, std = (numbers_of(settings.get(key) or HALF) for key in ("image_mean", "image_std"))
+    return ops if mean == std == HALF else f"{ops}|normalize({mean}, {std})"
+
+
+def _sides(size: tuple[int, int]) -> dict[str, int]:
+    return {"height": size[0], "width": size[1]}
+
+
+def _to_preprocessor(inputs: InputSettings) -> dict[str, Any]:
+    """The `preprocessor_config.json`."""
+    if isinstance(inputs.resize, int):  # only CLIP's processor has this, not ViT's
+        kind, size = "CLIPImageProcessor", {"shortest_edge": inputs.resize}
+    else:
+        kind = "ViTImageProcessor" if inputs.crop is None else "DeiTImageProcessor"
+        size = _sides(inputs.resize)
+    settings: dict[str, Any] = {
+        "image_processor_type": kind,
+        "do_resize": True,
+        "size": size,
+        "resample": {method: number for number, method in RESAMPLE.items()}[inputs.method],
+        "do_rescale": True,
+        "rescale_factor": 1 / 255,
+        "do_normalize": True,
+        "image_mean": list(inputs.mean),
+        "image_std": list(inputs.std),
+    }
+    if inputs.crop is not None:
+        settings |= {"do_center_crop": True, "crop_size": _sides(inputs.crop)}
+    return settings
+
+
+# Their names of sizes; those of a decoder have the same prefix as ours.
+_SIZES = {
+    "hidden_size": "hidden_size",
+    "num_hidden_layers": "num_layers",
+    "num_attention_heads": "num_heads",
+    "intermediate_size": "mlp_dim",
+}
+
+
+def to_settings(
+    description: Description, inputs: InputSettings, model_type: str, architecture: str, **more: Any
+) -> dict[str, dict[str, Any]]:
+    """The JSON files with which transformers computes the same as our model, by name."""
+    model = description.model
+    height, width, channels = description.image_shape
+    patch = model["patch_size"]
+    names = description.class_names or tuple(f"LABEL_{i}" for i in range(model["num_classes"]))
+    config = {
+        "architectures": [architecture],
+        "model_type": model_type,
+        **{
+            f"{prefix}{key}": model[f"{prefix}{ours}"]
+            for prefix in ("", *(["decoder_"] if "decoder_num_layers" in model else []))
+            for key, ours in _SIZES.items()
+        },
+        "hidden_act": next(act for act in _WRITTEN if GELUS[act] == model["gelu"]),
+        "layer_norm_eps": model["layer_norm_epsilon"],
+        "image_size": height if height == width else [height, width],
+        "patch_size": patch if isinstance(patch, int) else list(patch),
+        "num_channels": channels,
+        "qkv_bias": True,
+        "hidden_dropout_prob": 0.0,
+        "attention_probs_dropout_prob": 0.0,
+        "id2label": {str(i): name for i, name in enumerate(names)},
+        "label2id": {name: i for i, name in enumerate(names)},
+        "torch_dtype": "float32",
+        "problem_type": _PROBLEMS[description.probabilities_by],
+        **more,
+    }
+    return {"config.json": config, "preprocessor_config.json": _to_preprocessor(inputs)}
+
+
+_WRITTEN = ("gelu", "gelu_pytorch_tanh", "quick_gelu")
