@@ -17,6 +17,7 @@ from tests.pretrained.test_timm_parity import SAME, arrays_of, their_logits
 from tests.pretrained.weights import difference, randomise
 from vit_jax.inference.load import load_model
 from vit_jax.models.create import VARIANTS
+from vit_jax.models.features import feature_function
 from vit_jax.parameters.names import abstract_params, flatten_names, unflatten_names
 from vit_jax.pretrained.arrays import write_safetensors
 from vit_jax.pretrained.formats import timm as names
@@ -118,3 +119,29 @@ def test_positions_are_interpolated_without_a_row_for_the_class_token(tmp_path: 
     assert report["adapted"] == {name: "bicubic 4x4 -> 6x6"}
     ours = weights.logits(module, params, images)
     assert difference(ours, their_logits(larger, images)) < SAME
+
+
+def test_intermediate_layers_are_those_of_timm(tmp_path: Path) -> None:
+    """DINOv2 with registers: patches and class token of every block, through the last norm."""
+    model = timm.create_model(
+        "vit_small_patch14_reg4_dinov2", **TINY | {"num_classes": 0}, patch_size=8
+    )
+    randomise(model)
+    images = golden.images(2, 64, 64)
+    write_safetensors(tmp_path / "dinov2.safetensors", arrays_of(model), {})
+    ours = load_model(tmp_path / "dinov2.safetensors", num_heads=3)
+    names = ["block_0_normed", "block_1_normed", "tokens", "register_3"]
+    found = feature_function(ours.module, names)(ours.params, images)
+    pixels = torch.from_numpy(images.transpose(0, 3, 1, 2).copy()).double()
+    with torch.no_grad():
+        layers = (
+            model.eval()
+            .double()
+            .get_intermediate_layers(pixels, n=2, return_prefix_tokens=True, norm=True)
+        )
+        last = model.forward_features(pixels).numpy()
+    for i, (patches, prefix) in enumerate(layers):
+        theirs = np.concatenate([prefix.numpy(), patches.numpy()], axis=1)
+        assert difference(found[f"block_{i}_normed"], theirs) < SAME
+    assert difference(found["tokens"], last) < SAME
+    assert difference(found["register_3"], last[:, 4]) < SAME
