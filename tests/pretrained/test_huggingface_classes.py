@@ -258,8 +258,7 @@ def test_a_file_without_its_positions_is_not_a_model_without_positions(tmp_path:
 
 
 @pytest.mark.parametrize(
-    ("cls", "method"),
-    [("Dinov2Model", "transformers"), ("Dinov2WithRegistersModel", "bicubic")],
+    ("cls", "method"), [("Dinov2Model", "transformers"), ("Dinov2WithRegistersModel", "bicubic")]
 )
 def test_larger_images_as_transformers_takes_them(cls: str, method: str, tmp_path: Path) -> None:
     """It interpolates when it runs, ours when it loads."""
