@@ -33,7 +33,11 @@ NUM_DEVICES = 8
 _DEVICES_FLAG = "--xla_force_host_platform_device_count"
 # A third of the time that XLA's defaults take. For a run as users have it give XLA_FLAGS the
 # values in `golden.USERS_COMPILER`.
-_FAST_COMPILATION = ["--xla_backend_optimization_level=0"]
+_FAST_COMPILATION = [
+    "--xla_backend_optimization_level=0",
+    # A program for LLVM, not 32 that share its functions: two thirds of the time, the same code.
+    "--xla_cpu_parallel_codegen_split_count=1",
+]
 if importlib.metadata.version("jaxlib") < "0.11":  # the flag is unknown to later ones
     _FAST_COMPILATION.append("--xla_cpu_use_fusion_emitters=false")
 _TFDS_DIR = tempfile.TemporaryDirectory(prefix="vit_jax_tests_tfds_")
@@ -130,13 +134,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """One process does all the waiting, from the start, while others keep the cores busy.
 
-    The tests of a file stay together, since they share what they made.
+    The tests of a file stay together, since they share what they made; in the longest file, those
+    of a kind of model.
     """
     from xdist.scheduler import LoadFileScheduling
 
     class Scheduling(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            return "waiting" if _waits(nodeid) else super()._split_scope(nodeid)
+            if _waits(nodeid):
+                return "waiting"
+            scope = super()._split_scope(nodeid)
+            if scope != "tests/test_families.py":
+                return scope
+            kind = nodeid.partition("[")[2].rstrip("]").partition("-")[0]
+            return f"{scope}[{kind}]"
 
     return Scheduling(config, log)
 

@@ -67,7 +67,10 @@ def images(n: int, height: int, width: int) -> np.ndarray:
 
 
 # As users compile, whatever the flags of this process say (see conftest.py).
-USERS_COMPILER: dict[str, Any] = {"xla_backend_optimization_level": 3}
+USERS_COMPILER: dict[str, Any] = {
+    "xla_backend_optimization_level": 3,
+    "xla_cpu_parallel_codegen_split_count": 32,
+}
 if "xla_cpu_use_fusion_emitters" in os.environ["XLA_FLAGS"]:
     USERS_COMPILER["xla_cpu_use_fusion_emitters"] = True
 jit = functools.partial(jax.jit, compiler_options=USERS_COMPILER)

@@ -1,6 +1,10 @@
 """The benchmarks run and write what docs/performance.md shows; how fast is no test's business."""
 
 import json
+import multiprocessing
+import os
+import signal
+import types
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +17,7 @@ from benchmarks import calibrate, common, gpu, step, tpu
 from benchmarks import input as input_benchmark
 from benchmarks.common import NUM_CLASSES, compare, create_config, markdown, noise_run, take_turns
 from benchmarks.peers import check_peer, create_timm, import_timm, timm_model
-from tests import tiny
+from tests import forks, tiny
 from vit_jax.errors import UserError
 from vit_jax.models.attention import choose
 from vit_jax.plan.topology import parse_topology
@@ -108,7 +112,23 @@ def test_the_rate_of_a_product(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_run_that_is_ended_and_resumed(tmp_path: Path) -> None:
+def test_a_run_that_is_ended_and_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one_device = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=1"
+    smaller = ["--config.model.num_layers=1", "--config.evaluators.test.split=test[:64]"]
+
+    class Forked(forks.Process):
+        def __init__(self, command: list[str], *, check: bool = False) -> None:
+            environment = tiny.environment(XLA_FLAGS=one_device)
+            super().__init__([*command[1:], *smaller], tmp_path / "log", environment)
+            assert not check or self.wait() == 0, (tmp_path / "log").read_text()
+
+        def terminate(self) -> None:
+            self.send_signal(signal.SIGTERM)
+
+        def kill(self) -> None:
+            self.send_signal(signal.SIGKILL)
+
+    monkeypatch.setattr(gpu, "subprocess", types.SimpleNamespace(run=Forked, Popen=Forked))
     found = cases_of(gpu.main, tmp_path, "training", "--steps=6")
     assert [case["case"] for case in found] == [
         "6 updates",
@@ -119,7 +139,13 @@ def test_a_run_that_is_ended_and_resumed(tmp_path: Path) -> None:
     assert found[-1]["ours"] == 1
 
 
-def test_the_input_pipeline_beside_torch_and_its_options(tmp_path: Path) -> None:
+def test_the_input_pipeline_beside_torch_and_its_options(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Fresh processes as with "spawn", forked from one that has imported everything.
+    server = multiprocessing.get_context("forkserver")
+    server.set_forkserver_preload(["benchmarks.input", "torch.utils.data"])
+    monkeypatch.setattr(multiprocessing, "get_context", lambda _: server)
     peers = ("dataloader", "whole", "reduced", "resized")
     arguments = ("--num_files=8", "--batch_size=4", "--num_images=8", "--rounds=1")
     import_timm()  # so that torch is here

@@ -248,7 +248,7 @@ def test_help_lists_every_key_with_its_meaning(script: Script) -> None:
                 assert f"  {section}.{key} = " in text
     assert "duration.steps = None  # updates" in text
     assert (
-        "optimizer.momentum = 0.9  # (sgd, adafactor, muon) decay of the accumulated gradient"
+        "optimizer.momentum = 0.9  # (sgd, adafactor, lars, muon) decay of the accumulated gradient"
         in text
     )
     assert "evaluators.NAME.every_steps = 0  # steps between evaluations; 0: only after" in text

@@ -25,6 +25,8 @@ def test_every_run_builds() -> None:
         if settings in built:  # the same but for the data
             continue
         built.add(settings)
+        if "scan" in config.model:
+            config.model.scan = True  # traced sooner
         mesh = create_mesh(**config.mesh)
         with jax.set_mesh(mesh):
             run = create_run(config, mesh)

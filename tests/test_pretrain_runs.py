@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import jax
 import pytest
 from ml_collections import ConfigDict
 
@@ -127,16 +126,10 @@ def imagenet(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def quickly() -> Iterator[None]:
-    """The runs are all compilation: a third of the time without optimization and checkpoints.
-
-    Leaves nothing of it behind. Runs that save are in tests/test_train.py.
-    """
+    """Without checkpoints. Runs that save are in tests/test_train.py."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(CheckpointManager, "save", lambda *_, **__: None)
-        jax.config.update("jax_disable_most_optimizations", True)
         yield
-    jax.config.update("jax_disable_most_optimizations", False)
-    jax.clear_caches()
 
 
 @pytest.fixture(scope="module")

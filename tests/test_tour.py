@@ -9,7 +9,7 @@ import pytest
 from tests import forks, tiny
 
 NOTEBOOK = tiny.ROOT / "docs" / "tour.ipynb"
-# The same cells with fewer updates and blocks, and fewer letters to evaluate.
+# The same cells with fewer updates and blocks, fewer letters to evaluate and fewer scans.
 TINY = '"duration.steps=2", "model.num_layers=1", "log.tensorboard=False"'
 SHORTER = {
     '"duration.steps=400"': TINY + ', "evaluators.test.split=test[:300]"',
@@ -24,6 +24,8 @@ def test_the_tour_runs(tmp_path: Path) -> None:
     for steps, fewer in SHORTER.items():
         assert program.count(steps) == 1
         program = program.replace(steps, fewer)
+    assert program.count("300") == 6  # scans to train on and to test
+    program = program.replace("300", "60")
     one_device = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=1"
     script, log = tmp_path / "tour.py", tmp_path / "log"
     script.write_text(f"import os\n\nos.chdir({str(tmp_path)!r})\n{program}")

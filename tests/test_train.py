@@ -129,7 +129,7 @@ def test_an_interrupted_run_goes_on_bit_for_bit(finished: Path, tmp_path: Path) 
     assert losses(workdir) == losses(finished)
 
 
-def test_so_does_one_with_another_attention_adapters_and_repeated_images(
+def test_so_does_one_with_another_attention_adapters_repeated_images_and_gsam(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In bfloat16, with dropout, whose random words are the update's own."""
@@ -141,6 +141,7 @@ def test_so_does_one_with_another_attention_adapters_and_repeated_images(
         model__dtype="bfloat16",
         model__dropout_rate=0.1,
         dataset__repeated_augmentation=2,
+        gradient__name="gsam",  # its distance follows the rate, which follows the step
         duration__steps=4,
         checkpoint__every_steps=2,
     )
@@ -396,25 +397,28 @@ def test_a_mistake_does_not_lock_the_workdir(tmp_path: Path) -> None:
     assert list((tmp_path / "run" / "profile").rglob("*.xplane.pb"))
 
 
-@pytest.mark.parametrize("num_examples", [1, 7, 50, 64])
-def test_every_example_counts_once(num_examples: int) -> None:
+def test_every_example_counts_once() -> None:
     """Against plain numpy over the same scans; 8 devices, batches of 24."""
-    config = tiny.config(
-        evaluators__test__split=f"test[:{num_examples}]", evaluators__test__batch_size=24
-    )
+    config, counts = tiny.config(), (1, 7, 50, 64)
+    with config.unlocked():
+        for count in counts:
+            split = f"test[:{count}]"
+            config.evaluators[f"first{count}"] = tiny.default.evaluator(split, batch_size=24)
     mesh = create_mesh()
     with jax.set_mesh(mesh):
         run = create_run(config, mesh)
         params = run.initial_state(0).params
         params["head"]["kernel"] = np.random.default_rng(0).normal(size=(16, 10)).astype(np.float32)
-        values = run.evaluations["test"].evaluator(params)
-        dataset = run.datasets["test"]
-        examples = [dataset.example(i, np.random.default_rng(0)) for i in range(num_examples)]
+        dataset = run.datasets["first64"]
+        examples = [dataset.example(i, np.random.default_rng(0)) for i in range(64)]
         batch = {
             "image": np.stack([example["image"] for example in examples]),
             "label": np.array([example["label"] for example in examples], np.int32),
         }
-        expected = jax.jit(run.objective.evaluate)(params, batch)
-    assert values["num_examples"] == num_examples
-    assert values["accuracy"] == pytest.approx(float(np.mean(expected["accuracy"])), abs=1e-6)
-    assert values["loss"] == pytest.approx(float(np.mean(expected["loss"])), rel=1e-5)
+        expected = jax.device_get(jax.jit(run.objective.evaluate)(params, batch))
+        for count in counts:
+            values = run.evaluations[f"first{count}"].evaluator(params)
+            assert values["num_examples"] == count
+            accuracy, loss = (np.mean(expected[name][:count]) for name in ("accuracy", "loss"))
+            assert values["accuracy"] == pytest.approx(float(accuracy), abs=1e-6)
+            assert values["loss"] == pytest.approx(float(loss), rel=1e-5)

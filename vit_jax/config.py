@@ -93,6 +93,7 @@ KEYS: dict[str, dict[str, tuple[Any, str]]] = {
         "keep": ((), "keys such as model.gelu to keep even if the source differs"),
         "grid": (tuple, "(rows, columns) of its tokens, if not square"),
         "reset_head": (True, "new zero head; False keeps the checkpoint's"),
+        "standardize": (False, "features of mean 0, deviation 1, for a linear probe"),
         "posemb": (
             "bilinear",
             "bilinear (official) | bicubic (antialiased, timm) | transformers | dinov2",

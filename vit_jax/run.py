@@ -27,7 +27,7 @@ from vit_jax.models.create import create_model, family_of
 from vit_jax.models.description import Description
 from vit_jax.objectives.create import OBJECTIVES
 from vit_jax.objectives.objective import Objective, Task, of_batches
-from vit_jax.parameters.names import fingerprint
+from vit_jax.parameters.names import fingerprint, last_norm
 from vit_jax.parameters.sharding import (
     batch_sharding,
     check_batch_size,
@@ -70,6 +70,7 @@ class Run:
     # The parameters of `pretrained.source` in this model's shapes and form, with shapes where an
     # array is to be random (a new head); None without a source.
     load_params: Callable[[], Any] | None
+    standardize: Callable[[Any], Any] | None  # those parameters, see evaluators/standardize.py
     lora: Any  # `Lora`, or None
     descriptions: Mapping[str, Description]  # of each resulting model, by its prefix
 
@@ -121,6 +122,7 @@ class Run:
     def initial_state(self, seed: int) -> TrainState:
         """The state before the first update, on the devices."""
         loaded = self.load_params() if self.load_params else None
+        loaded = self.standardize(loaded) if self.standardize else loaded
         if self.objective.start:
             loaded = {**(loaded or self.initial.shapes), **self.objective.start}
         return initial_state(
@@ -273,6 +275,9 @@ def create_run(
         ),
         load_params=functools.partial(_load_params, config, shapes, objective.prefix, grid)
         if config.pretrained.source
+        else None,
+        standardize=_standardize(config, objective, dataset, shapes, mesh)
+        if config.pretrained.standardize
         else None,
         lora=lora,
         descriptions=objective.describe(
@@ -461,6 +466,25 @@ def _feature(
     return of_batches(vector_feature(model, name, image_shape, shapes, key), prefix=prefix)
 
 
+def _standardize(
+    config: ConfigDict, objective: Any, dataset: Dataset, shapes: Any, mesh: Mesh
+) -> Callable[[Any], Any]:
+    """Standardises the features of loaded parameters on the training data."""
+    from vit_jax.evaluators.standardize import standardize  # few runs need these
+    from vit_jax.evaluators.stream import Reader
+
+    key, keys = "pretrained.standardize", config.pretrained
+    if not keys.source or not keys.reset_head:
+        raise UserError(
+            f"{key}=True needs pretrained.source and pretrained.reset_head=True; to plan without "
+            "weights, set it to False."
+        )
+    last_norm(shapes)
+    feature_of = _feature(objective, dataset.image_shape, shapes, "pre_logits", key)
+    reader = Reader(dataset, mesh, config.dataset.batch_size, dict(config.loader), ("image",))
+    return functools.partial(standardize, feature_of=feature_of, reader=reader)
+
+
 def _with_classes(class_names: tuple[str, ...], key: str, dataset: Dataset) -> Dataset:
     """Relabels data by class name if its classes are a subset or permutation of `class_names`."""
     if not class_names or dataset.class_names == class_names:
@@ -481,7 +505,8 @@ def _load_params(config: ConfigDict, shapes: Any, prefix: str, grid: tuple[int, 
     keys = config.pretrained
     try:
         like = shapes[prefix] if prefix else shapes
-        options = {key: value for key, value in keys.items() if key != "keep"}
+        others = ("keep", "standardize")
+        options = {key: value for key, value in keys.items() if key not in others}
         params, _ = load_pretrained(**options, like=like, target_grid=grid, model=config.model)
     except UserError as error:
         raise as_user_error(f"pretrained.source={keys.source!r}: {error}", error) from error

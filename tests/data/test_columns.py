@@ -88,7 +88,7 @@ def test_numbers_are_text_too(table):
     assert prices == {i: i / 4 for i in range(24)}
 
 
-@pytest.mark.parametrize("loader", [{"num_threads": 2}, {"num_threads": 1, "num_workers": 2}])
+@pytest.mark.parametrize("loader", [{"num_threads": 2}, {"num_threads": 1, "num_workers": 1}])
 def test_the_same_batches_from_any_start(tmp_path, loader):
     write_images(tmp_path, NAMES)
     rows = {"path": NAMES, "caption": CAPTIONS, "split": ["train"] * 24}

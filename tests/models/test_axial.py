@@ -22,13 +22,13 @@ from vit_jax.pretrained.fit.adapt import adapt_params
 VIT: dict[str, Any] = {**weights.SMALL, "classifier": "gap", "num_classes": 5}
 
 
-def macs(variant: str) -> float:
-    model = create_model(variant, num_classes=1000)
+def sizes(variant: str, **attributes: Any) -> tuple[int, float]:
+    """Number of parameters, and of multiply-adds for an image of 224 pixels."""
+    model = create_model(variant, num_classes=1000, **attributes)
     params = abstract_params(model, (224, 224, 3))
     images = jax.ShapeDtypeStruct((1, 224, 224, 3), jnp.float32)
-    return (
-        forward_flops(lambda p, x: model.apply({"params": p}, x, train=False), params, images) / 2
-    )
+    flops = forward_flops(lambda p, x: model.apply({"params": p}, x, train=False), params, images)
+    return count_parameters(params), flops / 2
 
 
 @pytest.mark.parametrize(("variant", "patch"), [("Axial-B/32", 32), ("Axial-B/16", 16)])
@@ -38,11 +38,9 @@ def test_an_axial_vit_has_twice_the_blocks_and_short_attention(variant: str, pat
     dense = 4 * width * width + 2 * width * mlp
     embedding, head = 3 * patch * patch * width, 1000 * width
     expected = tokens * (embedding + 24 * (dense + 2 * side * width)) + head
-    assert macs(variant) == expected
     block = dense + 4 * width + mlp + width + 4 * width  # biases, two norms
     rest = embedding + width + tokens * width + 2 * width + head + 1000
-    params = abstract_params(create_model(variant, num_classes=1000), (224, 224, 3))
-    assert count_parameters(params) == 24 * block + rest
+    assert sizes(variant, scan=True) == (24 * block + rest, expected)
 
 
 def test_a_row_block_of_one_row_is_a_vits() -> None:
@@ -134,10 +132,9 @@ def test_sizes_of_axial_resnet() -> None:
             products += side**2 * channels * width + out**2 * width * 4 * width
             products += 2 * side**2 * (2 * width**2 + side * 8 * (3 * d // 2 + 2 * d))
             side, channels = out, 4 * width
-    model = create_model("Axial-R50x1", num_classes=1000)
-    found = count_parameters(abstract_params(model, (224, 224, 3)))
-    assert found == params + channels * 1000 + 1000 == 19_373_640
-    assert macs("Axial-R50x1") == products + channels * 1000
+    params, products = params + channels * 1000 + 1000, products + channels * 1000
+    assert params == 19_373_640
+    assert sizes("Axial-R50x1") == (params, products)
 
 
 @pytest.mark.parametrize(
@@ -168,6 +165,9 @@ def test_the_recipes() -> None:
     assert config.schedule.learning_rate == pytest.approx(0.8)
     assert config.schedule.warmup_steps == 7 * 625
     assert (config.optimizer.name, config.optimizer.weight_decay) == ("sgd", 1e-3)
+    little = axial.get_config("R50x1,quickstart")
+    assert {**little.optimizer} == {**config.optimizer}
+    assert little.schedule.learning_rate == pytest.approx(0.1 * 48 / 256)
     vit = axial.get_config("B/16")
     assert (vit.model.name, vit.model.classifier) == ("axial_vit", "gap")
     assert (vit.schedule.learning_rate, vit.duration.epochs) == (8e-4, 7.0)

@@ -96,3 +96,8 @@ def test_another_number_of_tokens_is_refused_with_the_number() -> None:
     like = weights.seeded(model, (48, 48, 3))
     with pytest.raises(UserError, match=r"images with 4 tokens, as in the file \(now 9\)"):
         adapt_params(params, like, grid=(3, 3))
+
+
+def test_gates_halve_even_widths() -> None:
+    with pytest.raises(UserError, match="model.tokens_mlp_dim=11 must be even"):
+        create_model(**{**SMALL, "gated": True, "tokens_mlp_dim": 11}, num_classes=5)

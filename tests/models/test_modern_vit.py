@@ -48,6 +48,10 @@ def test_parameters(size: str) -> None:
 def test_names_of_timm_find_the_variant() -> None:
     assert variant_called("deit3_medium_patch16_224.fb_in1k") == "DeiT3-M/16"
     assert variant_called("timm/deit3_huge_patch14_224.fb_in22k_ft_in1k") == "DeiT3-H/14"
+    assert variant_called("vit_base_patch14_reg4_dinov2.lvd142m") == "DINOv2-B/14"
+    assert variant_called("openai/clip-vit-large-patch14-336") == "CLIP-L/14"
+    assert variant_called("microsoft/beit-base-patch16-224") == "BEiT-B/16"
+    assert variant_called("eva02_base_patch16_clip_224") == ""
 
 
 def test_a_block_is_its_equation() -> None:

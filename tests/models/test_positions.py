@@ -73,12 +73,12 @@ def test_layers_with_equal_tables_are_shared_ones_and_the_stem_is_the_first_laye
 
 
 def test_relative_scores_by_their_equation() -> None:
-    """In float64, pair by pair; none with the first token, which precedes the six others."""
+    """In float64, pair by pair, the class token among them."""
     rng = np.random.default_rng(0)
-    query, embedding = rng.normal(size=(2, 7, 3, 4)), rng.normal(size=(11, 4))
+    query, embedding = rng.normal(size=(2, 7, 3, 4)), rng.normal(size=(13, 4))
     expected = np.zeros((2, 3, 7, 7))
-    for q, k in np.ndindex(6, 6):
-        expected[:, :, q + 1, k + 1] = query[:, q + 1] @ embedding[q - k + 5] / 2  # sqrt(4)
+    for q, k in np.ndindex(7, 7):
+        expected[:, :, q, k] = query[:, q] @ embedding[q - k + 6] / 2  # sqrt(4)
     found = relative_scores(jnp.asarray(query, jnp.float32), jnp.asarray(embedding, jnp.float32))
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6)  # four products of about 1
 
@@ -131,8 +131,11 @@ def test_offsets_are_interpolated_by_location() -> None:
         rows = np.rint(offset / grid[1])
         return offset - rows * grid[1], rows
 
-    before = field(source, *offsets(source))[:, None]
-    after = interpolate_offsets(before, target, source, "bilinear")[:, 0]
+    # Between the class token and the last patch: kept.
+    before = np.concatenate([[-7.0], field(source, *offsets(source)), [7.0]])[:, None]
+    first, *cells, last = interpolate_offsets(before, target, source, "bilinear")[:, 0]
+    assert (first, last) == (-7.0, 7.0)
+    after = np.array(cells)
     columns, rows = offsets(target)
     near = (np.abs(columns) <= 4) & (np.abs(rows) < 5)  # within two columns of the source
     np.testing.assert_allclose(after[near], field(target, columns, rows)[near], atol=1e-12)
@@ -151,6 +154,20 @@ def test_every_kind_is_interpolated_to_another_grid(kind: str) -> None:
     assert {name: x.shape for name, x in params.items()} == {n: x.shape for n, x in like.items()}
     _, report = adapt_params(before, before, grid=(2, 3), source_grid=(2, 3), reset_head=False)
     assert not report["adapted"]
+
+
+def test_relative_positions_of_a_class_token_added_and_dropped_again() -> None:
+    token, gap = (
+        weights.seeded(model_of("relative", classifier=each), IMAGES.shape[1:])
+        for each in ("token", "gap")
+    )
+    more, report = adapt_params(gap, token, grid=(2, 3), source_grid=(2, 3), class_token="add")
+    name = f"Transformer/encoderblock_1/{RELATIVE}/embedding"
+    assert report["adapted"][name] == "zero offsets of the class token added"
+    np.testing.assert_array_equal(more[name], np.pad(gap[name], ((1, 1), (0, 0))))
+    less, report = adapt_params(more, gap, grid=(2, 3), source_grid=(2, 3), class_token="drop")
+    assert report["adapted"][name] == "offsets of the class token dropped"
+    np.testing.assert_array_equal(less[name], gap[name])
 
 
 def test_a_file_without_a_description_and_formats_of_others(tmp_path: Path) -> None:

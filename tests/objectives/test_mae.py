@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from configs import mae as recipe
 from tests import golden, tiny
 from tests.pretrained import weights
 from vit_jax.errors import UserError
@@ -176,6 +177,23 @@ def test_mistakes_are_said() -> None:
             build(mask_ratio=ratio)
     with pytest.raises(UserError, match="model.decoder_hidden_size=10 must be divisible by"):
         module(decoder_hidden_size=10)
+    with pytest.raises(UserError, match=r"position_stddev=0.1 is unknown. Known: 0.02"):
+        module(position_stddev=0.1)
+
+
+def test_the_recipe_of_the_linear_probe() -> None:
+    """Table 10 of 2111.06377, and main_linprobe.py of the authors."""
+    found = recipe.get_config("linear,L/16,imagenet2012")
+    optimizer = {"name": "lars", "weight_decay": 0.0, "clip_norm": None, "freeze": "(?!head/).*"}
+    assert optimizer.items() <= {**found.optimizer}.items()
+    assert (found.schedule.name, found.schedule.learning_rate) == ("cosine", 0.1 * 16384 / 256)
+    assert found.schedule.warmup_steps == 10 * 1_281_167 // 16384
+    assert (found.dataset.batch_size, found.duration.epochs) == (16384, 90.0)
+    assert found.pretrained.standardize
+    assert found.mix.mixup_alpha == found.objective.label_smoothing == 0.0
+    assert found.sweep.published.startswith("75.8 linear")
+    with pytest.raises(UserError, match=r"must be \[finetune,\|linear,\]VARIANT,DATASET"):
+        recipe.get_config("linear,L/16")
 
 
 def config(**overrides: Any) -> Any:

@@ -3,8 +3,11 @@ from typing import Any
 import numpy as np
 
 from tests.flat_params import Flat, distilled, shapes, small
+from vit_jax.models.create import create_model
 from vit_jax.models.vit import POSITIONS
+from vit_jax.parameters.names import abstract_params, flatten_names
 from vit_jax.pretrained.fit.adapt import adapt_params, report_text
+from vit_jax.pretrained.infer import infer_model
 
 
 def as_they_are(params: Flat) -> dict[str, Any]:
@@ -146,3 +149,20 @@ def test_distilled_models() -> None:
     assert report["adapted"]["dist"] == "distillation token added, zero"
     assert not again[POSITIONS][:, 1].any()
     np.testing.assert_array_equal(again[POSITIONS][:, [0, 2, 3, 4, 5]], small()[POSITIONS])
+
+
+def test_an_encoder_with_positions_of_tokens_becomes_one_of_today() -> None:
+    """As MAE is fine-tuned: positions of the patches alone, and the norm after pooling."""
+    loaded = small(num_heads=2)
+    model = infer_model(loaded, {}) | {"name": "modern_vit", "num_classes": 3}
+    model |= {"classifier": "gap", "final_norm": "pooled", "position_embedding": "learned"}
+    del model["resnet_layers"], model["resnet_width_factor"], model["representation_size"]
+    like = flatten_names(abstract_params(create_model(**model), (32, 32, 3)))
+    params, report = adapt_params(loaded, like, grid=(2, 2))
+    positions = loaded["Transformer/posembed_input/pos_embedding"]
+    np.testing.assert_array_equal(params["posembed_patches/pos_embedding"], positions[:, 1:])
+    np.testing.assert_array_equal(params["cls"], loaded["cls"] + positions[:, :1])
+    norm = ["pooled_norm/bias", "pooled_norm/scale"]
+    assert sorted(report["reset"]) == ["head/bias", "head/kernel", *norm]
+    assert "Transformer/encoder_norm/scale" in report["dropped"]
+    assert not params["head/kernel"].any()  # where timm's models start at random

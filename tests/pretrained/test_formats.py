@@ -230,9 +230,9 @@ def test_names_of_no_model(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "part"),
     [
-        ("blocks.1.attn.q_norm.weight", "normalised queries"),
-        ("reg_token", "register tokens"),
-        ("fc_norm.weight", "norm after pooling"),
+        ("blocks.1.attn.lambda_q1", "differential attention"),
+        ("blocks.1.in_proj.weight", "attention and MLP in parallel"),
+        ("blocks.1.attn.gate.weight", "gated attention"),
     ],
 )
 def test_parts_of_timm_that_no_model_here_has(name: str, part: str, tmp_path: Path) -> None:

@@ -68,12 +68,12 @@ class Read(NamedTuple):
     refused: str
 
 
-def build(architecture: str, file: str, **args: Any) -> tuple[Any, dict[str, Any]]:
-    """With two blocks, and the arguments that its `config.json` has to say."""
+def build(architecture: str, file: str, depth: int = 2, **args: Any) -> tuple[Any, dict[str, Any]]:
+    """With `depth` blocks, and the arguments that its `config.json` has to say."""
     if FILES[file]:
-        args[FILES[file]] = 2
+        args[FILES[file]] = depth
     if "sapiens2" in architecture:  # all heads of its inner blocks share keys and values
-        args["num_kv_heads"] = [None, 1]
+        args["num_kv_heads"] = [None, 1][-depth:]
     return timm.create_model(architecture, **args), args
 
 
@@ -143,7 +143,8 @@ def compare(architecture: str, file: str, folder: Path) -> float:
         full, _ = build(architecture, file)
     size = [4 * side for side in full.patch_embed.patch_size]
     torch.manual_seed(0)
-    model, args = build(architecture, file, embed_dim=96, num_heads=3, img_size=size)
+    depth = 2 if "mixed" in architecture else 1  # whose blocks are in one array
+    model, args = build(architecture, file, depth, embed_dim=96, num_heads=3, img_size=size)
     randomise(model)
     images = golden.images(2, *size)
     write_safetensors(folder / "model.safetensors", arrays_of(model), {})

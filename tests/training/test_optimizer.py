@@ -138,7 +138,7 @@ def test_clipping_comes_before_momentum() -> None:
 
 
 def test_momentum_dtype_reaches_the_state() -> None:
-    for name in ("sgd", "adamw", "lion", "lamb"):
+    for name in ("sgd", "adamw", "lion", "lamb", "lars"):
         for dtype in ("float32", "bfloat16"):
             tx = create_optimizer(name, schedule=lambda _: 0.1, momentum_dtype=dtype)
             dtypes = {str(leaf.dtype) for leaf in jax.tree.leaves(tx.init(PARAMS))}
@@ -205,6 +205,16 @@ def two_updates(tx: optax.GradientTransformation, form: Any) -> dict[str, Any]:
     return flatten_names(unstack_blocks(params))
 
 
+def optax_lars(learning_rate: Any, weight_decay: float) -> optax.GradientTransformation:
+    """As in MAE's and MoCo v3's code: the rate is not part of the momentum."""
+    kernels = unflatten_names({name: name.endswith("kernel") for name in SHAPES})
+    return optax.chain(
+        optax.add_decayed_weights(weight_decay),
+        optax.masked(optax.scale_by_trust_ratio(trust_coefficient=0.001), kernels),
+        optax.sgd(learning_rate, momentum=0.9),
+    )
+
+
 def optax_muon(**kwargs: Any) -> optax.GradientTransformation:
     """Its matrices told by hand."""
     axes = {"query": (0, (1, 2)), "out": ((0, 1), 2), "Dense_0": (0, 1)}
@@ -222,7 +232,8 @@ def optax_muon(**kwargs: Any) -> optax.GradientTransformation:
 
 
 @pytest.mark.parametrize(
-    ("name", "theirs"), [("lion", optax.lion), ("lamb", optax.lamb), ("muon", optax_muon)]
+    ("name", "theirs"),
+    [("lion", optax.lion), ("lamb", optax.lamb), ("lars", optax_lars), ("muon", optax_muon)],
 )
 def test_updates_are_those_of_optax_and_the_scan_form_is_like_the_loop_form(
     name: str, theirs: Any

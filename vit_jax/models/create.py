@@ -120,6 +120,8 @@ def get_variant(name: str) -> dict[str, Any]:
 _FOREIGN_SIZES = {"tiny": "Ti", "small": "S", "base": "B", "large": "L", "huge": "H"}
 _FOREIGN_SIZES |= {size.lower(): size for size in _FOREIGN_SIZES.values()} | {"medium": "M"}
 _FOREIGN_KINDS = {"vit": "", "deit": "DeiT-", "deit3": "DeiT3-", "mixer": "Mixer-"}
+_FOREIGN_KINDS |= {"beit": "BEiT-", "eva02": "EVA02-"}
+_TRAININGS = {"dinov2": "DINOv2-", "dinov3": "DINOv3-", "clip": "CLIP-"}
 _FOREIGN_NAME = re.compile(
     rf"(?:.*_)?({'|'.join(_FOREIGN_KINDS)})_({'|'.join(_FOREIGN_SIZES)})_?"
     r"(distilled_)?(?:patch_?)?(\d+)(?:_.*)?"
@@ -137,6 +139,7 @@ def variant_called(name: str) -> str:
     elif match := _FOREIGN_NAME.fullmatch(text):
         kind, size, distilled, patch = match.groups()
         middle = "distilled-" if distilled else ""
+        middle += next((t for word, t in _TRAININGS.items() if kind == "vit" and word in text), "")
         found = f"{_FOREIGN_KINDS[kind]}{middle}{_FOREIGN_SIZES[size]}/{patch}"
     else:
         return ""

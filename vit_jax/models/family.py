@@ -27,8 +27,8 @@ class Row:
     makes tokens of the image or of the output of `image`; `vocabulary` embeds the tokens of a text;
     `token` precedes the grid of patches;
     `positions` are the position embeddings [1, N, D], with rows for these tokens if `of_tokens`,
-    `axis_positions` those along an axis of the grid, [n, d], `offsets` relative ones in raster
-    order, [2 h w - 1, d], `offset_grid` by row and column, [2 h - 1, 2 w - 1, d]; `head` is
+    `axis_positions` those along an axis of the grid, [n, d], `offsets` relative ones of all N
+    tokens, [2 N - 1, d], `offset_grid` by row and column, [2 h - 1, 2 w - 1, d]; `head` is
     replaced in fine-tuning; `pre_logits` is the layer below the head; `training` exists only for
     some training objective.
     """

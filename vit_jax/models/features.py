@@ -118,8 +118,9 @@ def feature_function(module: Any, names: Sequence[str]) -> FeatureFunction:
         outputs["logits"] = logits
         values = {name: _feature(module, name, outputs[sources[name]]) for name in sources}
         for name in [name for name in values if name.endswith("_normed")]:
+            norm: Any = ModernConfig.of(module)
             scale = params[family_of(module).tokens][_LAST_NORM]
-            values[name] = ModernConfig.of(module).norm().apply({"params": scale}, values[name])
+            values[name] = norm.norm().apply({"params": scale}, values[name])
         return {name: jnp.asarray(value, jnp.float32) for name, value in values.items()}
 
     return function

@@ -191,6 +191,7 @@ FAMILY = dataclasses.replace(
         **vit.FAMILY.choices,
         "classifier": ("token",),
         "position_embedding": ("learned",),
+        "position_stddev": (VisionTransformer.position_stddev,),  # fixed positions: never read
         "representation_size": (None,),
         "resnet_layers": (None,),
     },

@@ -17,6 +17,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from vit_jax.errors import UserError
 from vit_jax.models.family import (
     FIRST,
     HEAD,
@@ -88,16 +89,16 @@ class MlpBlock(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        init = nn.initializers.lecun_normal()
-        dense = functools.partial(Dense, kernel_init=init, dtype=self.dtype)
+        dense = functools.partial(
+            Dense, kernel_init=nn.initializers.lecun_normal(), dtype=self.dtype
+        )
         y = dense(self.mlp_dim or x.shape[-1])(x)  # [B, M, mlp_dim]
         if self.mlp_dim is None:
             return y
         if self.gated:
             y, gate = jnp.split(y, 2, axis=-1)  # [B, M, mlp_dim / 2] each
             return dense(x.shape[-1])(y * gelu(gate, "silu"))
-        y = gelu(y, self.gelu)
-        return dense(x.shape[-1])(y)
+        return dense(x.shape[-1])(gelu(y, self.gelu))
 
 
 class MixerBlock(nn.Module):
@@ -119,18 +120,18 @@ class MixerBlock(nn.Module):
     def __call__(self, x: jax.Array, drop_rate: Any = None, *, train: bool) -> jax.Array:
         mlp = functools.partial(MlpBlock, gelu=self.gelu, gated=self.gated, dtype=self.dtype)
         norm = functools.partial(NORMS[self.norm], dtype=self.dtype)
+
+        def scaled(y: jax.Array) -> jax.Array:
+            init = self.layer_scale_init
+            return y if init is None else LayerScale(init, self.dtype)(y)
+
         y = jnp.swapaxes(norm()(x), 1, 2)  # [B, D, N]
         y = mlp(self.tokens_mlp_dim, name="token_mixing")(y)
-        y = self._scaled(jnp.swapaxes(y, 1, 2))  # [B, N, D]
+        y = scaled(jnp.swapaxes(y, 1, 2))  # [B, N, D]
         x = x + StochasticDepth()(y, drop_rate, deterministic=not train)
-        y = self._scaled(mlp(self.channels_mlp_dim, name="channel_mixing")(norm()(x)))
+        y = scaled(mlp(self.channels_mlp_dim, name="channel_mixing")(norm()(x)))
         x = x + StochasticDepth()(y, drop_rate, deterministic=not train)
         return nn.with_logical_constraint(x, ("batch", None, None))
-
-    @nn.nowrap
-    def _scaled(self, y: jax.Array) -> jax.Array:
-        init = self.layer_scale_init
-        return y if init is None else LayerScale(init, self.dtype)(y)
 
 
 class MlpMixer(nn.Module):
@@ -193,17 +194,9 @@ class MlpMixer(nn.Module):
         )
         x = stem(jnp.asarray(images, self.dtype))  # [B, h, w, D]
         x = jnp.reshape(x, (x.shape[0], -1, self.hidden_size))  # [B, N, D]
+        keys = ("tokens_mlp_dim", "channels_mlp_dim", "norm", "layer_scale_init", "gelu", "gated")
         x = apply_blocks(
-            functools.partial(
-                MixerBlock,
-                tokens_mlp_dim=self.tokens_mlp_dim,
-                channels_mlp_dim=self.channels_mlp_dim,
-                norm=self.norm,
-                layer_scale_init=self.layer_scale_init,
-                gelu=self.gelu,
-                gated=self.gated,
-                dtype=self.dtype,
-            ),
+            functools.partial(MixerBlock, **{key: getattr(self, key) for key in (*keys, "dtype")}),
             x,
             name=BLOCKS,
             num_layers=self.num_layers,
@@ -231,7 +224,7 @@ def infer(shapes: Shapes) -> dict[str, Any]:
     """See `Family.infer`."""
     wide, narrow = (axis_of(shapes, f"{_CHANNELS}_{k}/kernel", 2, 1 - k) for k in (0, 1))
     depth, width = count_blocks(shapes, BLOCKS), axis_of(shapes, "stem/kernel", 4, 3)
-    scales = {(depth, width): init for depth, width, init in RESMLPS.values()}
+    scales: dict[Any, float] = {(depth, width): init for depth, width, init in RESMLPS.values()}
     has_gamma = f"{BLOCKS}_0/LayerScale_0/gamma" in shapes
     has_second = f"{_TOKENS}_1/kernel" in shapes
     return {
@@ -244,6 +237,13 @@ def infer(shapes: Shapes) -> dict[str, Any]:
         "layer_scale_init": scales.get((depth, width), 0.1) if has_gamma else None,
         "gated": bool(wide and narrow and wide == 2 * narrow),
     }
+
+
+def check(model: MlpMixer) -> None:
+    """Raises UserError for widths of MLPs that gates cannot halve."""
+    for key in ("tokens_mlp_dim", "channels_mlp_dim"):
+        if model.gated and (width := getattr(model, key) or 0) % 2:
+            raise UserError(f"model.{key}={width} must be even with model.gated=True.")
 
 
 FAMILY = Family(
@@ -289,6 +289,7 @@ FAMILY = Family(
     },
     infer=infer,
     choices={"gelu": ("tanh", "exact"), "norm": NORMS, "remat": REMAT_POLICIES},
+    check=check,
     blocks=BLOCKS,
     tokens="pre_head_layer_norm",
     sequence=(f"{_TOKENS}_0/kernel", 0),

@@ -6,14 +6,14 @@
 | `learned2d`                          | 2-D: one of D/2 for the column, beside one for the row   |
 | `learned_layers`, `learned2d_layers` | the same, other vectors at the beginning of each block   |
 | `learned_shared`, `learned2d_shared` | the same vectors at the beginning of each block          |
-| `relative`                           | r of the offset p_q - p_k in raster order, for each      |
-|                                      | block: the scores are q (k + r) / sqrt(d)                |
+| `relative`                           | r of the offset p_q - p_k in the sequence of tokens, for |
+|                                      | each block: the scores are q (k + r) / sqrt(d)           |
 | `sincos2d`                           | sines and cosines of column and row, added at the stem   |
 | `none`                               | nothing: the image is a bag of patches                   |
 
-The paper does not say what becomes of the class token. In 1-D it is a token like others, as in
-equation 1. Elsewhere it is no place in the image: nothing is added to it, nor to scores with it.
-It is silent on sharing relative embeddings too: all heads of a block share them, no two blocks do.
+The paper does not say what becomes of the class token. In 1-D and relative attention it is a token
+like others, as in equation 1: without offsets from it, it would see a bag of patches. In 2-D it has
+no position. Relative embeddings are those of a block, for all of its heads: also our choice.
 """
 
 from __future__ import annotations
@@ -67,14 +67,14 @@ class AddPositionEmbs(nn.Module):
 
 
 def relative_scores(query: jax.Array, embedding: jax.Array) -> jax.Array:
-    """q_i r_(i - j) / sqrt(d) for the last n tokens, else 0: [B, N, H, d] -> [B, H, N, N].
+    """q_i r_(i - j) / sqrt(d): [B, N, H, d] -> [B, H, N, N].
 
-    `embedding` [2 n - 1, d] has r of the offsets 1 - n to n - 1.
+    `embedding` [2 N - 1, d] has r of the offsets 1 - N to N - 1 between all tokens, the class token
+    among them.
     """
-    num_cells = (len(embedding) + 1) // 2
-    index, prefix = np.arange(num_cells), query.shape[1] - num_cells
-    keys = jnp.asarray(embedding, query.dtype)[index[:, None] - index + num_cells - 1]  # [n, n, d]
-    keys = jnp.pad(keys, ((prefix, 0), (prefix, 0), (0, 0)))  # [N, N, d]
+    index = np.arange(query.shape[1])
+    offsets = index[:, None] - index + len(index) - 1
+    keys = jnp.asarray(embedding, query.dtype)[offsets]  # [N, N, d]
     return product("bqhd,qkd->bhqk", query / math.sqrt(query.shape[-1]), keys)
 
 
@@ -108,10 +108,10 @@ def add_in_block(config: Any, x: jax.Array, shared: jax.Array | None) -> tuple[j
     Called in the block's compact `__call__`; `shared` [1, N, D] is from `add_at_stem`.
     """
     if config.position_embedding == "relative":
-        sizes = 2 * math.prod(config.grid) - 1, x.shape[-1] // config.num_heads
+        sizes = 2 * x.shape[1] - 1, x.shape[-1] // config.num_heads
         init = nn.initializers.normal(1 / math.sqrt(sizes[1]))  # as in Tensor2Tensor
         embed = nn.Embed(*sizes, embedding_init=init, name=RELATIVE)
-        return x, functools.partial(relative_scores, embedding=embed.embedding)  # [2 n - 1, d]
+        return x, functools.partial(relative_scores, embedding=embed.embedding)  # [2 N - 1, d]
     if config.position_embedding.endswith("_layers"):
         return _add(config, AT_STEM)(x), None
     return (x if shared is None else x + shared), None

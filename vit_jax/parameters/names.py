@@ -174,6 +174,17 @@ class Found:
 
 def all_rows() -> tuple[Row, ...]:
     """Of all models and objectives, without duplicates."""
+    return _rows_of(_kinds())
+
+
+def _kinds() -> tuple[int, ...]:
+    """Tells when a kind was added: hashing all rows would take most of the time of loading."""
+    return tuple(map(id, (*MODELS.values(), *OBJECTIVES.values())))
+
+
+@functools.cache
+def _rows_of(kinds: tuple[int, ...]) -> tuple[Row, ...]:
+    del kinds  # all there are
     rows = [row for family in MODELS.values() for row in family.rows]
     for kind in OBJECTIVES.values():
         rows += [Row(name, axes, LAST) for name, axes in kind.own_parameters.items()]
@@ -190,8 +201,8 @@ def parameter_row(name: str) -> Found:
     """
     parent, _, last = name.rpartition("/")
     if last not in ("lora_a", "lora_b"):
-        return _find(name, all_rows())
-    found = _find(f"{parent}/kernel", all_rows())
+        return _find(name, _kinds())
+    found = _find(f"{parent}/kernel", _kinds())
     first, *others = found.row.axes
     row = dataclasses.replace(
         found.row, axes=(first, None) if last == "lora_a" else (None, *others)
@@ -200,8 +211,8 @@ def parameter_row(name: str) -> Found:
 
 
 @functools.cache
-def _find(name: str, rows: tuple[Row, ...]) -> Found:
-    parts = name.split("/")
+def _find(name: str, kinds: tuple[int, ...]) -> Found:
+    parts, rows = name.split("/"), _rows_of(kinds)
     matches: list[Found] = []
     for start in range(len(parts)):
         own_name = "/".join(parts[start:])
@@ -231,11 +242,23 @@ def role_of(name: str) -> str:
 
 def with_role(role: str, names: Iterable[str]) -> list[str]:
     """The `names` with this role, in the order of the rows."""
-    rows = [row for row in all_rows() if row.role == role]
     found = [(parameter_row(name).row, name) for name in names if role_of(name) == role]
-    return [name for _, name in sorted(found, key=lambda pair: rows.index(pair[0]))]
+    return [name for _, name in sorted(found, key=lambda pair: all_rows().index(pair[0]))]
 
 
 def image_kernel(names: Iterable[str]) -> str:
     """Name of the convolution on the image; "" if there is none."""
     return next(iter(with_role("image", names) or with_role("patches", names)), "")
+
+
+def last_norm(params: Any) -> str:
+    """The layer norm whose output, or mean over tokens, is the head's input; UserError if none."""
+    rows = {name: parameter_row(name).row for name in flatten_names(params)}
+    last = {name: row for name, row in rows.items() if row.depth == LAST}
+    found = [n for n, row in last.items() if n.endswith("/scale") and row.axes == ("embed",)]
+    if len(found) != 1 or any(row.role == "pre_logits" for row in last.values()):
+        raise UserError(
+            "pretrained.standardize=True needs a head on the last layer norm; this model has "
+            "other layers between them."
+        )
+    return found[0].removesuffix("/scale")

@@ -123,6 +123,24 @@ def lamb(
     return adamw(b1=b1, b2=b2, eps=eps, momentum_dtype=momentum_dtype)
 
 
+def lars(
+    *, momentum: float = 0.9, trust_coefficient: float = 0.001, momentum_dtype: str = "float32"
+) -> optax.GradientTransformation:
+    """SGD with layer-wise rates for large batches (You et al., 1708.03888, algorithm 1).
+
+    The gradient of each kernel, with its weight decay, is scaled to the norm of its parameters
+    before it is accumulated; other parameters are trained as by `sgd`.
+
+    Args:
+      momentum: decay of the accumulated gradient.
+      trust_coefficient: ratio of the norms of a kernel's scaled gradient and the kernel.
+      momentum_dtype: storage of the momentum: float32 or bfloat16.
+    """
+    _check_positive(trust_coefficient=trust_coefficient)
+    scale = scale_by_trust_ratio(DECAY_MASKS["kernels"], trust_coefficient)
+    return optax.chain(scale, sgd(momentum=momentum, momentum_dtype=momentum_dtype))
+
+
 def muon(
     *,
     momentum: float = 0.95,
@@ -172,6 +190,7 @@ OPTIMIZERS: dict[str, Callable[..., optax.GradientTransformation]] = {
     "adafactor": adafactor,
     "lion": lion,
     "lamb": lamb,
+    "lars": lars,
     "muon": muon,
 }
 
@@ -188,7 +207,7 @@ def create_optimizer(
     layer_decay: float = 1.0,
     **kwargs: Any,
 ) -> optax.GradientTransformation:
-    """Clip, precondition, decay, scale by the learning rate, in this order.
+    """Clip, precondition, decay (LARS: before that), scale by the learning rate, in this order.
 
     Weight decay is decoupled and multiplied by the learning rate: each update subtracts
     `rate * weight_decay * parameter` (the paper's 0.1 is 0.1 here; big_vision's is 0.1 * base).
@@ -226,8 +245,8 @@ def create_optimizer(
     steps = [] if clip_norm is None else [optax.clip_by_global_norm(clip_norm)]
     steps.append(OPTIMIZERS[name](**kwargs))
     if weight_decay:
-        pattern = DECAY_MASKS[decay_parameters]
-        steps.append(add_multiplied_decay(weight_decay, pattern, decay_multipliers))
+        decay = add_multiplied_decay(weight_decay, DECAY_MASKS[decay_parameters], decay_multipliers)
+        steps.insert(len(steps) - (name == "lars"), decay)
     if name == "lamb":
         adapted = {"adapted_parameters": "all", **kwargs}["adapted_parameters"]
         steps.append(scale_by_trust_ratio(DECAY_MASKS[adapted]))

@@ -68,12 +68,12 @@ def scale_by_factored_rms(decay: float, decay_cap: float) -> optax.GradientTrans
     return optax.GradientTransformation(init, update)
 
 
-def scale_by_trust_ratio(pattern: str) -> optax.GradientTransformation:
-    """LAMB's layer-wise rate: multiplies updates by ||parameters|| / ||update||.
+def scale_by_trust_ratio(pattern: str, coefficient: float = 1.0) -> optax.GradientTransformation:
+    """The layer-wise rate of LAMB and LARS: coefficient * ||parameters|| / ||update||.
 
     The factor is 1 if one of them is zero, and for names that do not match `pattern`.
     """
-    one = optax.scale_by_trust_ratio()
+    one = optax.scale_by_trust_ratio(trust_coefficient=coefficient)
 
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
         def scaled(path: Any, leaf: jax.Array, param: jax.Array) -> jax.Array:

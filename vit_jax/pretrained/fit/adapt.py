@@ -6,12 +6,13 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+import jax
 import numpy as np
 
 from vit_jax.errors import UserError, check_known, counted, list_names
-from vit_jax.models.create import MODELS
-from vit_jax.models.family import Shapes, axis_of, patch_size_of
+from vit_jax.models.family import LAST, axis_of
 from vit_jax.parameters.names import image_kernel, parameter_row, role_of, with_role
+from vit_jax.pretrained.fit.mismatch import describe_mismatch
 from vit_jax.pretrained.fit.resize import (
     CHANNEL_METHODS,
     METHODS,
@@ -23,7 +24,7 @@ from vit_jax.pretrained.fit.resize import (
     replace_prefix,
     resize_patch_kernel,
 )
-from vit_jax.pretrained.infer import missing_sizes, model_sizes, num_tokens, position_tokens
+from vit_jax.pretrained.infer import position_tokens
 
 
 def adapt_params(
@@ -57,7 +58,8 @@ def adapt_params(
       dropped, changed: names that the reader left out, or did not read bit for bit -> why.
 
     Returns:
-      (flat names to float32 arrays as in `like`, report). What is reset is taken from `like`. The
+      (flat names to float32 arrays as in `like`, report). What is reset is taken from `like`; if
+      that is a shape, the kernel of a head is zero. The
       report has every name of `like` in exactly one of `loaded` (unchanged), `adapted` (name ->
       how, such as "bilinear 14x14 -> 24x18") and `reset`; `dropped` (name -> why) has other names.
 
@@ -72,13 +74,16 @@ def adapt_params(
     tokens = position_tokens(loaded)
     fit.tokens(class_token)
     reset = fit.heads(reset_head)
+    if reset_head:
+        reset += fit.last_norm()
+    tokens = fit.token_positions(tokens)
     both = like.keys() & fit.arrays.keys()
     for name in with_role("positions", both):
         fit.positions(name, tokens, grid, source_grid, posemb)
     for name in with_role("axis_positions", both):
         fit.axis_positions(name, posemb)
     for name in with_role("offsets", both):
-        fit.offsets(name, grid, source_grid, posemb)
+        fit.offsets(name, tokens, grid, source_grid, posemb)
     for name in with_role("offset_grid", both):
         fit.offset_grid(name, posemb)
     if resize_patches:
@@ -95,9 +100,24 @@ def adapt_params(
         "dropped": fit.dropped,
     }
     return {
-        name: leaf if name in reset else np.asarray(fit.arrays[name], np.float32)
+        name: _start(name, leaf) if name in reset else np.asarray(fit.arrays[name], np.float32)
         for name, leaf in like.items()
     }, report
+
+
+def _start(name: str, leaf: Any) -> Any:
+    """Of a shape alone: a new head's kernel is zero (section 3.2), whatever a new model's is."""
+    is_kernel = role_of(name) == "head" and name.endswith("/kernel")
+    is_shape = isinstance(leaf, jax.ShapeDtypeStruct)
+    return np.zeros(leaf.shape, np.float32) if is_kernel and is_shape else leaf
+
+
+def _is_last_norm(name: str) -> bool:
+    try:
+        row = parameter_row(name).row
+    except ValueError:
+        return False
+    return row.depth == LAST and not row.role and row.axes == ("embed",) and "Head" not in name
 
 
 def report_text(report: Mapping[str, Any]) -> str:
@@ -161,6 +181,36 @@ class _Fit:
                 self._drop(name, "the model has no pre_logits")
         return heads if reset_head else []
 
+    def last_norm(self) -> list[str]:
+        """Drops the file's norm before the head for another of the model's, which is reset.
+
+        So MAE is fine-tuned (2111.06377; `main_finetune.py`): with the norm after pooling.
+        """
+        ours = [n for n in self.like if n not in self.arrays and _is_last_norm(n)]
+        theirs = [n for n in self.arrays if n not in self.like and _is_last_norm(n)]
+        if not ours or not theirs:
+            return []
+        for name in theirs:
+            self._drop(name, "the model's last norm is another")
+        return ours
+
+    def token_positions(self, tokens: list[str]) -> list[str]:
+        """Adds positions of tokens to these where the model's positions are the patches' alone.
+
+        Returns the tokens whose positions are still in the array.
+        """
+        ours, theirs = (with_role("positions", each) for each in (self.like, self.arrays))
+        if len(ours) != 1 or len(theirs) != 1 or ours == theirs:
+            return tokens
+        if parameter_row(ours[0]).row.of_tokens:
+            return tokens
+        positions = np.asarray(self.arrays.pop(theirs[0]))  # [1, P + h*w, D]
+        for i, token in enumerate(tokens):
+            array = np.asarray(self.arrays[token]) + positions[:, i : i + 1]
+            self._replace(token, array, "its position added")
+        self._replace(ours[0], positions[:, len(tokens) :], "those of patches")
+        return []
+
     def positions(
         self,
         name: str,
@@ -191,17 +241,31 @@ class _Fit:
             array = (matrix @ before.astype(np.float64)).astype(before.dtype)
             self._replace(name, array, f"{method} {len(before)} -> {after}")
 
-    def offsets(self, name: str, grid: Any, source_grid: Any, method: str) -> None:
-        """Adapts relative positions in raster order, [2 * h * w - 1, d], to the model's grid."""
+    def offsets(
+        self, name: str, tokens: list[str], grid: Any, source_grid: Any, method: str
+    ) -> None:
+        """Adapts relative positions, [2 * N - 1, d], to the model's grid and tokens."""
         before = np.asarray(self.arrays[name])
         if before.ndim != 2:
             return  # reported as a mismatch
-        new, old = ((1, (each.shape[0] + 1) // 2, 1) for each in (self.like[name], before))
-        grid = grid or find_source_grid(new, (1, 1), 0)
-        source_grid = find_source_grid(old, grid, 0, source_grid)
+        new = position_tokens(self.like)
+        new_shape, old_shape = (
+            (1, (each.shape[0] + 1) // 2, 1) for each in (self.like[name], before)
+        )
+        grid = grid or find_source_grid(new_shape, (1, 1), len(new))
+        source_grid = find_source_grid(old_shape, grid, len(tokens), source_grid)
+        how = []
         if source_grid != grid:
-            how = f"{method} {source_grid[0]}x{source_grid[1]} -> {grid[0]}x{grid[1]}"
-            self._replace(name, interpolate_offsets(before, grid, source_grid, method), how)
+            before = interpolate_offsets(before, grid, source_grid, method)
+            how.append(f"{method} {source_grid[0]}x{source_grid[1]} -> {grid[0]}x{grid[1]}")
+        how += [f"offsets of the {_title(t)} dropped" for t in tokens if t not in new]
+        how += [f"zero offsets of the {_title(t)} added" for t in new if t not in tokens]
+        if (added := len(new) - len(tokens)) > 0:
+            before = np.pad(before, ((added, added), (0, 0)))
+        elif added:
+            before = before[-added:added]
+        if how:
+            self._replace(name, before, ", ".join(how))
 
     def offset_grid(self, name: str, method: str) -> None:
         """Adapts relative positions by row and column, [2 h - 1, 2 w - 1, d], to another grid."""
@@ -226,98 +290,6 @@ class _Fit:
             how = f"{method} {before} -> {after} channels"
             kernel = np.asarray(self.arrays[name])
             self._replace(name, mix_channels(kernel, after, method), how)
-
-
-def describe_mismatch(arrays: Shapes, like: Shapes, original: Shapes) -> str:
-    """One line that lists what does not fit and how to fix it; "" if everything fits.
-
-    `original` has the shapes before adapting, without anything dropped or reset.
-    """
-    different = [
-        f"{name} is {tuple(original[name].shape)} and must be {tuple(like[name].shape)}"
-        for name in like
-        if name in arrays and tuple(arrays[name].shape) != tuple(like[name].shape)
-    ]
-    kinds = {
-        "missing": [name for name in like if name not in arrays],
-        "unexpected": [name for name in arrays if name not in like],
-        "of another shape": different,
-    }
-    parts = [f"{len(names)} {kind} ({list_names(names)})" for kind, names in kinds.items() if names]
-    if not parts:
-        return ""
-    hints = _option_hints(arrays, like)
-    given = " ".join(hints)
-    hints += [each for each in _size_hints(arrays, like) if each.partition("=")[0] not in given]
-    hints = hints or ["check that the file is complete and matches the model (model.*)"]
-    return (
-        f"the pre-trained parameters do not fit the model: {', '.join(parts)}. "
-        f"To fix: {'; '.join(hints)}."
-    )
-
-
-def _option_hints(arrays: Shapes, like: Shapes) -> list[str]:
-    """Hints about what `pretrained.*` can adapt."""
-    hints = []
-    for name in with_role("patches", like):
-        size, now = patch_size_of(arrays, name), patch_size_of(like, name)
-        if None not in (size, now) and size != now:
-            hints.append(f"pretrained.resize_patches=True or model.patch_size={size}")
-    old, new = (axis_of(params, image_kernel(like), 4, 2) for params in (arrays, like))
-    if None not in (old, new) and old != new:
-        hints.append(
-            f"pretrained.channels=sum, mean or tile, or images of {old} "
-            f"{'channel' if old == 1 else 'channels'} (now {new})"
-        )
-    for token in with_role("token", {**arrays, **like}):
-        if (token in arrays) != (token in like):
-            how, has = ("drop", "has") if token in arrays else ("add", "has no")
-            others = [f" or model.{key}={old}" for key, old, _ in _different(arrays, like)[:1]]
-            hints.append(
-                f"pretrained.class_token={how}{''.join(others)} (the file {has} {token!r})"
-            )
-    for name in with_role("head", like):
-        if not name.endswith("/kernel"):
-            continue
-        head = name.removesuffix("/kernel")
-        old, new = (axis_of(params, name, 2, 1) for params in (arrays, like))
-        if not any(each.startswith(f"{head}/") for each in arrays):
-            hints.append(f"pretrained.reset_head=True (the file has no {head})")
-        elif None not in (old, new) and old != new:
-            hints.append(f"pretrained.reset_head=True ({head} has {old} classes, the model {new})")
-    return hints
-
-
-def _different(arrays: Shapes, like: Shapes) -> list[tuple[str, Any, Any]]:
-    """Attributes that differ between file and model, the kind of model first.
-
-    Omits what cannot be inferred from a damaged file.
-    """
-    before, after = model_sizes(arrays), model_sizes(like)
-    family, is_whole = MODELS[before["name"]], not missing_sizes(before)
-    conventions = (*family.head_conventions, *family.conventions)
-    return [
-        (key, before[key], after.get(key))
-        for key in sorted(before, key=lambda key: (key != "name", key not in conventions))
-        if before[key] != after.get(key)
-        and (is_whole or key not in conventions)
-        and (before[key] is not None or family.keys[key].default is None)
-    ]
-
-
-def _size_hints(arrays: Shapes, like: Shapes) -> list[str]:
-    """Hints about differences that only another model can resolve."""
-    different = _different(arrays, like)
-    kinds = [MODELS[model_sizes(params)["name"]] for params in (arrays, like)]
-    if kinds[0].blocks != kinds[1].blocks:
-        return [f"model.name={model_sizes(arrays)['name']}, as in the file, with its sizes"]
-    hints = [f"model.{key}={old} (now {new})" for key, old, new in different]
-    if with_role("pre_logits", arrays) and not with_role("pre_logits", like):
-        hints.append("pretrained.reset_head=True (the kept head depends on pre_logits)")
-    old, new = num_tokens(arrays), num_tokens(like)
-    if None not in (old, new) and old != new and not with_role("positions", like):
-        hints.append(f"images with {old} tokens, as in the file (now {new})")
-    return hints
 
 
 def _title(token: str) -> str:

@@ -137,19 +137,25 @@ def interpolate_offset_grid(cells: np.ndarray, shape: tuple[int, int], method: s
 def interpolate_offsets(
     embedding: np.ndarray, grid: tuple[int, int], source_grid: tuple[int, int], method: str
 ) -> np.ndarray:
-    """2-D interpolation of relative embeddings by location: [2*h*w - 1, d] -> [2*H*W - 1, d].
+    """2-D interpolation of relative embeddings by location, as in `models/positions.py`.
 
-    In raster order an offset stands for several pairs of rows and columns; it is interpolated as
-    the one with the fewest columns.
+    From [2 * (P + h*w) - 1, d] to [2 * (P + grid[0] * grid[1]) - 1, d], the same array for the same
+    grid. In raster order an offset stands for several pairs of rows and columns; it is interpolated
+    as the one with the fewest columns. The first and last P, between the P tokens before the grid
+    and the last patches, are kept.
     """
     (height, width), (new_height, new_width) = source_grid, grid
+    num_prefix_tokens = (len(embedding) + 1) // 2 - height * width
+    ends = num_prefix_tokens, len(embedding) - num_prefix_tokens
+    first, embedding, last = np.split(embedding, ends)  # [P, d], [2*h*w - 1, d], [P, d]
     rows, columns = np.ogrid[1 - height : height, 1 - width : width]
     cells = embedding[rows * width + columns + height * width - 1]  # [2h - 1, 2w - 1, d]
     sizes = ((2 * old - 1, 2 * new - 1) for old, new in zip(source_grid, grid, strict=True))
     cells = _resize(cells, *(METHODS[method](*each) for each in sizes))  # [2H - 1, 2W - 1, d]
     offsets = np.arange(1 - new_height * new_width, new_height * new_width)
     rows = np.rint(offsets / new_width).astype(int).clip(1 - new_height, new_height - 1)
-    return cells[rows + new_height - 1, offsets - rows * new_width + new_width - 1]
+    cells = cells[rows + new_height - 1, offsets - rows * new_width + new_width - 1]
+    return np.concatenate([first, cells, last])
 
 
 def find_source_grid(

@@ -62,9 +62,11 @@ def join_positions(stored: Stored, tokens: int) -> None:
 
 def name_rms_norms(stored: Stored) -> None:
     """Norms of blocks and of pooling were read as layer norms, and are RMS norms."""
-    for held in (stored.params, stored.changed):
-        for name in [name for name in held if "/LayerNorm_" in name]:
-            held[name.replace("/LayerNorm_", "/RMSNorm_")] = held.pop(name)
+    for name in [name for name in stored.params if "/LayerNorm_" in name]:
+        new = name.replace("/LayerNorm_", "/RMSNorm_")
+        stored.params[new] = stored.params.pop(name)
+        if name in stored.changed:
+            stored.changed[new] = stored.changed.pop(name)
 
 
 def pair_order(head_dim: int, *, neighbours: bool, x_first: bool) -> np.ndarray:

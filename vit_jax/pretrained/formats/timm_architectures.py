@@ -59,7 +59,7 @@ def architecture_of(settings: Mapping[str, Any]) -> str:
 
 def arguments_of(settings: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments of the architecture, and those in the file's `model_args`."""
-    architecture, found = architecture_of(settings), {}
+    architecture, found = architecture_of(settings), dict[str, Any]()
     for pattern, arguments in _ARGUMENTS:
         if re.fullmatch(pattern, architecture):
             found |= arguments

@@ -84,7 +84,7 @@ def to_timm_mixer(
     def key_of(model: Mapping[str, Any]) -> list[Any]:
         return [model["layer_scale_init"] is None, *(model[key] for key in keys)]
 
-    sizes = {name: variant_defaults("mixer") | mixer.FAMILY.sizes[name] for name in MIXERS}
+    sizes = {name: {**variant_defaults("mixer"), **mixer.FAMILY.sizes[name]} for name in MIXERS}
     found = [MIXERS[name] for name in MIXERS if key_of(sizes[name]) == key_of(model)]
     if not found:
         raise UserError(

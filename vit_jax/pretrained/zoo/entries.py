@@ -235,6 +235,7 @@ def show(entry: ZooEntry) -> str:
     """Every known field, and the commands that use the checkpoint."""
     fields = {field.name: getattr(entry, field.name) for field in dataclasses.fields(entry)}
     fields["accuracy"] = "; ".join(map(str, entry.accuracy))
+    fields |= {key: entry.model.get(key, "") for key in ("classifier", "position_embedding")}
     if entry.labels:
         names = class_names(entry.labels)
         fields["labels"] = f"{entry.labels} ({names[0]} ... {names[-1]})"

@@ -1,0 +1,103 @@
+"""What does not fit between a file and a model, and the keys that fix it, as one line."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from vit_jax.errors import list_names
+from vit_jax.models.create import MODELS
+from vit_jax.models.family import Shapes, axis_of, patch_size_of
+from vit_jax.parameters.names import image_kernel, with_role
+from vit_jax.pretrained.infer import missing_sizes, model_sizes, num_tokens
+
+
+def describe_mismatch(arrays: Shapes, like: Shapes, original: Shapes) -> str:
+    """One line that lists what does not fit and how to fix it; "" if everything fits.
+
+    `original` has the shapes before adapting, without anything dropped or reset.
+    """
+    different = [
+        f"{name} is {tuple(original[name].shape)} and must be {tuple(like[name].shape)}"
+        for name in like
+        if name in arrays and tuple(arrays[name].shape) != tuple(like[name].shape)
+    ]
+    kinds = {
+        "missing": [name for name in like if name not in arrays],
+        "unexpected": [name for name in arrays if name not in like],
+        "of another shape": different,
+    }
+    parts = [f"{len(names)} {kind} ({list_names(names)})" for kind, names in kinds.items() if names]
+    if not parts:
+        return ""
+    hints = _option_hints(arrays, like)
+    given = " ".join(hints)
+    hints += [each for each in _size_hints(arrays, like) if each.partition("=")[0] not in given]
+    hints = hints or ["check that the file is complete and matches the model (model.*)"]
+    return (
+        f"the pre-trained parameters do not fit the model: {', '.join(parts)}. "
+        f"To fix: {'; '.join(hints)}."
+    )
+
+
+def _option_hints(arrays: Shapes, like: Shapes) -> list[str]:
+    """Hints about what `pretrained.*` can adapt."""
+    hints = []
+    for name in with_role("patches", like):
+        size, now = patch_size_of(arrays, name), patch_size_of(like, name)
+        if None not in (size, now) and size != now:
+            hints.append(f"pretrained.resize_patches=True or model.patch_size={size}")
+    old, new = (axis_of(params, image_kernel(like), 4, 2) for params in (arrays, like))
+    if None not in (old, new) and old != new:
+        hints.append(
+            f"pretrained.channels=sum, mean or tile, or images of {old} "
+            f"{'channel' if old == 1 else 'channels'} (now {new})"
+        )
+    for token in with_role("token", {**arrays, **like}):
+        if (token in arrays) != (token in like):
+            how, has = ("drop", "has") if token in arrays else ("add", "has no")
+            others = [f" or model.{key}={old}" for key, old, _ in _different(arrays, like)[:1]]
+            hints.append(
+                f"pretrained.class_token={how}{''.join(others)} (the file {has} {token!r})"
+            )
+    for name in with_role("head", like):
+        if not name.endswith("/kernel"):
+            continue
+        head = name.removesuffix("/kernel")
+        old, new = (axis_of(params, name, 2, 1) for params in (arrays, like))
+        if not any(each.startswith(f"{head}/") for each in arrays):
+            hints.append(f"pretrained.reset_head=True (the file has no {head})")
+        elif None not in (old, new) and old != new:
+            hints.append(f"pretrained.reset_head=True ({head} has {old} classes, the model {new})")
+    return hints
+
+
+def _different(arrays: Shapes, like: Shapes) -> list[tuple[str, Any, Any]]:
+    """Attributes that differ between file and model, the kind of model first.
+
+    Omits what cannot be inferred from a damaged file.
+    """
+    before, after = model_sizes(arrays), model_sizes(like)
+    family, is_whole = MODELS[before["name"]], not missing_sizes(before)
+    conventions = (*family.head_conventions, *family.conventions)
+    return [
+        (key, before[key], after.get(key))
+        for key in sorted(before, key=lambda key: (key != "name", key not in conventions))
+        if before[key] != after.get(key)
+        and (is_whole or key not in conventions)
+        and (before[key] is not None or family.keys[key].default is None)
+    ]
+
+
+def _size_hints(arrays: Shapes, like: Shapes) -> list[str]:
+    """Hints about differences that only another model can resolve."""
+    different = _different(arrays, like)
+    kinds = [MODELS[model_sizes(params)["name"]] for params in (arrays, like)]
+    if kinds[0].blocks != kinds[1].blocks:
+        return [f"model.name={model_sizes(arrays)['name']}, as in the file, with its sizes"]
+    hints = [f"model.{key}={old} (now {new})" for key, old, new in different]
+    if with_role("pre_logits", arrays) and not with_role("pre_logits", like):
+        hints.append("pretrained.reset_head=True (the kept head depends on pre_logits)")
+    old, new = num_tokens(arrays), num_tokens(like)
+    if None not in (old, new) and old != new and not with_role("positions", like):
+        hints.append(f"images with {old} tokens, as in the file (now {new})")
+    return hints
