@@ -131,7 +131,7 @@ def test_which_entry_is_taken(tmp_path: Path, saved: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("saved", "message"),
     [
-        ({"student": ONE, "teacher": TWO}, r"several state dicts \('student', 'teacher'\)"),
+        ({"img": ONE, "txt": TWO}, r"several state dicts \('img', 'txt'\)"),
         ({"model": {"name": "vit"}}, "no state dict"),
         ([torch.ones(3)], "no state dict"),
         ({3: torch.ones(3)}, "not the name of an array"),

@@ -45,8 +45,9 @@ def write_card(
         batch = images.shape[0] if isinstance(images.shape[0], int) else None
         dtype = np.dtype(images.dtype)
     num_classes = description.model["num_classes"]
-    # Without a head these libraries need other classes.
-    is_bare = library in ("timm", "transformers") and not num_classes
+    # Without a head of classes (CLIP's is a projection) these libraries need other classes.
+    has_classes = num_classes and description.probabilities_by != "none"
+    is_bare = library in ("timm", "transformers") and not has_classes
     python = (_CARDS / f"{'vit_jax' if is_bare else library}.txt").read_text()
     snippet = python.format(
         name=target.name,

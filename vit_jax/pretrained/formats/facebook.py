@@ -26,7 +26,8 @@ def to_timm(arrays: dict[str, np.ndarray]) -> tuple[dict[str, np.ndarray], dict[
         renamed[name] = array
     del renamed["mask_token"]
     registers, posemb = (renamed.get(name) for name in ("reg_token", "pos_embed"))
-    if registers is not None and posemb is not None:  # of the class token alone; timm's of all
-        zeros = np.zeros_like(registers)
-        renamed["pos_embed"] = np.concatenate([posemb[:, :1], zeros, posemb[:, 1:]], axis=1)
+    # Of the class token alone; timm's are of all tokens.
+    if registers is not None and posemb is not None and registers.ndim == posemb.ndim == 3:
+        zeros = np.zeros((1, registers.shape[1], posemb.shape[2]), posemb.dtype)
+        renamed["pos_embed"] = np.concatenate([posemb[:1, :1], zeros, posemb[:1, 1:]], axis=1)
     return renamed, {"mask_token": "only used in its pre-training task"}

@@ -60,7 +60,7 @@ def begin(
 def likely_heads(arrays: dict[str, np.ndarray]) -> int | None:
     """Those of CLIP, of width 64 in all sizes but those that are known; else None."""
     token = arrays.get(f"{TOWER}embeddings.class_embedding")
-    return None if token is None else len(token) // 64
+    return None if token is None else token.size // 64
 
 
 def read_huggingface(
@@ -80,7 +80,7 @@ def read_huggingface(
     gated = any(re.search(r"\.mlp\.(gate_proj|weights_in)\.", name) for name in arrays)
     folders = "|".join(folder for pair in FOLDERS.values() for folder in pair)
     blocks = rows.numbers(rf"^{prefix}(?:encoder\.layers|{folders})\.(\d+)\.", arrays)
-    biases = _take_relative_biases(arrays, blocks)
+    biases = _take_relative_biases(arrays, blocks, settings)
     names = table(kind, prefix, blocks, list(arrays), is_new=is_new, gated=gated)
     if kind == "vit":
         names += decoder(arrays, settings, is_new=is_new)
@@ -111,15 +111,21 @@ def _square(stored: Stored) -> tuple[int, int] | None:
 
 
 def _take_relative_biases(
-    arrays: dict[str, np.ndarray], blocks: list[tuple[int, ...]]
+    arrays: dict[str, np.ndarray], blocks: list[tuple[int, ...]], settings: dict[str, Any]
 ) -> dict[int, np.ndarray]:
-    """BEiT's tables by block; one that all blocks share is added to each."""
-    tables: dict[int, np.ndarray] = {}
+    """BEiT's tables by block; one that all blocks share is added to each. UserError: some lack."""
+    own, shared = {}, []
     for name in [name for name in arrays if name.endswith("relative_position_bias_table")]:
-        block, array = re.search(r"\.(\d+)\.", name), arrays.pop(name)
-        for i in [int(block[1])] if block else [i for (i,) in blocks]:
-            tables[i] = tables[i] + array if i in tables else array
-    return tables
+        if block := re.search(r"\.(\d+)\.", name):
+            own[int(block[1])] = arrays.pop(name)
+        else:
+            shared.append(arrays.pop(name))
+    for key, found, count in (("", own, len(blocks)), ("shared_", shared, 1)):
+        if len(found) != (count if settings.get(f"use_{key}relative_position_bias", found) else 0):
+            raise UserError(f"{len(found)} tables of {key}relative positions; are all there?")
+    if len({table.shape for table in (*own.values(), *shared)}) > 1:
+        raise UserError("tables of relative positions of several shapes.")
+    return {i: sum(shared, own[i]) for i in own} or {i: x for x in shared for (i,) in blocks}
 
 
 def _place_head(stored: Stored, kind: str, is_projection: bool) -> None:
@@ -139,7 +145,7 @@ def _place_head(stored: Stored, kind: str, is_projection: bool) -> None:
         drop("pre_logits/", "the pooler, which is not an input of the head")
     if kind == "beit" and "Transformer/encoder_norm/scale" not in params:
         stored.conventions["classifier"] = "gap"
-    if is_projection:
+    if is_projection and params["head/kernel"].ndim == 2:
         stored.probabilities_by = "none"
         stored.add("head/bias", np.zeros(params["head/kernel"].shape[-1], np.float32))
         stored.changed["head/bias"] = "zeros, as there is none"
@@ -185,8 +191,6 @@ def _make_modern(stored: Stored, kind: str, settings: dict[str, Any]) -> None:
     needed += [f"{name}/{part}" for name in norms for part in ("scale", "bias")]
     if kind not in ("beit", "dinov3") or settings.get("use_absolute_position_embeddings"):
         needed += [POSITIONS]
-    if any(settings.get(f"use_{of}relative_position_bias") for of in ("", "shared_")):
-        needed += [f"{block}/relative_bias/offsets"]
     if kind in ("vit", "dinov2") and "model_type" in settings and settings.get("qkv_bias", True):
         needed += [f"{block}/{name}/bias" for name in ("query", "key", "value")]
     of_two = settings.get("model_type") == "dinov2_with_registers"
@@ -194,6 +198,11 @@ def _make_modern(stored: Stored, kind: str, settings: dict[str, Any]) -> None:
         needed += ["registers"]
     if missing := [name for name in needed if name not in params]:
         raise UserError(f"{list_names(missing)} missing; make sure that the file is whole.")
+    width = params["embedding/kernel"].shape[-1]
+    for name in ("cls", "registers", POSITIONS):
+        shape = params[name].shape if name in params else (1, 1, width)
+        if len(shape) != 3 or shape[::2] != (1, width):
+            raise UserError(f"{name} is {shape}, and must be [1, N, {width}].")
     stored.conventions.pop("position_embedding")
     if POSITIONS in params:
         distilled = kind == "vit" and "registers" in params

@@ -103,9 +103,10 @@ def read_relative_bias(
 
     Its last rows are scores of the class token with patches, of patches with it, and with itself.
     """
-    side = math.isqrt(max(len(table) - 3, 0))
+    count = len(table) if table.ndim == 2 else 0
+    side = math.isqrt(max(count - 3, 0))
     height, width = (2 * n - 1 for n in grid) if grid else (side, side)
-    if table.ndim != 2 or height * width + 3 != len(table):
+    if height * width + 3 != count:
         raise UserError(
             f"relative positions of shape {table.shape} are not of {grid or 'a square grid'}; give "
             "its rows and columns (pretrained.grid, --grid)."

@@ -58,19 +58,20 @@ def _rename(name: str, array: np.ndarray) -> dict[str, np.ndarray]:
     name = "vision_model." + _RENAMED.get(start, "") + name.removeprefix(start)
     for theirs, new in _PARTS.items():
         name = name.replace(theirs, new)
-    if match := re.fullmatch(r"(.*)\.in_proj_(weight|bias)", name):
+    match = re.fullmatch(r"(.*)\.in_proj_(weight|bias)", name)
+    if match and array.ndim and len(array) % 3 == 0:
         parts = np.split(array, 3)
         return {f"{match[1]}.{p}_proj.{match[2]}": x for p, x in zip("qkv", parts, strict=True)}
     return {name: array}
 
 
-def settings_of(config: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+def settings_of(content: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """`open_clip_config.json` as settings of transformers, and of their preprocessor; or timm's.
 
     UserError for a tower that transformers' CLIP is not.
     """
     with reading(CONFIG):
-        model, images = config["model_cfg"], config.get("preprocess_cfg") or {}
+        model, images = content["model_cfg"], content.get("preprocess_cfg") or {}
         tower = model["vision_cfg"]
         size = tower.get("image_size", 224)
         scale = {key: images[key] for key in ("mean", "std") if key in images}
