@@ -8,7 +8,7 @@ names as the most similar to its own (2010.11929, section 2): full self-attentio
 patches of a CIFAR-10 image, averaged and classified. The argument is empty, or `quickstart`: the
 same model on the 300 scans of configs/quickstart.py at 12x12 pixels (tokens are 6x6), with Adam: in
 its 250 updates it reaches a test loss of 1.47 (2.30 for chance) and 49.7 %; with SGD at rate 0.048
-1.60 and 45.0 %. At 32 pixels it ran for 50 updates of 12 images only, and stayed at chance.
+1.60 and 45.0 %. At 32 pixels it ran for 140 updates of 16 images, and stayed near chance.
 
 As published (runs/learned/run.sh and the defaults of train.py in github.com/epfml/attention-cnn,
 with use_attention_data): 6 layers, 9 heads, MLP of 512, exact GELU, dropout 0.1 also of attention
