@@ -7,8 +7,7 @@
 
 The argument is VARIANT,DATASET[,RESOLUTION]:
   VARIANT     a key of `models.create.VARIANTS`; or weights, a file, folder, address or name of the
-              zoo, whose model it is and from which training starts:
-    python scripts/finetune.py --config=configs/finetune.py:weights/dinov2,cifar10,224
+              zoo: their model, which training starts from (configs/finetune.py:WEIGHTS,cifar10).
   DATASET     imagenet2012, cifar10, cifar100, oxford_iiit_pet, oxford_flowers102 (table 4);
               vtab/TASK for the 19 tasks of VTAB-1k (1910.04867), the keys of `VTAB` below;
               any other TFDS name, or the path of an image folder.

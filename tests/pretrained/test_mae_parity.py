@@ -200,8 +200,9 @@ def test_facebooks_files_both_ways(tmp_path: Path) -> None:
     tuned = {n: x for n, x in encoder.items() if not n.startswith("norm.")}
     tuned |= {"fc_norm.weight": encoder["norm.weight"], "fc_norm.bias": encoder["norm.bias"]}
     torch.save({"model": tuned}, tmp_path / "tuned.pth")
-    with pytest.raises(UserError, match="norm after pooling instead of before"):
-        load_model(tmp_path / "tuned.pth", num_heads=3)
+    tuned_model = load_model(tmp_path / "tuned.pth", num_heads=3).module
+    assert (tuned_model.classifier, tuned_model.final_norm) == ("gap", "pooled")
+    assert tuned_model.prefix_tokens == ("cls",)
 
 
 def test_what_others_cannot_store_is_refused(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ The table of docs/weights.md is made of what this finds: a test compares them.
 import collections
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,8 +28,10 @@ from tests.pretrained.weights import difference, randomise
 from vit_jax.errors import UserError
 from vit_jax.inference.load import load_model
 from vit_jax.launch import ROOT
+from vit_jax.models.description import InputSettings
+from vit_jax.parameters.names import flatten_names
 from vit_jax.pretrained.arrays import write_safetensors
-from vit_jax.pretrained.formats.table import read_weights
+from vit_jax.pretrained.formats.table import FORMATS, read_weights
 from vit_jax.pretrained.infer import infer_description
 
 timm = import_timm()
@@ -153,7 +156,18 @@ def compare(architecture: str, file: str, folder: Path) -> float:
     ours = weights.logits(loaded.module, loaded.params, images)
     theirs = their_logits(model, images)
     assert ours.shape == theirs.shape
+    check_what_we_write(loaded, images, theirs, folder / "written")
     return difference(ours, theirs)
+
+
+def check_what_we_write(loaded: Any, images: np.ndarray, theirs: np.ndarray, folder: Path) -> None:
+    """timm computes the same from our folder: but for positions that were added to tokens."""
+    shutil.rmtree(folder, ignore_errors=True)
+    inputs = InputSettings("bicubic", images.shape[1:3], None)
+    params = flatten_names(loaded.params)
+    FORMATS["timm"].write(folder, params, loaded.description, inputs)
+    model = timm.create_model(f"local-dir:{folder}", pretrained=True)
+    assert difference(their_logits(model, images), theirs) < 1e-6
 
 
 @pytest.mark.parametrize("file", FILES)

@@ -7,7 +7,7 @@ the kind of MLP; `model_args` give all the rest.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -20,24 +20,18 @@ from vit_jax.pretrained.formats.timm_vit import FREQUENCIES, PACKED, pair_order,
 
 Params = dict[str, np.ndarray]
 
-# By kind of norms, their epsilon, and MLP.
-_PLAIN = {
-    ("layer", 1e-6, "mlp"): "vit_base_patch16_224",
-    ("layer", 1e-5, "mlp"): "vit_base_patch16_clip_224",
-    ("layer", 1e-6, "swiglu"): "vit_giant_patch14_dinov2",
-    ("rms", 1e-6, "mlp"): "test_vit4",
-    ("rms", 1e-5, "swiglu"): "aimv2_large_patch14_224",
+# By the class, the kind of norms and their epsilon; and by the MLP, where this is no argument.
+_ARCHITECTURES = {
+    ("VisionTransformer", "layer", 1e-6, "mlp"): "vit_base_patch16_224",
+    ("VisionTransformer", "layer", 1e-5, "mlp"): "vit_base_patch16_clip_224",
+    ("VisionTransformer", "layer", 1e-6, "swiglu"): "vit_giant_patch14_dinov2",
+    ("VisionTransformer", "rms", 1e-6, "mlp"): "test_vit4",
+    ("VisionTransformer", "rms", 1e-5, "swiglu"): "aimv2_large_patch14_224",
+    ("Eva", "layer", 1e-6): "eva02_base_patch14_224",
+    ("Eva", "layer", 1e-5): "vit_base_patch16_dinov3",
+    ("Eva", "rms", 1e-6): "vit_base_patch16_sapiens2",
+    ("Beit", "layer", 1e-6): "beit_base_patch16_224",
 }
-_EVA = {
-    (norm, epsilon, mlp): architecture
-    for norm, epsilon, architecture in (
-        ("layer", 1e-6, "eva02_base_patch14_224"),
-        ("layer", 1e-5, "vit_base_patch16_dinov3"),
-        ("rms", 1e-6, "vit_base_patch16_sapiens2"),
-    )
-    for mlp in ("mlp", "swiglu")
-}
-_BEIT = {("layer", 1e-6, mlp): "beit_base_patch16_224" for mlp in ("mlp", "swiglu")}
 _ROPES = {"grid": "cat", "centered": "dinov3", "mixed": "mixed"}
 # What each class cannot do otherwise.
 _VALUES: dict[str, dict[str, tuple[Any, ...]]] = {
@@ -69,10 +63,10 @@ def _kind(model: dict[str, Any]) -> str:
     return "Eva" if is_eva else "VisionTransformer"
 
 
-def _check(model: dict[str, Any], kind: str, architectures: dict[Any, str]) -> str:
+def _check(model: dict[str, Any], kind: str) -> str:
     """The architecture; UserError for an attribute that the class does not have."""
 
-    def refuse(*keys: str) -> None:
+    def refuse(*keys: str) -> NoReturn:
         values = ", ".join(f"model.{key}={model[key]!r}" for key in keys)
         raise UserError(f"timm has no {kind} with {values}; use --format=npz or orbax.")
 
@@ -91,10 +85,8 @@ def _check(model: dict[str, Any], kind: str, architectures: dict[Any, str]) -> s
     if kind == "Eva" and prefix and model["pool_prefix"] != (model["classifier"] == "map"):
         refuse("classifier", "pool_prefix")
     keys = ("norm_kind", "layer_norm_epsilon", "mlp")
-    found = architectures.get(tuple(model[key] for key in keys), "")
-    if not found:
-        refuse(*keys)
-    return found
+    wanted = (kind, *(model[key] for key in keys))
+    return _ARCHITECTURES.get(wanted) or _ARCHITECTURES.get(wanted[:3]) or refuse(*keys)
 
 
 def to_timm_modern(
@@ -103,9 +95,11 @@ def to_timm_modern(
     """Arrays and `config.json` for `timm.create_model("local-dir:FOLDER", pretrained=True)`."""
     model = description.model
     kind = _kind(model)
-    architecture = _check(model, kind, {"Beit": _BEIT, "Eva": _EVA}.get(kind, _PLAIN))
+    architecture = _check(model, kind)
     height, width, channels = description.image_shape
-    pooling = POOL[model["classifier"]]
+    pooling, mlp_dim = POOL[model["classifier"]], model["mlp_dim"]
+    if kind == "VisionTransformer" and (model["mlp"], model["norm_kind"]) == ("swiglu", "layer"):
+        mlp_dim *= 2  # of both layers as one
     args = {
         "img_size": [height, width],
         "in_chans": channels,
@@ -113,7 +107,7 @@ def to_timm_modern(
         "embed_dim": model["hidden_size"],
         "depth": model["num_layers"],
         "num_heads": model["num_heads"],
-        "mlp_ratio": ratio(model["mlp_dim"], model["hidden_size"]),
+        "mlp_ratio": ratio(mlp_dim, model["hidden_size"]),
         "init_values": model["layer_scale_init"],
         "qkv_bias": model["qkv_bias"] != "none",
         "global_pool": pooling,

@@ -126,13 +126,8 @@ def read_vit(
     before, after = (arrays.get(f"blocks.0.mlp.fc{k}.weight") for k in (1, 2))
     packed = before is not None and after is not None and len(before) == 2 * after.shape[-1]
     frequencies = arrays.pop("rope.freqs", None)  # [2, L, H, d / 2]
-    for (i,) in blocks:
-        bias = arrays.pop(f"blocks.{i}.attn.relative_position_bias_table", None)
-        if bias is not None:
-            known = grid or _grid_of(stored, arrays)
-            modern.read_relative_bias(stored, i, bias, known)
-        if frequencies is not None:
-            stored.add(FREQUENCIES.format(i), frequencies[:, i])
+    name = "blocks.{}.attn.relative_position_bias_table".format
+    biases = {i: arrays.pop(name(i)) for (i,) in blocks if name(i) in arrays}
     found = table(
         blocks,
         [(stage + 1, unit + 1) for stage, unit in units],
@@ -140,6 +135,12 @@ def read_vit(
         args.get("attn_pool_num_heads"),
     )
     rows.read_rows(stored, arrays, found + decoder, num_heads=num_heads)
+    for i, bias in biases.items():
+        known = grid or grid_of_images(stored.params, stored.image_size)
+        modern.read_relative_bias(stored, i, bias, known)
+    if frequencies is not None:
+        for (i,) in blocks:
+            stored.add(FREQUENCIES.format(i), frequencies[:, i])
     if not has_bias:
         modern.name_rms_norms(stored)
     if not _is_modern(stored):
@@ -179,17 +180,6 @@ def _prepare(arrays: dict[str, np.ndarray], num_heads: int) -> None:
                 repeated = np.repeat(heads, len(query) // len(shared), axis=0)
                 arrays[key] = repeated.reshape(len(query), *shared.shape[1:])
                 logging.info("%s: a copy for each head, of those that share it.", key)
-
-
-def _grid_of(stored: Stored, arrays: Mapping[str, np.ndarray]) -> tuple[int, int] | None:
-    """Rows and columns of tokens, by the size of images."""
-    kernel = arrays.get("patch_embed.proj.weight")
-    if stored.image_size is None or kernel is None or kernel.ndim != 4:
-        return None
-    height, width = (
-        n // max(k, 1) for n, k in zip(stored.image_size, kernel.shape[2:], strict=True)
-    )
-    return height, width
 
 
 _MARKS = re.compile(
