@@ -70,12 +70,10 @@ def test_training_alone_scales_coordinates() -> None:
     one, same, other = (train(params, jax.random.key(seed)) for seed in (1, 1, 2))
     np.testing.assert_array_equal(one, same)
     assert np.abs(one - other).max() > 1e-6
-    whole = model.clone(rope_jitter=1.0)
-    for key in (1, 2):
-        rngs = {"dropout": jax.random.key(key)}
-        still = whole.apply({"params": params}, IMAGES, train=True, rngs=rngs)
-        evaluated = model.apply({"params": params}, IMAGES, train=False)
-        np.testing.assert_allclose(still, evaluated, rtol=0, atol=1e-6)
+    rngs = {"dropout": jax.random.key(1)}
+    still = model.clone(rope_jitter=1.0).apply({"params": params}, IMAGES, train=True, rngs=rngs)
+    evaluated = model.apply({"params": params}, IMAGES, train=False)
+    np.testing.assert_allclose(still, evaluated, rtol=0, atol=1e-6)
 
 
 def test_patches_and_normed_blocks_are_features() -> None:

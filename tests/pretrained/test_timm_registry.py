@@ -61,6 +61,11 @@ SIZES = {"hidden_size": "embed_dim", "num_heads": "blocks.0.attn.num_heads"}
 SIZES |= {"patch_size": "patch_embed.patch_size", "mlp_dim": "blocks.0.mlp.fc2.in_features"}
 
 
+# Settings of modules that do not change what they compute for images of one size.
+NO_FUNCTION = ("training", "fused_attn", "scale", "p", "dynamic_img_size", "dynamic_img_pad")
+NO_FUNCTION += ("strict_img_size", "flatten")
+
+
 class Read(NamedTuple):
     """One architecture: its number of sets, its form, and what became of its file here."""
 
@@ -88,7 +93,9 @@ def form_of(model: Any) -> str:
     seen = {}
     for name, module in model.named_modules():
         kept = {k: v for k, v in vars(module).items() if isinstance(v, bool | str | float)}
-        kept = {k: v for k, v in kept.items() if k not in ("training", "fused_attn", "scale", "p")}
+        kept = {k: v for k, v in kept.items() if k not in NO_FUNCTION}
+        if name == "head":  # with classes or without
+            continue
         parameters = [k for k, value in module._parameters.items() if value is not None]
         place = re.sub(r"\d+", "#", name)
         seen[place] = [type(module).__name__, kept, parameters]
