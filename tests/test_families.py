@@ -116,8 +116,8 @@ def inputs(model: Model) -> np.ndarray:
 # Training.
 
 
-# The ViT's is in test_layouts.py, of which DeiT's differs in a token; the MAE's own objective has all
-# of its parameters.
+# The ViT's is in test_layouts.py, and DeiT differs from it in a token; the MAE's own objective has
+# all of its parameters.
 @pytest.mark.parametrize(
     ("kind", "objective"),
     [
