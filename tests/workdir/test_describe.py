@@ -62,6 +62,9 @@ def test_models_are_called_by_their_variant() -> None:
         assert found in (size, f"{MODELS[row['name']].acronym}-{size}")
     ti = section("model", **VARIANTS["Ti/16"]).to_dict()
     assert model_name(ti) == "ViT-Ti/16"
+    for variant in ("DeiT3-B/16", "DINOv2-B/14", "ResMLP-S12/16"):
+        assert model_name(section("model", **VARIANTS[variant]).to_dict()) == variant
+    assert model_name(section("model", **VARIANTS["g-opt/14"]).to_dict()) == "ViT-g-opt/14"
     assert (
         model_name(ti | {"num_layers": 4}) == model_name(ti | {"resnet_layers": (1,)}) == "ViT/16"
     )

@@ -25,6 +25,8 @@ map, which is the head's input; one without blocks of equal shape has no `block_
 
 from __future__ import annotations
 
+import functools
+import operator
 import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -36,7 +38,7 @@ from flax.traverse_util import flatten_dict
 
 from vit_jax.errors import UserError, nearest
 from vit_jax.models.create import clone_with, family_of
-from vit_jax.models.modern_block import ModernConfig
+from vit_jax.models.modern_vit import LAST_NORM, last_norm
 
 # (params, images) -> features by name
 FeatureFunction = Callable[[Any, jax.Array], dict[str, jax.Array]]
@@ -50,19 +52,12 @@ def available_features(module: Any) -> list[str]:
     names = ["logits"] if module.num_classes else []
     names += ["pre_logits"] if module.head_input else []
     names += [*module.prefix_tokens, "gap"]
-    names += ["tokens", "patches"] if family.tokens else []
-    ends = ("", "_tokens", "_normed")[: 3 if _has_last_norm(module) else 2]
+    names += ["tokens"] if family.tokens else []
+    names += ["patches"] if family.tokens and family.input == "image" else []
+    ends = ("", "_tokens", *(["_normed"] if last_norm(module) else []))
     for i in range(_num_blocks(module)):
         names += [f"block_{i}{end}" for end in ends]
     return names
-
-
-_LAST_NORM = "encoder_norm"  # of the submodule `Family.tokens`
-
-
-def _has_last_norm(module: Any) -> bool:
-    is_of_tokens = getattr(module, "final_norm", "tokens") == "tokens"
-    return family_of(module).tokens == "Transformer" and is_of_tokens
 
 
 def _num_blocks(module: Any) -> int:
@@ -77,7 +72,7 @@ def check_features(module: Any, features: Iterable[str], key: str = "--features"
     if count := _num_blocks(module):
         last = count - 1
         listing += f", block_0 to block_{last}, block_0_tokens to block_{last}_tokens"
-        listing += f", block_0_normed to block_{last}_normed" if _has_last_norm(module) else ""
+        listing += f", block_0_normed to block_{last}_normed" if last_norm(module) else ""
     if not names:
         raise UserError(f"{key} is empty; this model has {listing}.")
     for name in names:
@@ -118,9 +113,9 @@ def feature_function(module: Any, names: Sequence[str]) -> FeatureFunction:
         outputs["logits"] = logits
         values = {name: _feature(module, name, outputs[sources[name]]) for name in sources}
         for name in [name for name in values if name.endswith("_normed")]:
-            norm: Any = ModernConfig.of(module)
-            scale = params[family_of(module).tokens][_LAST_NORM]
-            values[name] = norm.norm().apply({"params": scale}, values[name])
+            norm: Any = last_norm(module)
+            own = functools.reduce(operator.getitem, LAST_NORM, params)
+            values[name] = norm.apply({"params": own}, values[name])
         return {name: jnp.asarray(value, jnp.float32) for name, value in values.items()}
 
     return function

@@ -24,30 +24,11 @@ DINOV3 = DINOV2 | {
     "rope_base": 100.0,
     "rope_jitter": 2.0,
 }
-_POOLED = {"classifier": "gap", "final_norm": "pooled"}
+_POOLED = _EXACT | {"classifier": "gap", "final_norm": "pooled", "qkv_bias": "qv"}
 # "BEiT" (2106.08254).
-BEIT = (
-    _EXACT
-    | _POOLED
-    | {
-        "layer_scale_init": 0.1,
-        "position_embedding": "none",
-        "qkv_bias": "qv",
-        "relative_bias": True,
-    }
-)
+BEIT = _POOLED | {"layer_scale_init": 0.1, "position_embedding": "none", "relative_bias": True}
 # "EVA-02" (2303.11331).
-EVA02 = (
-    _EXACT
-    | _POOLED
-    | {
-        "mlp": "swiglu",
-        "qkv_bias": "qv",
-        "rope": "grid",
-        "rope_base": 10_000.0,
-        "rope_grid": (16, 16),
-    }
-)
+EVA02 = _POOLED | {"mlp": "swiglu", "rope": "grid", "rope_base": 10_000.0, "rope_grid": (16, 16)}
 
 
 def _size(*numbers: int) -> dict[str, int]:

@@ -210,8 +210,24 @@ class ModernVisionTransformer(nn.Module):
         return jnp.concatenate([x[:, 0], mean], axis=-1)  # [B, 2 D]
 
 
+LAST_NORM = ("Transformer", "encoder_norm")
+
+
+def last_norm(model: Any) -> nn.Module | None:
+    """The norm of all tokens after the last block, also of `vit.py`'s; its parameters: `LAST_NORM`.
+
+    None: the model has none, or only one after pooling.
+    """
+    is_ours = isinstance(model, vit.VisionTransformer | ModernVisionTransformer)
+    if not is_ours or getattr(model, "final_norm", "tokens") != "tokens":
+        return None
+    config: Any = ModernConfig.of(model)
+    return config.norm()
+
+
 _BLOCK = rf"{BLOCKS}(?:_(?P<block>\d+))?"
 POSITIONS = "posembed_patches/pos_embedding"
+ROPE_KEYS = ("rope", "rope_base", "rope_grid", "rope_offset")
 _ATTENTION = f"{BLOCKS}_0/{vit.ATTENTION}"
 
 
@@ -331,9 +347,6 @@ FAMILY = Family(
     attention=vit.ATTENTION,
     tokens="Transformer",
     sequence=(POSITIONS, 1),
-    conventions=(
-        *("gelu", "layer_norm_epsilon", "norm_after"),
-        *("rope", "rope_base", "rope_grid", "rope_offset"),
-    ),
+    conventions=("gelu", "layer_norm_epsilon", "norm_after", *ROPE_KEYS),
     head_conventions=("classifier", "pool_prefix"),
 )

@@ -234,10 +234,15 @@ def _find(name: str, kinds: tuple[int, ...]) -> Found:
 
 def role_of(name: str) -> str:
     """The role of the parameter `name`; "" if it has none, or belongs to no model."""
+    row = _row_of(name)
+    return row.role if row else ""
+
+
+def _row_of(name: str) -> Row | None:
     try:
-        return parameter_row(name).row.role
+        return parameter_row(name).row
     except ValueError:
-        return ""
+        return None
 
 
 def with_role(role: str, names: Iterable[str]) -> list[str]:
@@ -251,14 +256,20 @@ def image_kernel(names: Iterable[str]) -> str:
     return next(iter(with_role("image", names) or with_role("patches", names)), "")
 
 
+def last_norms(names: Iterable[str]) -> list[str]:
+    """Layers after the last block that have one scale per feature."""
+    scales = [name.removesuffix("/scale") for name in names if name.endswith("/scale")]
+    rows = {name: _row_of(f"{name}/scale") for name in scales}
+    return [n for n, row in rows.items() if row and (row.depth, row.axes) == (LAST, ("embed",))]
+
+
 def last_norm(params: Any) -> str:
     """The layer norm whose output, or mean over tokens, is the head's input; UserError if none."""
-    rows = {name: parameter_row(name).row for name in flatten_names(params)}
-    last = {name: row for name, row in rows.items() if row.depth == LAST}
-    found = [n for n, row in last.items() if n.endswith("/scale") and row.axes == ("embed",)]
-    if len(found) != 1 or any(row.role == "pre_logits" for row in last.values()):
+    names = flatten_names(params)
+    found = last_norms(names)
+    if len(found) != 1 or with_role("pre_logits", names):
         raise UserError(
             "pretrained.standardize=True needs a head on the last layer norm; this model has "
             "other layers between them."
         )
-    return found[0].removesuffix("/scale")
+    return found[0]

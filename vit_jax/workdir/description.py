@@ -33,6 +33,7 @@ from vit_jax.files.paths import (
 )
 from vit_jax.models.create import MODELS
 from vit_jax.models.description import Description, parts_to_json
+from vit_jax.models.variants import SIZES
 from vit_jax.parameters.names import count_parameters, flatten_names, unstack_blocks
 from vit_jax.workdir.metrics import read_metrics
 
@@ -108,7 +109,8 @@ def model_name(model: Mapping[str, Any]) -> str:
     ours = {key: tuple(v) if isinstance(v, list) else v for key, v in {**plain, **model}.items()}
     for variant, sizes in family.sizes.items():
         if all(ours[key] == value for key, value in {**plain, **sizes}.items()):
-            return variant if variant.startswith(family.acronym) else f"{family.acronym}-{variant}"
+            is_size = "-" not in variant or variant.partition("/")[0] in SIZES  # such as g-opt
+            return f"{family.acronym}-{variant}" if is_size else variant
     patch = ours.get("patch_size")
     return f"{family.acronym}/{patch}" if isinstance(patch, int) else family.acronym
 

@@ -10,8 +10,8 @@ import jax
 import numpy as np
 
 from vit_jax.errors import UserError, check_known, counted, list_names
-from vit_jax.models.family import LAST, axis_of
-from vit_jax.parameters.names import image_kernel, parameter_row, role_of, with_role
+from vit_jax.models.family import axis_of
+from vit_jax.parameters.names import image_kernel, last_norms, parameter_row, role_of, with_role
 from vit_jax.pretrained.fit.mismatch import describe_mismatch
 from vit_jax.pretrained.fit.resize import (
     CHANNEL_METHODS,
@@ -112,14 +112,6 @@ def _start(name: str, leaf: Any) -> Any:
     return np.zeros(leaf.shape, np.float32) if is_kernel and is_shape else leaf
 
 
-def _is_last_norm(name: str) -> bool:
-    try:
-        row = parameter_row(name).row
-    except ValueError:
-        return False
-    return row.depth == LAST and not row.role and row.axes == ("embed",) and "Head" not in name
-
-
 def report_text(report: Mapping[str, Any]) -> str:
     """The report of `adapt_params`, one line per kind; empty kinds are omitted except the first."""
     lines = [f"loaded: {counted(len(report['loaded']), 'array')} unchanged"]
@@ -186,13 +178,12 @@ class _Fit:
 
         So MAE is fine-tuned (2111.06377; `main_finetune.py`): with the norm after pooling.
         """
-        ours = [n for n in self.like if n not in self.arrays and _is_last_norm(n)]
-        theirs = [n for n in self.arrays if n not in self.like and _is_last_norm(n)]
-        if not ours or not theirs:
+        ours, theirs = (set(last_norms(each)) for each in (self.like, self.arrays))
+        if ours <= theirs or theirs <= ours:
             return []
-        for name in theirs:
+        for name in [n for n in self.arrays if n.rpartition("/")[0] in theirs - ours]:
             self._drop(name, "the model's last norm is another")
-        return ours
+        return [n for n in self.like if n.rpartition("/")[0] in ours - theirs]
 
     def token_positions(self, tokens: list[str]) -> list[str]:
         """Adds positions of tokens to these where the model's positions are the patches' alone.

@@ -21,7 +21,7 @@ from vit_jax.pretrained.formats.huggingface_names import (
     table,
 )
 from vit_jax.pretrained.formats.mae import check_square
-from vit_jax.pretrained.formats.modern import join_positions, read_relative_bias
+from vit_jax.pretrained.formats.modern import has_modern_part, join_positions, read_relative_bias
 from vit_jax.pretrained.formats.stored import ONE_TABLE, Holds, Stored
 
 # Models whose patches are not image patches.
@@ -157,16 +157,11 @@ def _place_head(stored: Stored, kind: str, is_projection: bool) -> None:
         drop("MAPHead_0/")
 
 
-_MODERN = re.compile(
-    r"registers|pooled_norm/.*|Transformer/pre_norm/.*|.*/(LayerScale_\d|relative_bias|gate)/.*"
-)
-
-
 def _is_modern(stored: Stored) -> bool:
     """Whether `vit.py` lacks a part of it; a damaged file of a plain model is not modern."""
     block = f"{BLOCKS}_0/{ATTENTION}"
     return (
-        any(map(_MODERN.fullmatch, stored.params))
+        has_modern_part(stored.params)
         or stored.conventions["gelu"] == "quick"
         or stored.conventions.get("classifier") is not None
         or "rope" in stored.conventions

@@ -87,7 +87,6 @@ def read_settings(
             stored.conventions |= {
                 "rope": "centered",
                 "rope_base": float(settings.get("rope_theta", 100.0)),
-                "rope_jitter": settings.get("pos_embed_rescale", 2.0),
             }
         problems = {problem: by for by, problem in _PROBLEMS.items()}
         stored.probabilities_by = problems.get(str(settings.get("problem_type")), "softmax")

@@ -21,6 +21,17 @@ from vit_jax.pretrained.formats.stored import Stored
 Params = dict[str, np.ndarray]
 
 
+_PARTS = re.compile(
+    rf"registers|pooled_norm/.*|Transformer/pre_norm/.*|.*/(?:LayerScale_\d|RMSNorm_\d|query_norm|gate"
+    rf"|relative_bias|rope|{ATTENTION}/norm|MlpBlock_0/norm)/.*"
+)
+
+
+def has_modern_part(params: Params) -> bool:
+    """Whether there is a parameter of a part that the paper's model does not have."""
+    return any(map(_PARTS.fullmatch, params))
+
+
 def extra_rows(number: int, folder: str, names: dict[str, str]) -> list[Row]:
     """The rows of a block that `rows.encoder_block` does not have.
 

@@ -182,19 +182,13 @@ def _prepare(arrays: dict[str, np.ndarray], num_heads: int) -> None:
                 logging.info("%s: a copy for each head, of those that share it.", key)
 
 
-_MARKS = re.compile(
-    r"pooled_norm/.*|registers|Transformer/pre_norm/.*|.*/(?:LayerScale_\d|RMSNorm_\d|query_norm"
-    rf"|gate|relative_bias|rope|{ATTENTION}/norm|MlpBlock_0/norm)/.*"
-)
-
-
 def _is_modern(stored: Stored) -> bool:
     """Whether it has a part that the paper's model lacks, or lacks one that it has."""
     params, known = stored.params, stored.conventions
     layers = (f"{BLOCKS}_0/{ATTENTION}/{name}/bias" for name in ("query", "key", "out"))
     needed = {"Transformer/encoder_norm/scale", "embedding/bias", *layers}
     return (
-        any(map(_MARKS.fullmatch, params))
+        modern.has_modern_part(params)
         or not needed <= params.keys()
         or known["rope"] != "none"
         or known["norm_after"]
