@@ -31,7 +31,7 @@ sys.path.append(str(launch.ROOT))
 
 from benchmarks import common
 from vit_jax.errors import UserError
-from vit_jax.models.attention.choose import ATTENTIONS, attention_fn, check_attention
+from vit_jax.models.attention.choose import ATTENTIONS, AttentionFn, check_attention
 
 Cases = list[dict[str, Any]]
 # Variant and pixels: tokens, heads, their width.
@@ -78,7 +78,7 @@ def attention(arguments: argparse.Namespace) -> tuple[Cases, str]:
         shape = (arguments.batch_size, *sizes)
         arrays = [jax.random.normal(key, shape) for key in jax.random.split(jax.random.key(0), 4)]
         with jax.default_matmul_precision("highest"):
-            exact = gradients(attention_fn("reference", train=True))(*arrays)
+            exact = gradients(AttentionFn("reference", train=True))(*arrays)
         for dtype in ("bfloat16", "float32"):
             case = f"{dtype}, {shape[0]} x {shape[1]} tokens"
             low = [array.astype(dtype) for array in arrays]
@@ -88,7 +88,7 @@ def attention(arguments: argparse.Namespace) -> tuple[Cases, str]:
                     check_attention(name, platform, dtype)
                 except UserError:
                     continue
-                run = gradients(attention_fn(name, train=True))
+                run = gradients(AttentionFn(name, train=True))
                 found = max(map(error_of, run(*low), exact))
                 cases += row(model, f"{name}, {case}", "ms", 1e3 * seconds(run, low))
                 cases += row(model, f"{name}, {case}: error", "ppm of the largest", 1e6 * found)
@@ -97,7 +97,7 @@ def attention(arguments: argparse.Namespace) -> tuple[Cases, str]:
                 if not found <= allowed:
                     failed.append(f"{name}, {model}, {case}: error {found:.2g} > {allowed:.2g}")
             dropped = functools.partial(
-                attention_fn("auto", train=True),
+                AttentionFn("auto", train=True),
                 dropout_rng=jax.random.key(0),
                 dropout_rate=0.1,
                 deterministic=False,

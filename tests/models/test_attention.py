@@ -15,11 +15,12 @@ from jax.sharding import AxisType
 from tests import golden, tiny
 from vit_jax.errors import UserError
 from vit_jax.models.attention import choose
-from vit_jax.models.attention.choose import attention_fn, check_attention, fastest
+from vit_jax.models.attention.choose import AttentionFn, check_attention, fastest
 from vit_jax.models.attention.xla import cudnn
 from vit_jax.models.create import create_model
 from vit_jax.models.flops import jaxpr_flops
-from vit_jax.models.layers import MultiHeadDotProductAttention, device_of_program
+from vit_jax.models.layers import device_of_program
+from vit_jax.models.vit import MultiHeadDotProductAttention
 from vit_jax.parameters.sharding import MESH_AXES, keep_batch_sharding
 from vit_jax.run import create_run
 
@@ -31,7 +32,7 @@ def normal(*shape: int, seed: int = 0) -> jax.Array:
 
 
 def attention(name: str, num_heads: int, *, train: bool = True, dtype: Any = jnp.float32) -> Any:
-    function = attention_fn(name, train=train)
+    function = AttentionFn(name, train)
     return MultiHeadDotProductAttention(num_heads=num_heads, attention_fn=function, dtype=dtype)
 
 
@@ -123,7 +124,7 @@ def test_padding_does_not_leak_into_cudnn(monkeypatch: pytest.MonkeyPatch) -> No
 def traced_cudnn(num_tokens: int, head_dim: int, train: bool, dtype: Any = jnp.bfloat16) -> Any:
     """The program of its gradient, or without `train` of its outputs."""
     shape = jax.ShapeDtypeStruct((2, num_tokens, 3, head_dim), dtype)
-    function = attention_fn("cudnn", train=train)
+    function = AttentionFn("cudnn", train)
 
     def loss(*qkv: jax.Array) -> jax.Array:
         return jnp.sum(function(*qkv))
@@ -164,13 +165,43 @@ def test_what_cudnn_does_not_take_is_one_line(monkeypatch: pytest.MonkeyPatch) -
 )
 def test_kernels_on_a_mesh(sizes: tuple[int, int, int], kernel: str) -> None:
     """Batch and heads split, or whole where they do not divide (8 heads on 8, 6 images on 8)."""
-    params, x = parameters(128, 4), normal(6, 9, 128)
+    width = 256 if kernel == "pallas" else 128  # with which each of two devices has whole vectors
+    params, x = parameters(width, 4), normal(6, 9, width)
     expected = outputs_and_gradients(kernel, params, x, 4)
     devices = np.array(jax.devices()[: int(np.prod(sizes))]).reshape(sizes)
     mesh = jax.sharding.Mesh(devices, MESH_AXES, axis_types=(AxisType.Auto,) * 3)
     with jax.set_mesh(mesh), keep_batch_sharding():
         found = outputs_and_gradients(kernel, params, x, 4)
     assert_close(found, expected, 1e-6)
+
+
+def test_queries_keys_and_values_are_one_product() -> None:
+    """Where whole vectors of 128 lanes belong to a group of heads, on each device."""
+
+    def is_one(width: int, num_heads: int) -> bool:
+        module, params = attention("pallas", num_heads), parameters(width, num_heads)
+        program = jax.make_jaxpr(module.apply)({"params": params}, normal(2, 9, width))
+        return f"f32[2,9,{3 * width}]" in str(program)
+
+    assert is_one(128, 2)
+    assert not is_one(96, 2)
+    devices = np.array(jax.devices()[:2]).reshape(1, 1, 2)
+    mesh = jax.sharding.Mesh(devices, MESH_AXES, axis_types=(AxisType.Auto,) * 3)
+    with jax.set_mesh(mesh), keep_batch_sharding():
+        assert is_one(256, 4)
+        assert not is_one(128, 4)
+
+
+def test_the_kernel_takes_three_arrays() -> None:
+    """As behind rotations of queries and keys; whole vectors of heads, and parts of one."""
+    for shape in ((2, 197, 2, 64), (2, 17, 2, 80)):
+        qkv = [normal(*shape, seed=seed) for seed in range(3)]
+
+        def run(name: str, qkv: list[jax.Array] = qkv) -> Any:
+            out, vjp = jax.vjp(AttentionFn(name, train=True), *qkv)
+            return out, *vjp(jnp.cos(jnp.arange(out.size)).reshape(out.shape))
+
+        assert_close(run("pallas"), run("reference"), 2e-6)
 
 
 def test_the_choice_is_logged_with_its_reason(caplog: pytest.LogCaptureFixture) -> None:

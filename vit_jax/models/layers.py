@@ -105,13 +105,6 @@ def dot_general(x: jax.Array, kernel: jax.Array, dimensions: Any, **_: Any) -> j
 Dense = functools.partial(
     nn.Dense, kernel_init=nn.initializers.xavier_uniform(), dot_general=dot_general
 )
-MultiHeadDotProductAttention = functools.partial(
-    nn.MultiHeadDotProductAttention,
-    kernel_init=nn.initializers.xavier_uniform(),
-    broadcast_dropout=False,
-    qkv_dot_general=dot_general,
-    out_dot_general=dot_general,
-)
 
 
 @functools.partial(jax.checkpoint, prevent_cse=False, static_argnums=1)

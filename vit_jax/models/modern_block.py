@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from vit_jax.models import vit
-from vit_jax.models.attention.choose import attention_fn
+from vit_jax.models.attention.choose import AttentionFn
 from vit_jax.models.layers import Dense, LayerNorm, StochasticDepth, dot_general, gelu
 from vit_jax.models.rotary import MixedAngles, rotate
 from vit_jax.models.vit import BlockConfig
@@ -134,6 +134,22 @@ class Attention(nn.Module):
         dense = functools.partial(
             nn.DenseGeneral, dtype=c.dtype, kernel_init=INIT, dot_general=dot_general
         )
+        x = self._attend(jnp.asarray(x, c.dtype), angles, dense, heads, train)  # [B, N, H, d]
+        if c.attention_norm:
+            x = c.norm("norm")(jnp.reshape(x, (batch_size, num_tokens, -1)))  # [B, N, D]
+            x = jnp.reshape(x, (batch_size, num_tokens, *heads))  # [B, N, H, d]
+        return dense(hidden_size, axis=(-2, -1), use_bias=c.dense_bias, name="out")(x)
+
+    def _attend(
+        self, x: jax.Array, angles: Any, dense: Any, heads: tuple[int, int], train: bool
+    ) -> jax.Array:
+        """Equations 5 to 7: [B, N, D] -> [B, N, H, d]."""
+        c = self.config
+        if not (self.is_initializing() or c.qk_norm or c.rope != "none" or c.relative_bias):
+            attend = AttentionFn(c.attention, train)
+            out = attend.of_tokens(x, self.variables["params"], c.num_heads)
+            if out is not None:
+                return out
         query, key, value = (
             dense(heads, use_bias=name[0] in c.qkv_bias, name=name)(x)  # [B, N, H, d]
             for name in ("query", "key", "value")
@@ -144,16 +160,11 @@ class Attention(nn.Module):
             angles = MixedAngles(c, name="rope")(*heads)  # [h*w, H, d / 2]
         if angles is not None:
             query, key = rotate(query, angles), rotate(key, angles)
+        bias = None
         if c.relative_bias:
-            table = RelativeBias(name="relative_bias")(c.grid, c.num_heads, num_tokens)
-        attend = attention_fn(
-            c.attention, train=train, bias=(lambda _: table) if c.relative_bias else None
-        )
-        x = attend(query, key, value, module=self)  # [B, N, H, d]
-        if c.attention_norm:
-            x = c.norm("norm")(jnp.reshape(x, (batch_size, num_tokens, -1)))  # [B, N, D]
-            x = jnp.reshape(x, (batch_size, num_tokens, *heads))  # [B, N, H, d]
-        return dense(hidden_size, axis=(-2, -1), use_bias=c.dense_bias, name="out")(x)
+            table = RelativeBias(name="relative_bias")(c.grid, c.num_heads, x.shape[1])
+            bias = lambda _: table  # noqa: E731
+        return AttentionFn(c.attention, train, bias)(query, key, value, module=self)
 
 
 class MlpBlock(nn.Module):

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from vit_jax.errors import UserError
 from vit_jax.models import resnet
-from vit_jax.models.attention.choose import NAMES, attention_fn
+from vit_jax.models.attention.choose import NAMES, AttentionFn
 from vit_jax.models.family import (
     BLOCK,
     FIRST,
@@ -36,9 +36,9 @@ from vit_jax.models.layers import (
     Dropout,
     IdentityLayer,
     LayerNorm,
-    MultiHeadDotProductAttention,
     StochasticDepth,
     apply_blocks,
+    dot_general,
     gelu,
 )
 from vit_jax.models.positions import (
@@ -81,14 +81,40 @@ class BlockConfig:
         return LayerNorm(epsilon=self.layer_norm_epsilon, dtype=self.dtype, name=name)
 
     def msa(self, *, train: bool, bias: Any = None) -> nn.Module:
-        """Equations 5 to 8; for `bias` see `attention_fn`."""
+        """Equations 5 to 8; for `bias` see `AttentionFn`."""
         return MultiHeadDotProductAttention(
             num_heads=self.num_heads,
             dropout_rate=self.attention_dropout_rate,
             deterministic=not train,
-            attention_fn=attention_fn(self.attention, train=train, bias=bias),
+            attention_fn=AttentionFn(self.attention, train, bias),
             dtype=self.dtype,
         )
+
+
+class MultiHeadDotProductAttention(nn.MultiHeadDotProductAttention):
+    """Flax's module of equations 5 to 8: [B, N, D] -> [B, N, D].
+
+    Where our kernel for TPUs attends, queries, keys and values are one product, as in equation 5.
+    """
+
+    attention_fn: Any = AttentionFn("auto", train=False)
+    kernel_init: Any = nn.initializers.xavier_uniform()
+    broadcast_dropout: bool = False
+    qkv_dot_general: Any = dot_general
+    out_dot_general: Any = dot_general
+
+    def __call__(self, x: jax.Array, *others: jax.Array, **options: Any) -> jax.Array:  # type: ignore[override]
+        dropped = self.dropout_rate and not self.deterministic
+        if not (others or dropped or self.is_initializing()):
+            x, params = jnp.asarray(x, self.dtype), self.variables["params"]
+            heads = self.attention_fn.of_tokens(x, params, self.num_heads)  # [B, N, H, d]
+            if heads is not None:
+                kernel, bias = (
+                    jnp.asarray(params["out"][name], x.dtype) for name in ("kernel", "bias")
+                )
+                out = dot_general(heads, kernel, (((2, 3), (0, 1)), ((), ())))
+                return out + jnp.reshape(bias, (1, 1, -1))
+        return super().__call__(x, *others, **options)
 
 
 class MlpBlock(nn.Module):

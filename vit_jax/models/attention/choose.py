@@ -6,6 +6,7 @@ softmax(q k^T / sqrt(d)) v, three times [B, N, H, d] -> [B, N, H, d].
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import logging
 import math
@@ -20,7 +21,7 @@ from jax.sharding import PartitionSpec
 
 from vit_jax.errors import UserError
 from vit_jax.models.attention.xla import chunked, cudnn, xla
-from vit_jax.models.layers import device_of_program
+from vit_jax.models.layers import device_of_program, dot_general
 
 
 def reference(
@@ -67,14 +68,14 @@ def pallas(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
             f"model.attention='pallas' does not fit {num_tokens} tokens with heads of "
             f"{head_dim}; use 'splash' or 'xla'."
         )
-    return _on_each_device(tpu.attention, query, key, value)
+    return _three(tpu.attention, query, key, value)
 
 
 def splash(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
     """JAX's TPU kernel for long sequences, which iterates over the keys in blocks."""
     from vit_jax.models.attention import splash
 
-    return _on_each_device(splash.attention, query, key, value)
+    return _three(splash.attention, query, key, value)
 
 
 ATTENTIONS: dict[str, Callable[..., jax.Array]] = {
@@ -105,83 +106,132 @@ def check_attention(name: str, platform: str, dtype: str) -> None:
         )
 
 
-def attention_fn(
-    name: str, *, train: bool, bias: Callable[[jax.Array], jax.Array] | None = None
-) -> Callable[..., jax.Array]:
+@dataclasses.dataclass(frozen=True)
+class AttentionFn:
     """An `attention_fn` for Flax's `MultiHeadDotProductAttention`.
 
-    Args:
+    Attributes:
       name: one of `NAMES`; with a bias one of `BIASED`.
       train: whether a backward pass follows.
       bias: queries [B, N, H, d] -> [B, H, N, N], which is added to the scores.
     """
-    return functools.partial(_attend, name=name, train=train, bias=bias)
+
+    name: str
+    train: bool
+    bias: Callable[[jax.Array], jax.Array] | None = None
+
+    def __call__(
+        self,
+        query: jax.Array,
+        key: jax.Array,
+        value: jax.Array,
+        *,
+        module: Any = None,
+        dropout_rng: jax.Array | None = None,
+        dropout_rate: float = 0.0,
+        deterministic: bool = True,
+    ) -> jax.Array:
+        dropout_rate = 0.0 if deterministic else dropout_rate
+        if dropout_rate or (module is not None and module.is_initializing()):
+            name = "reference"
+        else:
+            name = self._resolve(query.shape, query.dtype)
+        options: dict[str, Any] = {}
+        if name == "reference":
+            options = {"module": module, "dropout_rng": dropout_rng, "dropout_rate": dropout_rate}
+        elif key.shape != query.shape:
+            name = "xla"  # a single query, as in a MAP head: nothing to gain
+        elif name == "cudnn":
+            options = {"train": self.train}
+        if self.bias is not None:
+            options["bias"] = self.bias(query)
+        return saved(ATTENTIONS[name](query, key, value, **options), "attention")
+
+    def of_tokens(self, x: jax.Array, params: Any, num_heads: int) -> jax.Array | None:
+        """Equations 5 to 7 with one product for queries, keys and values, as the kernel reads them.
+
+        Args:
+          x: tokens [B, N, D].
+          params: of `query`, `key` and `value`.
+
+        Returns:
+          [B, N, H, d]; None where this attention takes three arrays.
+        """
+        from vit_jax.models.attention import tpu
+
+        batch_size, num_tokens, width = x.shape
+        head_dim = width // num_heads
+        shape = (batch_size, num_tokens, num_heads, head_dim)
+        if self._resolve(shape, x.dtype) != "pallas":
+            return None
+        mesh = jax.sharding.get_abstract_mesh()
+        shards = math.prod(mesh.shape[axis] for axis in _mesh_axes("heads", num_heads, mesh) or ())
+        sizes = (num_tokens, num_heads // shards, head_dim, x.dtype.itemsize)
+        groups = shards * tpu.num_groups(*sizes)
+        if width // groups % tpu.LANES or not tpu.fits(*sizes):
+            return None
+
+        def columns(arrays: list[jax.Array]) -> jax.Array:
+            """Three times [..., H, d] -> [..., 3 * D], by groups of heads."""
+            arrays[0] = arrays[0] / math.sqrt(head_dim)  # exact for heads of 16, 64, 256
+            arrays = [jnp.reshape(each, (*each.shape[:-2], groups, -1)) for each in arrays]
+            joint = jnp.concatenate(arrays, axis=-1)
+            return jnp.reshape(joint, (*joint.shape[:-2], -1)).astype(x.dtype)
+
+        denses = [params[name] for name in ("query", "key", "value")]
+        zeros = jnp.zeros((num_heads, head_dim))  # some models have no bias, or not for keys
+        kernel = columns([dense["kernel"] for dense in denses])
+        bias = columns([dense.get("bias", zeros) for dense in denses])
+        qkv = dot_general(x, kernel, (((2,), (0,)), ((), ())))
+        bias = jnp.tile(bias, (batch_size, 1, 1))  # its gradient is one per image
+        out = _on_each_device(tpu.joint_attention, (qkv, bias), num_heads, head_dim)
+        return saved(jnp.reshape(out, shape), "attention")
+
+    def _resolve(self, shape: tuple[int, ...], dtype: Any) -> str:
+        """The implementation for queries of this shape, [B, N, H, d]."""
+        if self.name != "auto":
+            return self.name
+        if self.bias is not None:
+            return "xla"
+        alone = self.train and jax.sharding.get_abstract_mesh().size <= 1
+        return fastest(*device_of_program(), *shape[1:], jnp.dtype(dtype).itemsize, alone)
 
 
-def _attend(
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
-    *,
-    name: str,
-    train: bool,
-    bias: Callable[[jax.Array], jax.Array] | None = None,
-    module: Any = None,
-    dropout_rng: jax.Array | None = None,
-    dropout_rate: float = 0.0,
-    deterministic: bool = True,
+def _three(
+    kernel: Callable[..., jax.Array], query: jax.Array, key: jax.Array, value: jax.Array
 ) -> jax.Array:
-    dropout_rate = 0.0 if deterministic else dropout_rate
-    if dropout_rate or (module is not None and module.is_initializing()):
-        name = "reference"
-    elif bias is not None and name == "auto":
-        name = "xla"
-    elif name == "auto":
-        sizes = (*query.shape[1:], query.dtype.itemsize)
-        alone = train and jax.sharding.get_abstract_mesh().size <= 1
-        name = fastest(*device_of_program(), *sizes, alone)
-    options: dict[str, Any] = {}
-    if name == "reference":
-        options = {"module": module, "dropout_rng": dropout_rng, "dropout_rate": dropout_rate}
-    elif key.shape != query.shape:
-        name = "xla"  # a single query, as in a MAP head: nothing to gain
-    elif name == "cudnn":
-        options = {"train": train}
-    if bias is not None:
-        options["bias"] = bias(query)
-    return saved(ATTENTIONS[name](query, key, value, **options), "attention")
+    """A kernel for arrays [B, N, H * d], of whose queries it wants to be divided by sqrt(d)."""
+    num_heads, head_dim = query.shape[2:]
+    query = query / math.sqrt(head_dim)
+    # Heads stay adjacent, as the matrix products leave them.
+    qkv = (jnp.reshape(x, (*x.shape[:2], -1)) for x in (query, key, value))
+    # As the kernel reads them: otherwise remat would add the biases and write them again.
+    arrays = tuple(saved(x, "dense") for x in qkv)
+    return jnp.reshape(_on_each_device(kernel, arrays, num_heads, head_dim), query.shape)
 
 
 def _on_each_device(
-    kernel: Callable[..., jax.Array], query: jax.Array, key: jax.Array, value: jax.Array
+    kernel: Callable[..., jax.Array], arrays: tuple[jax.Array, ...], num_heads: int, head_dim: int
 ) -> jax.Array:
     """Runs a kernel on the images and heads of each device: XLA cannot partition it.
 
-    Heads stay adjacent, [B, N, H * d], as the matrix products leave them. Without a TPU
-    Pallas interprets the kernel, for tests.
+    Without a TPU Pallas interprets the kernel, for tests.
     """
-    batch_size, num_tokens, num_heads, head_dim = query.shape
-    interpret = device_of_program()[0] != "tpu"
-
-    def call(*qkv: jax.Array) -> jax.Array:
-        return kernel(*qkv, head_dim, interpret)
-
+    call = functools.partial(kernel, head_dim, device_of_program()[0] != "tpu")
     mesh = jax.sharding.get_abstract_mesh()
     if not mesh.empty:
-        sizes = {"batch": batch_size, "heads": num_heads}
+        sizes = {"batch": len(arrays[0]), "heads": num_heads}
         batch, heads = (_mesh_axes(axis, size, mesh) for axis, size in sizes.items())
         spec = PartitionSpec(batch, None, heads)
         # The kernel does not declare over which axes its outputs vary.
-        call = jax.shard_map(call, in_specs=(spec,) * 3, out_specs=spec, check_vma=False)
-    query = query / math.sqrt(head_dim)
-    qkv = (jnp.reshape(x, (batch_size, num_tokens, -1)) for x in (query, key, value))
-    # As the kernel reads them: otherwise remat would add the biases and write them again.
-    qkv = (saved(x, "dense") for x in qkv)
-    return jnp.reshape(call(*qkv), query.shape)
+        call = jax.shard_map(call, in_specs=(spec,) * len(arrays), out_specs=spec, check_vma=False)
+    return call(*arrays)
 
 
 def _mesh_axes(logical: str, size: int, mesh: Any) -> tuple[str, ...] | None:
     """The mesh axes that shard a logical axis; None if they do not divide its size."""
+    if mesh.empty:
+        return None
     spec: Any = nn.logical_to_mesh_axes((logical,))
     axes = (spec[0],) if isinstance(spec[0], str) else spec[0] or ()
     shards = math.prod(mesh.shape[axis] for axis in axes)

@@ -15,7 +15,7 @@ _MAX_BLOCK = 512  # tokens: larger blocks leave no room for the backward pass
 
 
 def attention(
-    query: jax.Array, key: jax.Array, value: jax.Array, head_dim: int, interpret: bool = False
+    head_dim: int, interpret: bool, query: jax.Array, key: jax.Array, value: jax.Array
 ) -> jax.Array:
     """Like `tpu.attention`: three times [B, N, H * d], the queries divided by sqrt(d)."""
     batch_size, num_tokens, width = query.shape

@@ -24,15 +24,16 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name as saved
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-_LANES = 128
+LANES = 128
 _SUBLANES = 16  # of a tile of bfloat16
 # What VMEM holds at a time (every TPU has at least 16 MiB): scores in float32, of all heads in
 # flight, and two blocks of each array.
@@ -63,8 +64,8 @@ class _Heads:
     @property
     def tiles(self) -> list[slice]:
         """Queries, in parts such that the scores of four fit."""
-        sizes = (n for n in range(_MAX_TILE, _LANES, -_LANES) if 4 * n * self.keys <= _MAX_SCORES)
-        size = next(sizes, _LANES)
+        sizes = (n for n in range(_MAX_TILE, LANES, -LANES) if 4 * n * self.keys <= _MAX_SCORES)
+        size = next(sizes, LANES)
         return [slice(i, min(i + size, self.rows)) for i in range(0, self.rows, size)]
 
     @property
@@ -76,8 +77,8 @@ class _Heads:
     def lanes(self) -> list[tuple[slice, slice]]:
         """Of each head in a group: its lanes, and those of the vectors that it lies in."""
         own = [slice(i, i + self.head_dim) for i in range(0, self.group, self.head_dim)]
-        ends = [min(-(-each.stop // _LANES) * _LANES, self.group) for each in own]
-        starts = [each.start // _LANES * _LANES for each in own]
+        ends = [min(-(-each.stop // LANES) * LANES, self.group) for each in own]
+        starts = [each.start // LANES * LANES for each in own]
         return list(zip(own, map(slice, starts, ends), strict=True))
 
     def for_each(self, work: Callable[[Any], Iterator[Callable[[], None]]], arrays: int) -> None:
@@ -147,9 +148,17 @@ def _product_of_head(x: jax.Array, y: jax.Array, own: slice, vectors: slice) -> 
     return _product(x[:, vectors], y, 1, 0)
 
 
-def _store(ref: Any, lanes: Any, heads: list[jax.Array]) -> None:
-    """Stores a group, of whose heads each is [d, rows]."""
-    ref[:, lanes] = jnp.concatenate([head.astype(ref.dtype) for head in heads]).T
+def _store(ref: Any, lanes: Any, heads: Sequence[jax.Array], sum_ref: Any = None) -> None:
+    """Stores a group, of whose heads each is [d, rows], and its sum over the rows."""
+    block = jnp.concatenate([head.astype(ref.dtype) for head in heads]).T
+    ref[:, lanes] = block
+    if sum_ref is not None:
+        sum_ref[:, lanes] = jnp.sum(block.astype(jnp.float32), axis=0, keepdims=True)
+
+
+def _thirds(ref: Any, width: int) -> list[Any]:
+    """Queries, keys and values, or their gradients, of a joint block."""
+    return [ref.at[:, pl.ds(i * width, width)] for i in range(3)]
 
 
 def _attention_forward(heads: _Heads, q_ref: Any, k_ref: Any, v_ref: Any, o_ref: Any) -> None:
@@ -174,6 +183,11 @@ def _attention_forward(heads: _Heads, q_ref: Any, k_ref: Any, v_ref: Any, o_ref:
     heads.for_each(work, arrays=1)
 
 
+def _attention_forward_joint(heads: _Heads, qkv_ref: Any, o_ref: Any) -> None:
+    q_ref, k_ref, v_ref = _thirds(qkv_ref, heads.width)
+    _attention_forward(heads, q_ref, k_ref, v_ref, o_ref)
+
+
 def _attention_backward(
     heads: _Heads,
     q_ref: Any,
@@ -183,6 +197,7 @@ def _attention_backward(
     dq_ref: Any,
     dk_ref: Any,
     dv_ref: Any,
+    *sum_refs: Any,
 ) -> None:
     def work(lanes: Any) -> Iterator[Callable[[], None]]:
         q, k, v, do = (heads.load(ref, lanes) for ref in (q_ref, k_ref, v_ref, do_ref))
@@ -213,18 +228,26 @@ def _attention_backward(
                 yield functools.partial(second, head, tile, scores, d_weights)
 
         def store() -> None:
-            _store(dq_ref, lanes, [jnp.concatenate(dq, axis=1) for dq in dqs])
-            _store(dk_ref, lanes, dks)
-            _store(dv_ref, lanes, dvs)
+            gradients = ([jnp.concatenate(dq, axis=1) for dq in dqs], dks, dvs)
+            for i, ref in enumerate((dq_ref, dk_ref, dv_ref)):
+                _store(ref, lanes, gradients[i], *sum_refs[i : i + 1])
 
         yield store
 
     heads.for_each(work, arrays=2)
 
 
+def _attention_backward_joint(
+    heads: _Heads, qkv_ref: Any, do_ref: Any, dqkv_ref: Any, sum_ref: Any
+) -> None:
+    q, k, v = _thirds(qkv_ref, heads.width)
+    gradients = [*_thirds(dqkv_ref, heads.width), *_thirds(sum_ref, heads.width)]
+    _attention_backward(heads, q, k, v, do_ref, *gradients)
+
+
 def _lanes_of_whole_heads(head_dim: int, width: int) -> int:
     """The fewest lanes that are both whole heads and whole vectors; else all."""
-    lanes = math.lcm(head_dim, _LANES)
+    lanes = math.lcm(head_dim, LANES)
     return lanes if width % lanes == 0 else width
 
 
@@ -245,68 +268,111 @@ def fits(num_tokens: int, num_heads: int, head_dim: int, itemsize: int) -> bool:
 
 
 def _padded(num_tokens: int) -> int:
-    return -(-num_tokens // _LANES) * _LANES
+    return -(-num_tokens // LANES) * LANES
 
 
-def _cost(x: jax.Array, head_dim: int, num_arrays: int) -> pl.CostEstimate:
-    """Of the products of equations 5 to 8 and of their gradients, without padding."""
-    batch_size, num_tokens, width = x.shape
-    num_products = 2 if num_arrays == 4 else 4
+def num_groups(num_tokens: int, num_heads: int, head_dim: int, itemsize: int) -> int:
+    """How many programs share the heads of an image."""
+    width = num_heads * head_dim
+    return width // _block_width(_padded(num_tokens), head_dim, width, _ARRAYS * itemsize)
+
+
+def _cost(x: Any, head_dim: int, num_products: int, arrays: Any) -> pl.CostEstimate:
+    """Of products of [B, N, H * d] such as x with another, without padding."""
+    num_scores = x.size * x.shape[1]
     return pl.CostEstimate(
-        flops=2 * num_products * batch_size * num_tokens**2 * width,
-        transcendentals=batch_size * num_tokens**2 * width // head_dim,
-        bytes_accessed=num_arrays * x.nbytes,
+        flops=2 * num_products * num_scores,
+        transcendentals=num_scores // head_dim,
+        bytes_accessed=sum(each.size * each.dtype.itemsize for each in arrays),
     )
 
 
 def _call(
     kernel: Callable[..., None],
-    *arrays: jax.Array,
-    num_outputs: int,
+    x: Any,
+    arrays: Sequence[Any],
+    outputs: Sequence[Any],
+    *,
+    num_products: int,
     head_dim: int,
     interpret: bool,
 ) -> Any:
-    batch_size, num_tokens, total = arrays[0].shape
+    """Arrays and outputs are as wide as x [B, N, H * d], or three times as wide."""
+    batch_size, num_tokens, total = x.shape
     rows = _padded(num_tokens)
-    width = _block_width(rows, head_dim, total, _ARRAYS * arrays[0].dtype.itemsize)
-    image = pl.BlockSpec((None, rows, width), lambda i, j: (i, 0, j))
+    width = _block_width(rows, head_dim, total, _ARRAYS * x.dtype.itemsize)
+
+    def block(array: Any) -> pl.BlockSpec:
+        _, length, lanes = array.shape
+        shape = (None, rows if length == num_tokens else length, lanes * width // total)
+        return pl.BlockSpec(shape, lambda i, j: (i, 0, j))
+
     return pl.pallas_call(
         functools.partial(kernel, _Heads(num_tokens, head_dim, width)),
         grid=(batch_size, total // width),
-        in_specs=[image] * len(arrays),
-        out_specs=[image] * num_outputs,
-        out_shape=[jax.ShapeDtypeStruct(arrays[0].shape, arrays[0].dtype)] * num_outputs,
+        in_specs=[block(each) for each in arrays],
+        out_specs=[block(each) for each in outputs],
+        out_shape=[jax.ShapeDtypeStruct(each.shape, each.dtype) for each in outputs],
         name=kernel.__name__.strip("_"),
-        cost_estimate=_cost(arrays[0], head_dim, len(arrays) + num_outputs),
+        cost_estimate=_cost(x, head_dim, num_products, (*arrays, *outputs)),
         compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "parallel")),
         interpret=interpret,
     )(*arrays)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4))
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def attention(
-    query: jax.Array, key: jax.Array, value: jax.Array, head_dim: int, interpret: bool = False
+    head_dim: int, interpret: bool, query: jax.Array, key: jax.Array, value: jax.Array
 ) -> jax.Array:
     """softmax(q k^T) v of all heads: three times [B, N, H * d] -> [B, N, H * d].
 
     Args:
-      query: divided by sqrt(d).
-      key, value: of the same shape.
       head_dim: d.
       interpret: run in Pallas' interpreter, on any platform.
+      query: divided by sqrt(d).
+      key, value: of the same shape.
     """
-    call = functools.partial(_call, head_dim=head_dim, interpret=interpret)
-    [out] = call(_attention_forward, query, key, value, num_outputs=1)
+    call = functools.partial(_call, head_dim=head_dim, interpret=interpret, num_products=2)
+    [out] = call(_attention_forward, query, (query, key, value), [query])
     return out
 
 
-def _forward(query: Any, key: Any, value: Any, head_dim: int, interpret: bool) -> Any:
-    return attention(query, key, value, head_dim, interpret), (query, key, value)
+def _forward(head_dim: int, interpret: bool, *qkv: jax.Array) -> Any:
+    return attention(head_dim, interpret, *qkv), qkv
 
 
-def _backward(head_dim: int, interpret: bool, saved: Any, d_out: jax.Array) -> Any:
-    call = functools.partial(_call, head_dim=head_dim, interpret=interpret)
-    return tuple(call(_attention_backward, *saved, d_out, num_outputs=3))
+def _backward(head_dim: int, interpret: bool, qkv: Any, d_out: jax.Array) -> Any:
+    call = functools.partial(_call, head_dim=head_dim, interpret=interpret, num_products=4)
+    return tuple(call(_attention_backward, d_out, (*qkv, d_out), qkv))
 
 
 attention.defvjp(_forward, _backward)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def joint_attention(head_dim: int, interpret: bool, qkv: jax.Array, bias: jax.Array) -> jax.Array:
+    """`attention` of qkv + bias, [B, N, 3 * H * d] and [B, 1, 3 * H * d] -> [B, N, H * d].
+
+    The columns are those of queries, keys and values of the first of `num_groups` groups of heads,
+    then of the next. The kernel also sums the gradient of the bias; XLA would read it once more.
+    """
+    return _joint_forward(head_dim, interpret, qkv, bias)[0]
+
+
+def _joint_forward(head_dim: int, interpret: bool, qkv: jax.Array, bias: jax.Array) -> Any:
+    # As the kernel reads it: otherwise remat would add the bias and write it again.
+    qkv = saved(qkv + bias, "dense")
+    out = jax.ShapeDtypeStruct((*qkv.shape[:2], qkv.shape[2] // 3), qkv.dtype)
+    call = functools.partial(_call, head_dim=head_dim, interpret=interpret, num_products=2)
+    [out] = call(_attention_forward_joint, out, [qkv], [out])
+    return out, qkv
+
+
+def _joint_backward(head_dim: int, interpret: bool, qkv: jax.Array, d_out: jax.Array) -> Any:
+    sums = jax.ShapeDtypeStruct((len(qkv), 1, qkv.shape[2]), jnp.float32)
+    call = functools.partial(_call, head_dim=head_dim, interpret=interpret, num_products=4)
+    d_qkv, d_bias = call(_attention_backward_joint, d_out, [qkv, d_out], [qkv, sums])
+    return d_qkv, d_bias.astype(qkv.dtype)
+
+
+joint_attention.defvjp(_joint_forward, _joint_backward)
