@@ -1,19 +1,27 @@
-"""What an accelerator does with products, with each attention, and with a run that is interrupted.
+"""What an accelerator does with products, attentions, updates, and runs, one of them interrupted.
 
     python benchmarks/gpu.py products     FLOP/s of one large product
     python benchmarks/gpu.py attention    seconds, and errors beside float32 at full precision
+    python benchmarks/gpu.py profile      the ten dearest kernels of an update
+    python benchmarks/gpu.py batches      images/s by batch, from four times --batch_size to half
+    python benchmarks/gpu.py loop         the training loop beside the bare update, two recipes
     python benchmarks/gpu.py training     a run of the quickstart, whole and ended by SIGTERM
 
-gpu.sh calls them. Status 1: an attention is less exact than the reference in the same dtype, or
-the resumed run has other parameters.
+gpu.sh calls them. Status 1: an attention is less exact than the reference in the same dtype, no
+batch fits, or the resumed run has other parameters.
 """
 
 from __future__ import annotations
 
 import argparse
+import collections
 import functools
+import gc
+import gzip
 import json
 import math
+import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -24,29 +32,39 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from ml_collections import ConfigDict
 
 from vit_jax import launch
 
 sys.path.append(str(launch.ROOT))
 
-from benchmarks import common
+from benchmarks import common, step
+from benchmarks.input import write_photographs
+from configs import quickstart
 from vit_jax.errors import UserError
 from vit_jax.models.attention.choose import ATTENTIONS, AttentionFn, check_attention
+from vit_jax.parameters.sharding import create_mesh
+from vit_jax.run import Run, create_run
+from vit_jax.train import train_and_evaluate
 
 Cases = list[dict[str, Any]]
 # Variant and pixels: tokens, heads, their width.
 SIZES = {"B/16 at 224": (197, 12, 64), "B/16 at 384": (577, 12, 64), "H/14 at 224": (257, 16, 80)}
 # In a sum of another order: half a rounding in bfloat16, five in float32.
 ROUNDINGS = {"bfloat16": 0.5 * 2**-9, "float32": 5 * 2**-24}
+TRACED = 5  # updates
 
 
 def main(argv: Sequence[str]) -> None:
     parser = common.arguments_parser(__doc__, "gpu")
-    parser.add_argument("what", choices=("products", "attention", "training"))
-    parser.add_argument("--batch_size", type=int, default=64, help="of attention (default: 64)")
-    parser.add_argument("--steps", type=int, default=300, help="of training (default: 300)")
-    arguments = parser.parse_args(argv)
-    measure = {"products": products, "attention": attention, "training": training}
+    functions = (products, attention, profile, batches, loop, training)
+    measure = {each.__name__: each for each in functions}
+    parser.add_argument("what", choices=measure)
+    parser.add_argument("--variant", default="B/16", help="of updates (default: B/16)")
+    parser.add_argument("--batch_size", type=int, default=64, help="images (default: 64)")
+    parser.add_argument("--steps", type=int, default=300, help="of runs (default: 300)")
+    arguments, overrides = parser.parse_known_args(argv)
+    arguments.overrides = ["--config.model.dtype=bfloat16", *overrides]
     cases, failed = measure[arguments.what](arguments)
     common.write_result(arguments.json, cases, argv)
     if failed:
@@ -128,6 +146,105 @@ def error_of(found: jax.Array, exact: jax.Array) -> float:
 def seconds(run: Callable[..., Any], arrays: Sequence[jax.Array]) -> float:
     repeat = 1 if jax.devices()[0].platform == "cpu" else 50
     return common.seconds_of(run, *arrays, repeat=repeat)
+
+
+def bare_speed(config: ConfigDict, run: Run, steps: int) -> float:
+    """Images per second of updates on a batch that stays on the device."""
+    with jax.set_mesh(run.mesh):
+        update = step.create_subject("vit_jax", config, run, step.random_batch(run), "")
+        return steps * run.batch_size / common.seconds_of(update, steps, repeat=1)
+
+
+def profile(arguments: argparse.Namespace) -> tuple[Cases, str]:
+    """From a trace of five updates; the times are those of one."""
+    config = common.create_config(arguments.variant, arguments.batch_size, arguments.overrides)
+    run, cases = common.noise_run(config), []
+    with jax.set_mesh(run.mesh), tempfile.TemporaryDirectory() as folder:
+        update = step.create_subject("vit_jax", config, run, step.random_batch(run), "")
+        update(2)
+        with jax.profiler.trace(folder):
+            update(TRACED)
+        [path] = Path(folder).rglob("*.trace.json.gz")
+        events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
+    for case, microseconds in kernel_table(events, origins_of_operations()).items():
+        cases += row(arguments.variant, case, "ms of an update", microseconds / 1e3 / TRACED)
+    return cases, ""
+
+
+def kernel_table(events: Cases, origins: dict[tuple[str, str], str]) -> dict[str, float]:
+    """Microseconds of all kernels, of the ten dearest, and what they compute."""
+    threads = [each for each in events if each.get("name") == "thread_name"]
+    streams = [(e["pid"], e["tid"]) for e in threads if e["args"]["name"].startswith("Stream")]
+    timed = [each for each in events if each.get("ph") == "X"]
+    operations = [each for each in timed if "hlo_op" in each.get("args", {})]
+    ran = [each for each in timed if (each["pid"], each["tid"]) in streams]
+    # A CPU has no streams: XLA's operations.
+    ran = ran or [e for e in operations if not re.match("call|while|cond", e["name"])]
+    kernels: dict[str, Any] = collections.defaultdict(collections.Counter)
+    for event in ran:
+        about = {"hlo_module": "", "hlo_op": "-", **event.get("args", {})}
+        origin = origins.get((about["hlo_module"], about["hlo_op"]), about["hlo_op"])
+        kernels[event["name"]][origin] += event["dur"]
+    calls = collections.Counter(event["name"] for event in ran)
+    span = max(each["ts"] + each["dur"] for each in ran) - min(each["ts"] for each in ran)
+    table = {"first to last": span, "all": sum(each.total() for each in kernels.values())}
+    for name, each in sorted(kernels.items(), key=lambda item: -item[1].total())[:10]:
+        what = "; ".join(origin for origin, _ in each.most_common(3))
+        table[f"{name[:80]}, {calls[name] / TRACED:g} calls: {what}"] = each.total()
+    return table
+
+
+def origins_of_operations() -> dict[tuple[str, str], str]:
+    """(program, operation) -> where in the model it comes from; all blocks are one."""
+    pattern, found = r'(?m)^\s*(?:ROOT )?%?([\w.-]+) = .*?op_name="([^"]*)"', {}
+    for program in reversed(jax.devices()[0].client.live_executables()):  # the newest last
+        for module in program.hlo_modules():
+            for operation, path in re.findall(pattern, module.to_string()):
+                parts = re.sub(r"block_\d+", "block", path).split("/")
+                found[module.name, operation] = "/".join(parts[-5:])
+    return found
+
+
+def batches(arguments: argparse.Namespace) -> tuple[Cases, str]:
+    """The fastest first; 0 images/s where the memory is not enough."""
+    cases: Cases = []
+    for size in filter(None, (4 * arguments.batch_size >> shift for shift in range(4))):
+        case, speed = f"update, bfloat16, batch {size}", 0.0
+        config = common.create_config(arguments.variant, size, arguments.overrides)
+        try:
+            speed = bare_speed(config, common.noise_run(config), 20)
+        except jax.errors.JaxRuntimeError as error:
+            if "RESOURCE_EXHAUSTED" not in str(error):
+                raise
+            case += ": out of memory"
+        cases += row(arguments.variant, case, "images/s", speed)
+        gc.collect()  # the state, before the next one
+    cases.sort(key=lambda each: -each["ours"])
+    return cases, "" if cases[0]["ours"] else "no batch fits"
+
+
+def loop(arguments: argparse.Namespace) -> tuple[Cases, str]:
+    """The quickstart, and a fifteenth of its updates on JPEGs that all cores decode."""
+    small, cases = quickstart.get_config(), []
+    photos = common.create_config(arguments.variant, arguments.batch_size, arguments.overrides)
+    photos.loader.num_threads = min(16, os.cpu_count() or 1)
+    with tempfile.TemporaryDirectory() as folder:
+        photos.dataset.name = f"{folder}/JPEGs"
+        write_photographs(Path(photos.dataset.name), 4 * arguments.batch_size)
+        for config, steps in ((small, arguments.steps), (photos, arguments.steps // 15)):
+            config.duration.steps = config.checkpoint.every_steps = steps
+            found = train_and_evaluate(config, f"{folder}/{steps}")
+            mesh = create_mesh(**config.mesh)
+            with jax.set_mesh(mesh):
+                bare = bare_speed(config, create_run(config, mesh), 1 + steps // 5)
+            name = "quickstart" if config is small else f"{arguments.variant} on JPEGs"
+            speeds = {"vit_jax": [found["images_per_second"]], "the bare update": [bare]}
+            case, wait = f"the loop, batch {config.dataset.batch_size}", found["data_wait_seconds"]
+            cases += common.compare(name, case, "images/s", speeds)
+            share = wait / (wait + found["goodput"] * found["seconds"])
+            cases += row(name, "data wait", "% of the loop", 100 * share)
+            cases += row(name, "the last checkpoint", "s", found["checkpoint_seconds"])
+    return cases, ""
 
 
 def training(arguments: argparse.Namespace) -> tuple[Cases, str]:

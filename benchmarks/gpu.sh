@@ -7,12 +7,16 @@
 #
 #   machine    driver and packages
 #   products   FLOP/s of one large product: bfloat16, TF32, float32
-#   attention  every attention, at 197, 257 and 577 tokens: ms, and errors beside float32
 #   b16        an update of B/16: images/s, share of a product's FLOP/s, memory; timm compiled in turn
-#   b16_cudnn  with cuDNN's attention beside XLA's; so l16_cudnn, h14_cudnn, r50_b16_cudnn
+#   b16_cudnn  with cuDNN's attention beside XLA's; so s16_cudnn, l16_cudnn, h14_cudnn, r50_b16_cudnn
+#   profile_b16  a trace of five updates: the ten dearest kernels, and what they compute
+#   loop       the quickstart and B/16 on JPEGs: the loop beside the bare update, data wait, checkpoint
+#   attention  every attention, at 197, 257 and 577 tokens: ms, and errors beside float32
+#   batches_b16  images/s with 1024 images down to 128, or 0 where the memory is not enough
 #   training   a run on bundled data: whole, ended by SIGTERM, resumed
-#   dropout    B/16 with the paper's dropout of 0.1
-#   l16, h14, r50_b16        like b16
+#   dropout    B/16 with the paper's dropout of 0.1, without it in turn; rbg: with that generator
+#   remat      B/16 beside each remat policy, and beside a scan: images/s, memory
+#   l16, profile_l16, s16, batches_s16, h14, r50_b16        like those of b16
 #   training_deterministic   with --xla_gpu_deterministic_ops=true
 #
 # Each step writes $OUT/gpu/STEP.json (OUT: benchmarks/results) and STEP.log, which also has what was
@@ -28,16 +32,19 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 [[ "${1:-}" != -* ]] || exec sed -n '2,/^set /{/^#/s/^# \{0,1\}//p;}' benchmarks/gpu.sh
 budget="${BUDGET:-540}" python="${PYTHON:-python3}" small="${SMALL:-}"
-training_steps="$([[ "$small" ]] && echo 60 || echo 300)"
-all=(machine products attention b16 b16_cudnn training dropout l16 h14 r50_b16
-  training_deterministic)
+training_steps=300 cudnn=cudnn tiny=()
+[[ -z "$small" ]] || training_steps=60 cudnn=chunked # for CPUs
+[[ -z "$small" ]] || tiny=(--config.model.{num_layers=1,hidden_size=32,num_heads=2,mlp_dim=32})
+all=(machine products b16 b16_cudnn profile_b16 loop attention batches_b16 training dropout rbg remat
+  l16 profile_l16 s16 batches_s16 h14 r50_b16 training_deterministic)
 for step in "$@"; do
-  [[ " ${all[*]} l16_cudnn h14_cudnn r50_b16_cudnn " == *" $step "* ]] ||
+  [[ " ${all[*]} s16_cudnn l16_cudnn h14_cudnn r50_b16_cudnn " == *" $step "* ]] ||
     { echo "gpu.sh: unknown step '$step'; see --help" >&2 && exit 2; }
 done
 ((!$#)) || all=("$@")
-declare -A variants=([b16]=B/16 [l16]=L/16 [h14]=H/14 [r50_b16]=R50+B/16)
-declare -A batch_sizes=([b16]=256 [l16]=64 [h14]=32 [r50_b16]=128)
+dropped=(--config.model.dropout_rate=0.1 --against=dropout_rate=0.0)
+declare -A variants=([s16]=S/16 [b16]=B/16 [l16]=L/16 [h14]=H/14 [r50_b16]=R50+B/16)
+declare -A batch_sizes=([s16]=256 [b16]=256 [l16]=64 [h14]=32 [r50_b16]=128)
 out="$(realpath -m -- "${OUT:-benchmarks/results}")/gpu"
 mkdir -p "$out"
 : >"$out/steps.txt"
@@ -89,8 +96,7 @@ export python
 
 update() { # SECONDS NAME MODEL ARGUMENT...
   local settings=(--steps=20 --rounds=4)
-  [[ -z "$small" ]] || settings=(--steps=1 --rounds=1 --config.model.{num_layers=1,hidden_size=32}
-    --config.model.{num_heads=2,mlp_dim=32})
+  [[ -z "$small" ]] || settings=(--steps=1 --rounds=1 "${tiny[@]}")
   within "$1" "$2" "$python" benchmarks/step.py --variant="${variants[$3]}" \
     --json="$out/$2.json" --config.dataset.batch_size="${small:-${batch_sizes[$3]}}" \
     --config.model.dtype=bfloat16 "${@:4}" "${settings[@]}"
@@ -101,17 +107,30 @@ part() { # SECONDS NAME ARGUMENT...
 }
 
 for step in "${all[@]}"; do
+  model="${step#*_}"
+  sizes=(--variant="${variants[$model]:-B/16}" "${tiny[@]}"
+    --batch_size="${small:-${batch_sizes[$model]:-256}}")
   case "$step" in
     machine) within 20 "$step" bash -c machine ;;
     products) part 30 "$step" ;;
     attention) part 90 "$step" --batch_size="${small:-64}" ;;
+    profile_*) # a CUDA graph hides what its kernels compute
+      XLA_FLAGS="${XLA_FLAGS:-} --xla_gpu_enable_command_buffer=" part 90 "$step" "${sizes[@]}"
+      ;;
+    batches_*) part 150 "$step" "${sizes[@]}" ;;
+    loop) part 120 "$step" "${sizes[@]}" --steps=$((small ? 60 : 1500)) ;;
     training) part 100 "$step" --steps="$training_steps" ;;
     training_deterministic)
       XLA_FLAGS="${XLA_FLAGS:-} --xla_gpu_deterministic_ops=true" \
         part 100 "$step" --steps="$training_steps"
       ;;
-    *_cudnn) update 120 "$step" "${step%_*}" --config.model.attention=cudnn --against=xla ;;
-    dropout) update 90 "$step" b16 --config.model.dropout_rate=0.1 ;;
+    *_cudnn) update 120 "$step" "${step%_*}" --config.model.attention="$cudnn" --against=xla ;;
+    dropout) update 100 "$step" b16 "${dropped[@]}" ;;
+    rbg) JAX_DEFAULT_PRNG_IMPL=rbg update 100 "$step" b16 "${dropped[@]}" ;;
+    remat)
+      update 240 "$step" b16 --against=remat=dots,remat=dots_with_no_batch_dims,remat=full,scan=True
+      ;;
     *) update 150 "$step" "$step" --against=timm ;;
   esac || true
 done
+sed -n 's/ 124 .*//p' "$out/steps.txt" | xargs -r echo "No time was left: ./benchmarks/gpu.sh"

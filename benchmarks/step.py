@@ -6,8 +6,8 @@
 Also the model's FLOP/s as a share of those of one large product, the peak of the memory on a GPU,
 and how long each takes until its first update is done. A ratio above 1 is in our favour. timm
 comes with `pip install -e '.[peers]'`; official and big_vision are clones of google-research's
-vision_transformer and big_vision in the folder --clones; the name of an attention (`xla`) is our
-model with `model.attention` set to it.
+vision_transformer and big_vision in the folder --clones; `remat=full`, say, is our model with
+`model.remat` set to it, and the name of an attention (`xla`) is short for `attention=xla`.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from absl import flags
 from ml_collections import ConfigDict
 
 from vit_jax import launch
@@ -28,6 +29,7 @@ sys.path.append(str(launch.ROOT))
 from benchmarks import common
 from benchmarks.common import NUM_CLASSES
 from benchmarks.peers import PEERS, check_peer, create_timm, jax_peer
+from vit_jax.command_line import override
 from vit_jax.data.pipeline import batch_spec
 from vit_jax.models.attention.choose import ATTENTIONS
 from vit_jax.parameters.sharding import batch_sharding
@@ -40,16 +42,16 @@ Steps = Callable[[int], Any]  # runs so many updates, and waits for them
 def main(argv: Sequence[str]) -> None:
     parser = common.arguments_parser(__doc__, "step")
     parser.add_argument("--variant", default="Ti/16", help="sizes of the model (default: Ti/16)")
-    parser.add_argument(
-        "--against", type=common.names, default=[], help=f"of {','.join((*PEERS, *ATTENTIONS))}"
-    )
+    known = ",".join((*PEERS, *ATTENTIONS, "KEY=VALUE"))
+    parser.add_argument("--against", type=common.names, default=[], help=f"of {known}")
     parser.add_argument("--clones", default="peers", help="folder of the peers' clones")
     parser.add_argument("--steps", type=int, default=5, help="updates per turn (default: 5)")
     parser.add_argument("--rounds", type=int, default=8, help="turns of each (default: 8)")
     arguments, overrides = parser.parse_known_args(argv)
     config = common.create_config(arguments.variant, batch_size=8, overrides=overrides)
+    changes = [each for each in arguments.against if "=" in each]
     for peer in arguments.against:
-        if peer not in ATTENTIONS:
+        if peer not in (*ATTENTIONS, *changes):
             check_peer(peer, config.model, arguments.clones)
 
     run = common.noise_run(config)
@@ -66,6 +68,7 @@ def main(argv: Sequence[str]) -> None:
 
         starts, updates = {}, {}  # seconds, compilation included
         peaks: dict[str, list[float]] = {}
+        programs: dict[str, list[float]] = {}
         for name in ("vit_jax", *arguments.against):
             start = time.perf_counter()
             subjects[name] = create_subject(name, config, run, batch, arguments.clones)
@@ -74,6 +77,8 @@ def main(argv: Sequence[str]) -> None:
             starts[name], updates[name] = [made - start], [time.perf_counter() - made]
             if (gib := peak_gib(name)) is not None:
                 peaks[name] = [gib]
+            if changes and name in ("vit_jax", *changes):
+                programs[name] = [program_gib()]
             alone = images_per_second(subjects[name])  # in case that compiling a peer never ends
             print(f"{name}: {alone:.4g} images/s alone", file=sys.stderr)
 
@@ -92,6 +97,8 @@ def main(argv: Sequence[str]) -> None:
     cases += common.compare(arguments.variant, of_product, "%", shares)
     if peaks:
         cases += common.compare(arguments.variant, "peak of the memory", "GiB", peaks)
+    if programs:
+        cases += common.compare(arguments.variant, "memory of the program", "GiB", programs)
     for what, seconds in (("initial state", starts), ("first update", updates)):
         cases += common.compare(arguments.variant, f"until there: {what}", "s", seconds)
     common.write_result(arguments.json, cases, argv)
@@ -107,27 +114,35 @@ def peak_gib(name: str) -> float | None:
     return stats["peak_bytes_in_use"] / 2**30 if stats else None
 
 
+def program_gib() -> float:
+    """What the program that was compiled last needs: arguments, results and temporaries."""
+    stats = jax.devices()[0].client.live_executables()[0].get_compiled_memory_stats()
+    sizes = [getattr(stats, f"{kind}_size_in_bytes") for kind in ("argument", "output", "temp")]
+    return (sum(sizes) - stats.alias_size_in_bytes) / 2**30
+
+
 def random_batch(run: Run) -> Batch:
     """Random pixels and labels on the devices of a run."""
     rng, shapes = np.random.default_rng(0), batch_spec(run.dataset, run.batch_size)
     batch = {
         "image": rng.integers(0, 256, shapes["image"].shape, np.uint8),
-        "label": rng.integers(0, NUM_CLASSES, shapes["label"].shape, np.int32),
+        "label": rng.integers(0, run.dataset.num_classes, shapes["label"].shape, np.int32),
         "mask": np.ones(run.batch_size, np.float32),
     }
     return jax.device_put(batch, batch_sharding(run.mesh))
 
 
 def create_subject(name: str, config: ConfigDict, run: Run, batch: Batch, clones: str) -> Steps:
-    """Makes the state of ours (`vit_jax` or an attention) or of a peer; returns what updates it."""
+    """Makes the state of ours (`vit_jax`, or a change of it) or a peer; returns what updates it."""
     if name.startswith("timm"):
         return create_timm(config, batch, NUM_CLASSES, compiled=name == "timm")
     arguments: tuple[Any, ...]
-    if name in ATTENTIONS:
+    if changed := name in ATTENTIONS or "=" in name:
+        change = name if "=" in name else f"attention={name}"
         config = config.copy_and_resolve_references()
-        config.model.attention = name
+        config = override(config, [f"--config.model.{change}"], flags.FlagValues())
         run = common.noise_run(config)
-    if name == "vit_jax" or name in ATTENTIONS:
+    if name == "vit_jax" or changed:
         step, state = run.jit_train_step(), run.initial_state(config.seed)
         arguments = (run.place_constants(), batch)
     else:

@@ -76,6 +76,73 @@ def test_the_update_beside_timm_and_another_attention(
     assert share == pytest.approx(100 * rate * flops / 2e12, abs=1e-4)
 
 
+def test_the_update_beside_a_change_of_the_model(tmp_path: Path) -> None:
+    arguments = ("--variant=mu/16", "--against=hidden_size=512", "--steps=1", "--rounds=1", *SMALL)
+    found = cases_of(step.main, tmp_path, *arguments)
+    [wider] = [case for case in found if case["case"] == "memory of the program"]
+    assert wider["theirs"] > wider["ours"] + 0.02  # three copies of 56 * 56 * 3 * 512 weights
+
+
+def test_the_dearest_kernels_are_those_of_the_streams() -> None:
+    def ran(tid: int, name: str, ts: float, dur: float) -> dict[str, Any]:
+        about = {"hlo_module": "jit_step", "hlo_op": "gemm.1"}
+        return {"ph": "X", "pid": 1, "tid": tid, "name": name, "ts": ts, "dur": dur, "args": about}
+
+    stream = {"pid": 1, "tid": 1, "name": "thread_name", "args": {"name": "Stream #13(Compute)"}}
+    kernels = [ran(1, f"nvjet_{i}", 100.0 * i, 20.0 + i) for i in range(11)]
+    events = [*kernels, ran(1, "nvjet_0", 1100.0, 30.0), ran(2, "gemm", 0.0, 9000.0)]
+    table = gpu.kernel_table([stream, *events], {("jit_step", "gemm.1"): "encoder/dense"})
+    assert list(table.items())[:4] == [
+        ("first to last", 1130),
+        ("all", 305),
+        ("nvjet_0, 0.4 calls: encoder/dense", 50),
+        ("nvjet_10, 0.2 calls: encoder/dense", 30),
+    ]
+    assert len(table) == 12
+    assert "gemm, 0.2 calls: gemm.1" in gpu.kernel_table(events, {})  # a CPU has no streams
+
+
+def test_a_profile_names_parts_of_the_model(tmp_path: Path) -> None:
+    found = cases_of(gpu.main, tmp_path, "profile", "--variant=mu/16", "--batch_size=8", *SMALL)
+    assert len(found) == 12
+    assert all(case["ours"] > 0 for case in found)
+    assert "calls: jit(train_step)/" in str(found)
+
+
+def test_a_batch_that_does_not_fit_is_no_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def speed(config: Any, *_: Any) -> float:
+        if config.dataset.batch_size > most:
+            raise jax.errors.JaxRuntimeError(message)
+        return 1000.0 - config.dataset.batch_size
+
+    monkeypatch.setattr(gpu, "bare_speed", speed)
+    arguments = ("batches", "--variant=mu/16", "--batch_size=16", *SMALL)
+    most, message = 16, "RESOURCE_EXHAUSTED: Out of memory"
+    found = cases_of(gpu.main, tmp_path, *arguments)
+    assert [case["ours"] for case in found] == [992, 984, 0, 0]
+    assert found[2]["case"] == "update, bfloat16, batch 64: out of memory"
+    most = 0
+    with pytest.raises(SystemExit, match="1"):
+        cases_of(gpu.main, tmp_path, *arguments)
+    message = "INTERNAL: no kernel image"
+    with pytest.raises(jax.errors.JaxRuntimeError, match="no kernel"):
+        cases_of(gpu.main, tmp_path, *arguments)
+
+
+def test_the_loop_beside_the_bare_update(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu.quickstart, "get_config", tiny.config)
+    arguments = ("loop", "--variant=mu/16", "--batch_size=8", "--steps=60", *SMALL)
+    found = cases_of(gpu.main, tmp_path, *arguments)
+    assert [(case["model"], case["case"]) for case in found] == [
+        (model, case)
+        for model, size in (("quickstart", 16), ("mu/16 on JPEGs", 8))
+        for case in (f"the loop, batch {size}", "data wait", "the last checkpoint")
+    ]
+    assert all(loop["ratio"] * saved["ours"] > 0 for loop, _, saved in (found[:3], found[3:]))
+
+
 def test_every_attention_that_runs_here_is_timed_and_compared(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -83,6 +83,7 @@ PYTHON = r"""#!/bin/bash
 case "$*" in
   *products*) exit 3 ;;
   *gpu.py*attention*) echo "measured before" && exec sleep 60 ;;
+  *--json*) echo "${JAX_DEFAULT_PRNG_IMPL:-} ${XLA_FLAGS:-} $*" ;;
 esac
 """
 
@@ -102,6 +103,16 @@ def test_each_step_on_a_gpu_ends_in_time_and_says_how(tmp_path: Path) -> None:
         ["training", "124"],  # no time left
     ]
     assert (tmp_path / "gpu/attention.log").read_text() == "measured before\n"
+    assert result.stdout.endswith("No time was left: ./benchmarks/gpu.sh attention training\n")
+    for step, *parts in (
+        ("rbg", "rbg ", "--config.model.dropout_rate=0.1 --against=dropout_rate=0.0"),
+        ("profile_l16", "command_buffer= ", "gpu.py profile", "--variant=L/16 --batch_size=64"),
+        ("batches_s16", "gpu.py batches", "--variant=S/16 --batch_size=256"),
+        ("loop", "gpu.py loop", "--variant=B/16 --batch_size=256 --steps=1500"),
+    ):
+        run("../benchmarks/gpu.sh", step, **{**variables, "BUDGET": "60"})
+        told = (tmp_path / f"gpu/{step}.log").read_text()
+        assert all(part in told for part in parts), told
     result = run("../benchmarks/gpu.sh", "b17", **variables)
     assert (result.returncode, result.stderr) == (2, "gpu.sh: unknown step 'b17'; see --help\n")
 
