@@ -140,7 +140,7 @@ def costs(step: CompiledStep) -> dict[str, float]:
 PARTS = {
     "attention core": "attention_forward|attention_backward|hqk|hk->|splash|softmax"
     r"|MultiHeadDotProductAttention_\d+/(?!query|key|value|out)",
-    "q, k, v, out": "/(query|key|value|out)/",
+    "q, k, v, out": "/(query|key|value|out|query_key_value)/",
     "MLP": "MlpBlock",
     "norms": r"[Nn]orm(_\d+)?/",
     "embeddings": "embedding|posembed|/cls",

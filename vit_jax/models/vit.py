@@ -109,11 +109,12 @@ class MultiHeadDotProductAttention(nn.MultiHeadDotProductAttention):
             x, params = jnp.asarray(x, self.dtype), self.variables["params"]
             heads = self.attention_fn.of_tokens(x, params, self.num_heads)  # [B, N, H, d]
             if heads is not None:
-                kernel, bias = (
-                    jnp.asarray(params["out"][name], x.dtype) for name in ("kernel", "bias")
-                )
-                out = dot_general(heads, kernel, (((2, 3), (0, 1)), ((), ())))
-                return out + jnp.reshape(bias, (1, 1, -1))
+                with jax.named_scope("out"):
+                    kernel, bias = (
+                        jnp.asarray(params["out"][name], x.dtype) for name in ("kernel", "bias")
+                    )
+                    out = dot_general(heads, kernel, (((2, 3), (0, 1)), ((), ())))
+                    return out + jnp.reshape(bias, (1, 1, -1))
         return super().__call__(x, *others, **options)
 
 

@@ -176,14 +176,15 @@ class AttentionFn:
             arrays[0] = arrays[0] / math.sqrt(head_dim)  # exact for heads of 16, 64, 256
             arrays = [jnp.reshape(each, (*each.shape[:-2], groups, -1)) for each in arrays]
             joint = jnp.concatenate(arrays, axis=-1)
-            return jnp.reshape(joint, (*joint.shape[:-2], -1)).astype(x.dtype)
+            return jnp.reshape(joint, (*joint.shape[:-2], -1))
 
         denses = [params[name] for name in ("query", "key", "value")]
         zeros = jnp.zeros((num_heads, head_dim))  # some models have no bias, or not for keys
-        kernel = columns([dense["kernel"] for dense in denses])
-        bias = columns([dense.get("bias", zeros) for dense in denses])
-        qkv = dot_general(x, kernel, (((2,), (0,)), ((), ())))
-        bias = jnp.tile(bias, (batch_size, 1, 1))  # its gradient is one per image
+        with jax.named_scope("query_key_value"):
+            kernel = columns([dense["kernel"] for dense in denses])
+            bias = columns([dense.get("bias", zeros) for dense in denses])
+            qkv = dot_general(x, kernel.astype(x.dtype), (((2,), (0,)), ((), ())))
+            bias = jnp.tile(bias.astype(jnp.float32), (batch_size, 1, 1))
         out = _on_each_device(tpu.joint_attention, (qkv, bias), num_heads, head_dim)
         return saved(jnp.reshape(out, shape), "attention")
 

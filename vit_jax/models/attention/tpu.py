@@ -354,14 +354,15 @@ def joint_attention(head_dim: int, interpret: bool, qkv: jax.Array, bias: jax.Ar
     """`attention` of qkv + bias, [B, N, 3 * H * d] and [B, 1, 3 * H * d] -> [B, N, H * d].
 
     The columns are those of queries, keys and values of the first of `num_groups` groups of heads,
-    then of the next. The kernel also sums the gradient of the bias; XLA would read it once more.
+    then of the next. The bias is float32. Its gradient, one per image, is summed by the kernel:
+    XLA would read that of qkv once more.
     """
     return _joint_forward(head_dim, interpret, qkv, bias)[0]
 
 
 def _joint_forward(head_dim: int, interpret: bool, qkv: jax.Array, bias: jax.Array) -> Any:
     # As the kernel reads it: otherwise remat would add the bias and write it again.
-    qkv = saved(qkv + bias, "dense")
+    qkv = saved(qkv + bias.astype(qkv.dtype), "dense")
     out = jax.ShapeDtypeStruct((*qkv.shape[:2], qkv.shape[2] // 3), qkv.dtype)
     call = functools.partial(_call, head_dim=head_dim, interpret=interpret, num_products=2)
     [out] = call(_attention_forward_joint, out, [qkv], [out])
@@ -371,8 +372,7 @@ def _joint_forward(head_dim: int, interpret: bool, qkv: jax.Array, bias: jax.Arr
 def _joint_backward(head_dim: int, interpret: bool, qkv: jax.Array, d_out: jax.Array) -> Any:
     sums = jax.ShapeDtypeStruct((len(qkv), 1, qkv.shape[2]), jnp.float32)
     call = functools.partial(_call, head_dim=head_dim, interpret=interpret, num_products=4)
-    d_qkv, d_bias = call(_attention_backward_joint, d_out, [qkv, d_out], [qkv, sums])
-    return d_qkv, d_bias.astype(qkv.dtype)
+    return tuple(call(_attention_backward_joint, d_out, [qkv, d_out], [qkv, sums]))
 
 
 joint_attention.defvjp(_joint_forward, _joint_backward)
