@@ -16,11 +16,11 @@ from tests import golden, tiny
 from vit_jax.errors import UserError
 from vit_jax.models.attention import choose
 from vit_jax.models.attention.choose import AttentionFn, check_attention, fastest
+from vit_jax.models.attention.multi_head import MultiHeadDotProductAttention
 from vit_jax.models.attention.xla import cudnn
 from vit_jax.models.create import create_model
 from vit_jax.models.flops import jaxpr_flops
 from vit_jax.models.layers import device_of_program
-from vit_jax.models.vit import MultiHeadDotProductAttention
 from vit_jax.parameters.sharding import MESH_AXES, keep_batch_sharding
 from vit_jax.run import create_run
 
