@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import jax
@@ -100,8 +101,9 @@ def draw(
         groups.append((found, outputs))
 
     values = dict(zip(jaxpr.constvars, program.consts, strict=True)) | {jaxpr.invars[0]: rng}
-    compiled: dict[Any, Any] = {}
-    drawn: dict[int, jax.Array] = {}
+    functions: dict[Any, Any] = {}
+    calls: list[tuple[Any, list[Any], list[int]]] = []  # function, its arguments, the outputs
+    lowered: list[Any] = []
     for _, outputs in groups:
         outvars = [jaxpr.outvars[output] for output in outputs]
         found, inputs = needed(outvars, _is_key)
@@ -111,13 +113,21 @@ def draw(
         for index in sorted(before):
             _evaluate(equations[index], values)
         places = tuple(shardings[output] for output in outputs)
-        function = compiled.get((str(part), places))
+        arguments, program_key = [values[var] for var in inputs], (str(part), places)
+        function = functions.get(program_key)
         if function is None:
             function = jax.jit(
                 core.jaxpr_as_fun(core.ClosedJaxpr(part, [])), out_shardings=list(places)
             )
-            compiled[str(part), places] = function
-        drawn |= zip(outputs, function(*(values[var] for var in inputs)), strict=True)
+            functions[program_key] = function
+            lowered.append(function.lower(*arguments))
+        calls.append((function, arguments, outputs))
+    # XLA compiles each on one core: all at once. The calls below find what it has compiled.
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(lambda each: each.compile(), lowered))
+    drawn: dict[int, jax.Array] = {}
+    for function, arguments, outputs in calls:
+        drawn |= zip(outputs, function(*arguments), strict=True)
     return drawn
 
 
