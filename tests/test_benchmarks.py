@@ -76,7 +76,10 @@ def test_the_update_beside_timm_and_another_attention(
     assert share == pytest.approx(100 * rate * flops / 2e12, abs=1e-4)
 
 
-def test_the_update_beside_a_change_of_the_model(tmp_path: Path) -> None:
+def test_the_update_beside_a_change_of_the_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(common, "product_flops", lambda _: 1e12)
     arguments = ("--variant=mu/16", "--against=hidden_size=512", "--steps=1", "--rounds=1", *SMALL)
     found = cases_of(step.main, tmp_path, *arguments)
     [wider] = [case for case in found if case["case"] == "memory of the program"]

@@ -15,8 +15,12 @@ from jax.sharding import AxisType
 from tests import golden, tiny
 from vit_jax.errors import UserError
 from vit_jax.models.attention import choose
-from vit_jax.models.attention.choose import AttentionFn, check_attention, fastest
-from vit_jax.models.attention.multi_head import MultiHeadDotProductAttention
+from vit_jax.models.attention.choose import (
+    AttentionFn,
+    MultiHeadDotProductAttention,
+    check_attention,
+    fastest,
+)
 from vit_jax.models.attention.xla import cudnn
 from vit_jax.models.create import create_model
 from vit_jax.models.flops import jaxpr_flops

@@ -16,8 +16,7 @@ import jax.numpy as jnp
 
 from vit_jax.errors import UserError
 from vit_jax.models import resnet
-from vit_jax.models.attention.choose import NAMES, AttentionFn
-from vit_jax.models.attention.multi_head import MultiHeadDotProductAttention
+from vit_jax.models.attention.choose import NAMES, AttentionFn, MultiHeadDotProductAttention
 from vit_jax.models.family import (
     BLOCK,
     FIRST,

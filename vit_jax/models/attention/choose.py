@@ -198,6 +198,33 @@ class AttentionFn:
         return fastest(*device_of_program(), *shape[1:], jnp.dtype(dtype).itemsize, alone)
 
 
+class MultiHeadDotProductAttention(nn.MultiHeadDotProductAttention):
+    """Flax's module of equations 5 to 8: [B, N, D] -> [B, N, D].
+
+    Where our kernel for TPUs attends, queries, keys and values are one product, as in equation 5.
+    """
+
+    attention_fn: Any = AttentionFn("auto", train=False)
+    kernel_init: Any = nn.initializers.xavier_uniform()
+    broadcast_dropout: bool = False
+    qkv_dot_general: Any = dot_general
+    out_dot_general: Any = dot_general
+
+    def __call__(self, x: jax.Array, *others: jax.Array, **options: Any) -> jax.Array:  # type: ignore[override]
+        dropped = self.dropout_rate and not self.deterministic
+        if not (others or dropped or self.is_initializing()):
+            x, params = jnp.asarray(x, self.dtype), self.variables["params"]
+            heads = self.attention_fn.of_tokens(x, params, self.num_heads)  # [B, N, H, d]
+            if heads is not None:
+                with jax.named_scope("out"):
+                    kernel, bias = (
+                        jnp.asarray(params["out"][name], x.dtype) for name in ("kernel", "bias")
+                    )
+                    out = dot_general(heads, kernel, (((2, 3), (0, 1)), ((), ())))
+                    return out + jnp.reshape(bias, (1, 1, -1))
+        return super().__call__(x, *others, **options)
+
+
 def _three(
     kernel: Callable[..., jax.Array], query: jax.Array, key: jax.Array, value: jax.Array
 ) -> jax.Array:
