@@ -179,7 +179,7 @@ def test_kernels_on_a_mesh(sizes: tuple[int, int, int], kernel: str) -> None:
     assert_close(found, expected, 1e-6)
 
 
-def test_queries_keys_and_values_are_one_product() -> None:
+def test_queries_keys_and_values_are_one_product(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where whole vectors of 128 lanes belong to a group of heads, on each device."""
 
     def is_one(width: int, num_heads: int) -> bool:
@@ -194,6 +194,9 @@ def test_queries_keys_and_values_are_one_product() -> None:
     with jax.set_mesh(mesh), keep_batch_sharding():
         assert is_one(256, 4)
         assert not is_one(128, 4)
+    for kind, expected in (("TPU v4", False), ("TPU v5", True), ("TPU v6 lite", True)):
+        monkeypatch.setattr(choose, "device_of_program", lambda kind=kind: ("cpu", kind))
+        assert is_one(128, 2) == expected
 
 
 def test_the_kernel_takes_three_arrays() -> None:

@@ -162,7 +162,8 @@ class AttentionFn:
         batch_size, num_tokens, width = x.shape
         head_dim = width // num_heads
         shape = (batch_size, num_tokens, num_heads, head_dim)
-        if self._resolve(shape, x.dtype) != "pallas":
+        # On v4 XLA's tiles of the wide product are slow: docs/performance.md.
+        if self._resolve(shape, x.dtype) != "pallas" or device_of_program()[1] == "TPU v4":
             return None
         mesh = jax.sharding.get_abstract_mesh()
         shards = math.prod(mesh.shape[axis] for axis in _mesh_axes("heads", num_heads, mesh) or ())
