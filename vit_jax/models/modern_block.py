@@ -160,11 +160,11 @@ class Attention(nn.Module):
             angles = MixedAngles(c, name="rope")(*heads)  # [h*w, H, d / 2]
         if angles is not None:
             query, key = rotate(query, angles), rotate(key, angles)
-        bias = None
+        table = None
         if c.relative_bias:
             table = RelativeBias(name="relative_bias")(c.grid, c.num_heads, x.shape[1])
-            bias = lambda _: table  # noqa: E731
-        return AttentionFn(c.attention, train, bias)(query, key, value, module=self)
+        attend = AttentionFn(c.attention, train, (lambda _: table) if c.relative_bias else None)
+        return attend(query, key, value, module=self)
 
 
 class MlpBlock(nn.Module):
