@@ -160,11 +160,11 @@ class Attention(nn.Module):
             angles = MixedAngles(c, name="rope")(*heads)  # [h*w, H, d / 2]
         if angles is not None:
             query, key = rotate(query, angles), rotate(key, angles)
-        table = None
+        bias: Any = None
         if c.relative_bias:
             table = RelativeBias(name="relative_bias")(c.grid, c.num_heads, x.shape[1])
-        attend = AttentionFn(c.attention, train, (lambda _: table) if c.relative_bias else None)
-        return attend(query, key, value, module=self)
+            bias = functools.partial(lambda table, _: table, table)
+        return AttentionFn(c.attention, train, bias)(query, key, value, module=self)
 
 
 class MlpBlock(nn.Module):
