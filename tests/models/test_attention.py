@@ -116,19 +116,31 @@ def test_each_gives_outputs_and_gradients_of_the_reference(
             assert rms(a - c) < 1.25 * rms(b - c) + order * scale
 
 
-def test_padding_does_not_leak_into_cudnn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its padding and lengths, with XLA in the place of the library, which is not here."""
-    padded = functools.partial(cudnn, implementation="xla")
-    monkeypatch.setitem(choose.ATTENTIONS, "cudnn", padded)
+def test_what_surrounds_cudnn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With XLA in the place of the library, which is not here; also without some of the biases."""
+    monkeypatch.setitem(choose.ATTENTIONS, "cudnn", functools.partial(cudnn, implementation="xla"))
     params, x = parameters(32, 4), normal(2, 13, 32)
-    expected = outputs_and_gradients("reference", params, x, 4)
-    assert_close(outputs_and_gradients("cudnn", params, x, 4), expected, 3e-6)
+    for missing in ((), ("key",), ("query", "key", "value")):
+        some = {**params, **{name: {"kernel": params[name]["kernel"]} for name in missing}}
+        zero = jnp.zeros_like(params["query"]["bias"])
+        full = {**params, **{name: {**params[name], "bias": zero} for name in missing}}
+
+        out, d_params, d_x = outputs_and_gradients("reference", full, x, 4)
+        for name in missing:
+            del d_params[name]["bias"]
+        assert_close(outputs_and_gradients("cudnn", some, x, 4), (out, d_params, d_x), 3e-6)
 
 
-def traced_cudnn(num_tokens: int, head_dim: int, train: bool, dtype: Any = jnp.bfloat16) -> Any:
+def traced_cudnn(
+    num_tokens: int,
+    head_dim: int,
+    train: bool,
+    dtype: Any = jnp.bfloat16,
+    around: Any = lambda function: function,
+) -> Any:
     """The program of its gradient, or without `train` of its outputs."""
     shape = jax.ShapeDtypeStruct((2, num_tokens, 3, head_dim), dtype)
-    function = AttentionFn("cudnn", train)
+    function = around(AttentionFn("cudnn", train))
 
     def loss(*qkv: jax.Array) -> jax.Array:
         return jnp.sum(function(*qkv))
@@ -143,12 +155,19 @@ def traced_cudnn(num_tokens: int, head_dim: int, train: bool, dtype: Any = jnp.b
 def test_jax_takes_every_size_of_the_paper_for_cudnn(
     num_tokens: int, head_dim: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By its own checks, which run while tracing, but for that of the library's version."""
+    """By its own checks, which run while tracing, but for that of the library's version.
+
+    Nothing is padded, whatever surrounds the gradient; and afterwards its checks are its own again.
+    """
+    check = fused_attention_stablehlo.check_is_flash_attention
     monkeypatch.setattr(fused_attention_stablehlo, "check_cudnn_version", lambda: 91000)
     products = 2 * 2 * 3 * num_tokens**2 * head_dim
     assert jaxpr_flops(traced_cudnn(num_tokens, head_dim, train=False)) == 2 * products
-    even = 2 * 2 * 3 * (num_tokens + 1) ** 2 * head_dim
-    assert jaxpr_flops(traced_cudnn(num_tokens, head_dim, train=True)) == 6 * even
+    for around in (jax.jit, jax.checkpoint):
+        program = traced_cudnn(num_tokens, head_dim, train=True, around=around)
+        forward_again = 2 if around is jax.checkpoint else 0
+        assert jaxpr_flops(program) == (6 + forward_again) * products
+    assert fused_attention_stablehlo.check_is_flash_attention is check
 
 
 def test_what_cudnn_does_not_take_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,7 +178,7 @@ def test_what_cudnn_does_not_take_is_one_line(monkeypatch: pytest.MonkeyPatch) -
         traced_cudnn(16, 64, train=True, dtype=jnp.float32)
     monkeypatch.undo()
     monkeypatch.setattr(fused_attention_stablehlo, "cuda_versions", None)
-    with pytest.raises(UserError, match="cuDNN is not detected. Use model.attention=auto"):
+    with pytest.raises(UserError, match="cuDNN is not detected. Use model.attention=xla"):
         traced_cudnn(16, 64, train=True)
 
 
@@ -222,12 +241,19 @@ def test_the_choice_is_logged_with_its_reason(caplog: pytest.LogCaptureFixture) 
         assert fastest("cpu", "cpu", 197, 12, 64, float32, False) == "reference"
         assert fastest("cpu", "cpu", 197, 12, 64, bfloat16, True) == "chunked"
         assert fastest("cpu", "cpu", 197, 12, 64, bfloat16, False) == "xla"
-        assert fastest("gpu", "NVIDIA H100", 197, 12, 64, bfloat16, True) == "xla"
+        assert fastest("gpu", "NVIDIA H100", 197, 12, 64, bfloat16, True) == "cudnn"
+        for kind, width, itemsize in (
+            ("NVIDIA H100", 64, float32),
+            ("NVIDIA H100", 12, bfloat16),
+            ("NVIDIA H100", 144, bfloat16),
+            ("AMD Instinct MI300X", 64, bfloat16),
+        ):
+            assert fastest("gpu", kind, 197, 12, width, itemsize, True) == "xla"
     assert caplog.messages[0] == (
         "Attention on TPU v5 lite, 197 tokens: pallas (scores stay on the chip)."
     )
     assert "too many tokens" in caplog.messages[2]
-    assert "nothing was measured here" in caplog.messages[-1]
+    assert "it runs everywhere" in caplog.messages[-1]
     fastest.cache_clear()
 
 

@@ -136,3 +136,48 @@ def test_the_same_on_every_mesh() -> None:
         sharding = NamedSharding(mesh, PartitionSpec(*spec))
         split: Any = jax.jit(draw, out_shardings=sharding)
         np.testing.assert_array_equal(split(jax.random.key(5)), expected)
+
+
+@pytest.mark.parametrize("platform", ["tpu", "gpu"])
+def test_gelu_of_accelerators(platform: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No further from float64 than JAX's own, but for what bfloat16 rounds on the way on a GPU."""
+    x = jnp.linspace(-6.0, 6.0, 1001)
+    with jax.enable_x64(True):
+        derived = jax.vmap(jax.value_and_grad(nn.gelu))(np.asarray(x, np.float64))
+        exact = [np.asarray(each) for each in derived]
+
+    def error(dtype: Any) -> Any:
+        out, vjp = jax.vjp(lambda x: layers.gelu(x, "tanh"), x.astype(dtype))
+        found = (out, *vjp(jnp.ones_like(out)))
+        return [
+            np.abs(np.asarray(a, np.float64) - b).max() for a, b in zip(found, exact, strict=True)
+        ]
+
+    expected = error(jnp.float32), error(jnp.bfloat16)
+    monkeypatch.setattr(layers, "device_of_program", lambda: (platform, ""))
+    found = error(jnp.float32), error(jnp.bfloat16)
+    assert found[0] <= [2 * each + 1e-7 for each in expected[0]]
+    roundings = 2 if platform == "gpu" else 1
+    assert found[1][0] <= roundings * expected[1][0]
+    assert found[1][1] <= 1.1 * expected[1][1]
+
+
+def test_patches_of_gpus_are_a_product(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the convolution, also where patches leave pixels over."""
+    module = layers.PatchEmbedding(8, (4, 3), (4, 3))
+    images = jax.random.normal(jax.random.key(0), (2, 13, 11, 3))
+    params = module.init(jax.random.key(1), images)
+
+    def run(images: jax.Array) -> Any:
+        out, vjp = jax.vjp(lambda *arguments: module.apply(*arguments), params, images)
+        return out, vjp(jnp.cos(jnp.arange(out.size)).reshape(out.shape))
+
+    def convolves() -> bool:
+        return "conv_general_dilated" in str(jax.make_jaxpr(lambda images: run(images))(images))
+
+    expected = run(images)
+    assert convolves()
+    monkeypatch.setattr(layers, "device_of_program", lambda: ("gpu", ""))
+    assert not convolves()
+    for a, b in zip(*map(jax.tree.leaves, (jax.jit(run)(images), expected)), strict=True):
+        np.testing.assert_allclose(a, b, atol=2e-6)

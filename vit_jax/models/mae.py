@@ -20,7 +20,7 @@ import numpy as np
 from vit_jax.errors import UserError
 from vit_jax.models import vit
 from vit_jax.models.family import LAST, Row, Shapes, layer_width
-from vit_jax.models.layers import Dense
+from vit_jax.models.layers import Dense, PatchEmbedding
 from vit_jax.models.tokens import patch_shape
 from vit_jax.models.variants import MAE
 from vit_jax.models.vit import BlockConfig, Encoder, VisionTransformer
@@ -93,7 +93,7 @@ class MaskedAutoencoder(VisionTransformer):
         patch = patch_shape(self.patch_size)
         # As a dense layer on the pixels of a patch (the authors' code).
         init = nn.initializers.xavier_uniform(in_axis=(0, 1, 2), out_axis=3)
-        embedding = functools.partial(nn.Conv, padding="VALID", dtype=self.dtype, name="embedding")
+        embedding = functools.partial(PatchEmbedding, dtype=self.dtype, name="embedding")
         x = embedding(self.hidden_size, patch, patch, kernel_init=init)(x)  # [B, h, w, D]
         grid = (x.shape[1], x.shape[2])
         x = jnp.reshape(x, (x.shape[0], -1, x.shape[3]))  # [B, P, D]

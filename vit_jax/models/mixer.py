@@ -34,6 +34,7 @@ from vit_jax.models.layers import (
     Dense,
     IdentityLayer,
     LayerNorm,
+    PatchEmbedding,
     StochasticDepth,
     apply_blocks,
     gelu,
@@ -189,9 +190,7 @@ class MlpMixer(nn.Module):
     def __call__(self, images: jax.Array, *, train: bool) -> jax.Array:
         """Images in [-1, 1], [B, H, W, C] -> logits [B, K] float32."""
         patch = self.pixels_per_token
-        stem = nn.Conv(
-            self.hidden_size, patch, patch, padding="VALID", dtype=self.dtype, name="stem"
-        )
+        stem = PatchEmbedding(self.hidden_size, patch, patch, dtype=self.dtype, name="stem")
         x = stem(jnp.asarray(images, self.dtype))  # [B, h, w, D]
         x = jnp.reshape(x, (x.shape[0], -1, self.hidden_size))  # [B, N, D]
         keys = ("tokens_mlp_dim", "channels_mlp_dim", "norm", "layer_scale_init", "gelu", "gated")

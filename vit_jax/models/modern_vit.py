@@ -22,7 +22,13 @@ from vit_jax.errors import UserError
 from vit_jax.models import vit
 from vit_jax.models.attention.choose import BIASED, NAMES
 from vit_jax.models.family import FIRST, HEAD, LAST, Family, Row, Shapes, axis_of
-from vit_jax.models.layers import DEPTH_SHAPES, REMAT_POLICIES, IdentityLayer, apply_blocks
+from vit_jax.models.layers import (
+    DEPTH_SHAPES,
+    REMAT_POLICIES,
+    IdentityLayer,
+    PatchEmbedding,
+    apply_blocks,
+)
 from vit_jax.models.modern_block import INIT, MLPS, NORMS, QKV_BIASES, ModernConfig, ModernEncoder
 from vit_jax.models.modern_variants import SIZES
 from vit_jax.models.rotary import ROPES, axial_angles
@@ -143,7 +149,7 @@ class ModernVisionTransformer(nn.Module):
         """Scaled images [B, H, W, C] -> logits [B, K] float32."""
         patch = self.pixels_per_token
         embedding = functools.partial(
-            nn.Conv, padding="VALID", use_bias=self.patch_bias, dtype=self.dtype, name="embedding"
+            PatchEmbedding, use_bias=self.patch_bias, dtype=self.dtype, name="embedding"
         )
         embed = embedding(self.hidden_size, patch, patch, kernel_init=_PATCH_INIT)
         x = embed(jnp.asarray(images, self.dtype))  # [B, h, w, D]

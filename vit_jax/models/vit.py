@@ -36,6 +36,7 @@ from vit_jax.models.layers import (
     Dropout,
     IdentityLayer,
     LayerNorm,
+    PatchEmbedding,
     StochasticDepth,
     apply_blocks,
     gelu,
@@ -279,10 +280,9 @@ class VisionTransformer(nn.Module):
             width = 64 * self.resnet_width_factor
             x = resnet_features(x, self.resnet_layers, width, self.dtype)  # [B, H/d, W/d, C']
 
-        # x_p E of equation 1: a convolution whose windows are the patches.
         patch = patch_shape(self.patch_size)
-        embedding = functools.partial(nn.Conv, padding="VALID", dtype=self.dtype, name="embedding")
-        x = embedding(self.hidden_size, patch, patch)(x)  # [B, h, w, D]
+        embedding = functools.partial(PatchEmbedding, dtype=self.dtype, name="embedding")
+        x = embedding(self.hidden_size, patch, patch)(x)  # x_p E of equation 1, [B, h, w, D]
         batch_size, height, width, hidden_size = x.shape
         x = jnp.reshape(x, (batch_size, height * width, hidden_size))  # [B, h*w, D]
         if corruption is not None:

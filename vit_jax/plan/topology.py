@@ -173,8 +173,8 @@ def _gpus(topology: Topology, chip: Chip) -> list[Any]:
             f"--topology={topology.name} needs the GPU compiler, which runs without a GPU: "
             "in a separate environment (without a driver it makes every command warn), "
             f"pip install -e . jax=={jax.__version__} && pip install --no-deps "
-            f"jax-cuda13-plugin=={jax.__version__} jax-cuda13-pjrt=={jax.__version__}; or plan for "
-            f"cpu:{topology.num_devices}."
+            f"jax-cuda13-plugin=={jax.__version__} jax-cuda13-pjrt=={jax.__version__} "
+            f"nvidia-cudnn-cu13; or plan for cpu:{topology.num_devices}."
         )
     [device_kind] = [kind for kind, name in DEVICE_KINDS.items() if name == chip.name]
     target_config = f"""

@@ -141,53 +141,39 @@ class AttentionFn:
             options = {"module": module, "dropout_rng": dropout_rng, "dropout_rate": dropout_rate}
         elif key.shape != query.shape:
             name = "xla"  # a single query, as in a MAP head: nothing to gain
-        elif name == "cudnn":
-            options = {"train": self.train}
         if self.bias is not None:
             options["bias"] = self.bias(query)
         return saved(ATTENTIONS[name](query, key, value, **options), "attention")
 
     def of_tokens(self, x: jax.Array, params: Any, num_heads: int) -> jax.Array | None:
-        """Equations 5 to 7 with one product for queries, keys and values, as the kernel reads them.
+        """Equations 5 to 7 as the kernel for this device reads queries, keys and values.
+
+        On TPUs they are one product. On GPUs each product adds its bias, which it cannot where Flax
+        does, after the division into heads.
 
         Args:
           x: tokens [B, N, D].
           params: of `query`, `key` and `value`.
 
         Returns:
-          [B, N, H, d]; None where this attention takes three arrays.
+          [B, N, H, d]; None where Flax's layers serve as well.
         """
-        from vit_jax.models.attention import tpu
-
-        batch_size, num_tokens, width = x.shape
-        head_dim = width // num_heads
-        shape = (batch_size, num_tokens, num_heads, head_dim)
-        # On v4 XLA's tiles of the wide product are slow: docs/performance.md.
-        if self._resolve(shape, x.dtype) != "pallas" or device_of_program()[1] == "TPU v4":
-            return None
-        mesh = jax.sharding.get_abstract_mesh()
-        shards = math.prod(mesh.shape[axis] for axis in _mesh_axes("heads", num_heads, mesh) or ())
-        sizes = (num_tokens, num_heads // shards, head_dim, x.dtype.itemsize)
-        groups = shards * tpu.num_groups(*sizes)
-        if width // groups % tpu.LANES or not tpu.fits(*sizes):
-            return None
-
-        def columns(arrays: list[jax.Array]) -> jax.Array:
-            """Three times [..., H, d] -> [..., 3 * D], by groups of heads."""
-            arrays[0] = arrays[0] / math.sqrt(head_dim)  # exact for heads of 16, 64, 256
-            arrays = [jnp.reshape(each, (*each.shape[:-2], groups, -1)) for each in arrays]
-            joint = jnp.concatenate(arrays, axis=-1)
-            return jnp.reshape(joint, (*joint.shape[:-2], -1))
-
-        denses = [params[name] for name in ("query", "key", "value")]
+        head_dim = x.shape[2] // num_heads
+        shape = (*x.shape[:2], num_heads, head_dim)
         zeros = jnp.zeros((num_heads, head_dim))  # some models have no bias, or not for keys
-        with jax.named_scope("query_key_value"):
-            kernel = columns([dense["kernel"] for dense in denses])
-            bias = columns([dense.get("bias", zeros) for dense in denses])
-            qkv = dot_general(x, kernel.astype(x.dtype), (((2,), (0,)), ((), ())))
-            bias = jnp.tile(bias.astype(jnp.float32), (batch_size, 1, 1))
-        out = _on_each_device(tpu.joint_attention, (qkv, bias), num_heads, head_dim)
-        return saved(jnp.reshape(out, shape), "attention")
+        layers = {
+            name: (params[name]["kernel"], params[name].get("bias", zeros))
+            for name in ("query", "key", "value")
+        }
+        name = self._resolve(shape, x.dtype)
+        out = None
+        if name == "cudnn":
+            qkv = (_heads(x, *layer, name) for name, layer in layers.items())
+            out = ATTENTIONS["cudnn"](*qkv)
+        # On v4 XLA's tiles of the wide product are slow: docs/performance.md.
+        elif name == "pallas" and device_of_program()[1] != "TPU v4":
+            out = _joint(x, *zip(*layers.values(), strict=True))
+        return None if out is None else saved(jnp.reshape(out, shape), "attention")
 
     def _resolve(self, shape: tuple[int, ...], dtype: Any) -> str:
         """The implementation for queries of this shape, [B, N, H, d]."""
@@ -200,10 +186,7 @@ class AttentionFn:
 
 
 class MultiHeadDotProductAttention(nn.MultiHeadDotProductAttention):
-    """Flax's module of equations 5 to 8: [B, N, D] -> [B, N, D].
-
-    Where our kernel for TPUs attends, queries, keys and values are one product, as in equation 5.
-    """
+    """Flax's module of equations 5 to 8: [B, N, D] -> [B, N, D], see `AttentionFn.of_tokens`."""
 
     attention_fn: Any = AttentionFn("auto", train=False)
     kernel_init: Any = nn.initializers.xavier_uniform()
@@ -224,6 +207,50 @@ class MultiHeadDotProductAttention(nn.MultiHeadDotProductAttention):
                     out = dot_general(heads, kernel, (((2, 3), (0, 1)), ((), ())))
                     return out + jnp.reshape(bias, (1, 1, -1))
         return super().__call__(x, *others, **options)
+
+
+def _heads(x: jax.Array, kernel: jax.Array, bias: jax.Array, name: str) -> jax.Array:
+    """x W + b: [B, N, D], [D, H, d] and [H, d] -> [B, N, H, d]."""
+    with jax.named_scope(name):
+        kernel = jnp.reshape(kernel, (len(kernel), -1)).astype(x.dtype)
+        out = dot_general(x, kernel, (((2,), (0,)), ((), ())))
+        out = out + jnp.reshape(bias, (1, 1, -1)).astype(x.dtype)
+    return jnp.reshape(out, (*x.shape[:2], *bias.shape))
+
+
+def _joint(x: jax.Array, kernels: Any, biases: Any) -> jax.Array | None:
+    """Our TPU kernel on one product for queries, keys and values, as in equation 5.
+
+    Args:
+      x: [B, N, D].
+      kernels, biases: three times [D, H, d] and [H, d].
+
+    Returns:
+      [B, N, D]; None if the kernel does not take them.
+    """
+    from vit_jax.models.attention import tpu
+
+    batch_size, num_tokens, width = x.shape
+    num_heads, head_dim = biases[0].shape
+    mesh = jax.sharding.get_abstract_mesh()
+    shards = math.prod(mesh.shape[axis] for axis in _mesh_axes("heads", num_heads, mesh) or ())
+    sizes = (num_tokens, num_heads // shards, head_dim, x.dtype.itemsize)
+    groups = shards * tpu.num_groups(*sizes)
+    if width // groups % tpu.LANES or not tpu.fits(*sizes):
+        return None
+
+    def columns(query: jax.Array, *others: jax.Array) -> jax.Array:
+        """Three times [..., H, d] -> [..., 3 * D], by groups of heads."""
+        arrays = (query / math.sqrt(head_dim), *others)  # exact for heads of 16, 64, 256
+        arrays = tuple(jnp.reshape(each, (*each.shape[:-2], groups, -1)) for each in arrays)
+        joint = jnp.concatenate(arrays, axis=-1)
+        return jnp.reshape(joint, (*joint.shape[:-2], -1))
+
+    with jax.named_scope("query_key_value"):
+        kernel = columns(*kernels).astype(x.dtype)
+        qkv = dot_general(x, kernel, (((2,), (0,)), ((), ())))
+        bias = jnp.tile(columns(*biases).astype(jnp.float32), (batch_size, 1, 1))
+    return _on_each_device(tpu.joint_attention, (qkv, bias), num_heads, head_dim)
 
 
 def _three(
@@ -296,7 +323,19 @@ def fastest(
         name, why = "reference", "bit for bit as the official code"
     elif platform == "cpu":
         name, why = "xla", "'chunked' is for training on one device"
+    elif platform == "gpu" and itemsize == 2 and _cudnn_takes(kind, head_dim):
+        name, why = "cudnn", "scores stay on the chip"
     else:
-        name, why = "xla", "it runs everywhere; nothing was measured here, nor 'cudnn' on GPUs"
+        name, why = "xla", "it runs everywhere"
     logging.debug("Attention on %s, %d tokens: %s (%s).", kind, num_tokens, name, why)
     return name
+
+
+def _cudnn_takes(kind: str, head_dim: int) -> bool:
+    """Whether cuDNN attends with heads of this width on a kind of GPU: NVIDIA's, since Ampere."""
+    here = getattr(jax.devices()[0], "compute_capability", "8.0")  # a plan has no GPU
+    return (
+        kind.lower().startswith("nvidia")
+        and int(here.split(".")[0]) >= 8
+        and head_dim in range(8, 129, 8)
+    )

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax._src.cudnn import fused_attention_stablehlo as library
 
 from vit_jax.errors import UserError, one_line
 from vit_jax.models.layers import product
@@ -57,34 +60,36 @@ def chunked(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
 
 
 def cudnn(
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
-    *,
-    train: bool,
-    implementation: Any = "cudnn",
+    query: jax.Array, key: jax.Array, value: jax.Array, *, implementation: Any = "cudnn"
 ) -> jax.Array:
-    """cuDNN's fused attention: scores never leave the chip. Heads of 8, 16, ... features.
-
-    It takes any number of tokens, but JAX (0.10 to 0.12) mistakes its own placeholder for a bias,
-    with which a gradient needs an even number: then a token is added, and masked.
-    """
-    num_tokens, lengths = query.shape[1], None
-    if train and num_tokens % 2:
-        lengths = jnp.full(query.shape[0], num_tokens, jnp.int32)
-        one = ((0, 0), (0, 1), (0, 0), (0, 0))
-        query, key, value = (jnp.pad(x, one) for x in (query, key, value))
+    """cuDNN's fused attention: scores never leave the chip. Heads of 8, 16, ... features."""
+    attention = functools.partial(jax.nn.dot_product_attention, implementation=implementation)
     try:
-        out = jax.nn.dot_product_attention(
-            query,
-            key,
-            value,
-            query_seq_lengths=lengths,
-            key_value_seq_lengths=lengths,
-            implementation=implementation,
-        )
+        return _of_any_length(attention, query, key, value)
     except RuntimeError as error:  # of JAX, while tracing: heads too large, no cuDNN
         raise UserError(
-            f"model.attention='cudnn': {one_line(error)} Use model.attention=auto."
+            f"model.attention='cudnn': {one_line(error)} Use model.attention=xla."
         ) from error
-    return out[:, :num_tokens]
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _of_any_length(attention: Callable[..., jax.Array], *qkv: jax.Array) -> jax.Array:
+    return attention(*qkv)
+
+
+def _with_gradient(attention: Callable[..., jax.Array], *qkv: jax.Array) -> Any:
+    """JAX (0.10 to 0.12) mistakes its own placeholder for a bias, whose tokens must be even."""
+    check = library.check_is_flash_attention
+
+    def without_bias(*arguments: Any, **options: Any) -> None:
+        bound = inspect.signature(check).bind(*arguments, **options)
+        check(**{**bound.arguments, "has_bias": False})
+
+    library.check_is_flash_attention = without_bias
+    try:
+        return jax.vjp(attention, *qkv)
+    finally:
+        library.check_is_flash_attention = check
+
+
+_of_any_length.defvjp(_with_gradient, lambda _, gradient, d_out: gradient(d_out))
