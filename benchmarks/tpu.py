@@ -37,7 +37,7 @@ from vit_jax.errors import UserError, check_known
 from vit_jax.parameters.sharding import batch_sharding, replicated, with_shardings
 from vit_jax.plan.cost import CompiledStep, TooLargeError, compile_step
 from vit_jax.plan.final_code import FinalCode, write_final_code
-from vit_jax.plan.subject import planned_run, step_arguments
+from vit_jax.plan.subject import planned_run
 from vit_jax.plan.topology import Topology, parse_topology
 from vit_jax.run import Run
 
@@ -97,7 +97,7 @@ def planned(config: ConfigDict, topology: Topology) -> tuple[Run, Any]:
     """A run for devices that are not here, and the shapes that its update takes."""
     sizes = {"num_examples": common.NUM_EXAMPLES, "num_classes": common.NUM_CLASSES}
     run, _ = planned_run(config, topology, **sizes)
-    return run, step_arguments(run)
+    return run, run.step_arguments()
 
 
 def peer_update(

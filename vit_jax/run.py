@@ -9,6 +9,7 @@ import dataclasses
 import functools
 import logging
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
@@ -150,6 +151,29 @@ class Run:
             donate_argnums=0,
             compiler_options=compiler_options(self.mesh),
         )
+
+    def step_arguments(self) -> tuple[Any, Any, dict[str, jax.ShapeDtypeStruct]]:
+        """Shapes of state, constants and batch, with the shardings used in training."""
+        spec, sharding = batch_spec(self.dataset, self.batch_size), batch_sharding(self.mesh)
+        batch = {
+            key: jax.ShapeDtypeStruct(spec[key].shape, spec[key].dtype, sharding=sharding)
+            for key in (*self.objective.example_keys, "mask")
+        }
+        return self.abstract_state, self.abstract_constants, batch
+
+    def compile_train_step(self) -> Callable[..., Any]:
+        """`jit_train_step`, which a thread compiles from now on: the first call waits for it."""
+        step = self.jit_train_step()
+        lowered = step.lower(*self.step_arguments())  # type: ignore[attr-defined]
+        pool = ThreadPoolExecutor(1)
+        compiled = pool.submit(lowered.compile)
+        pool.shutdown(wait=False)
+
+        def update(state: TrainState, constants: Any, batch: Any) -> Any:
+            compiled.result()  # JAX finds it again in the call
+            return step(state, constants, batch)
+
+        return update
 
     def flops(self) -> dict[str, Any]:
         """Arguments of the clock for the MFU; {} if it would be meaningless."""

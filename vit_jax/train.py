@@ -110,6 +110,7 @@ def train_and_evaluate(
 
         start.close()
         watchdog.note("making or restoring the state")
+        update = run.compile_train_step()
         checkpoints = CheckpointManager(workdir, **config.checkpoint)
         stack.callback(checkpoints.close)
         state = _first_state(run, checkpoints, config.seed, workdir)
@@ -161,6 +162,7 @@ def train_and_evaluate(
         done = run_on_first_process(lambda: evaluations_of(workdir, start_step))
         state, results = train(
             run,
+            update,
             state,
             stack.enter_context(batches),
             done=done,
@@ -246,6 +248,7 @@ def _first_state(run: Run, checkpoints: CheckpointManager, seed: int, workdir: s
 
 def train(
     run: Run,
+    update: Callable[..., Any],
     state: TrainState,
     batches: Iterator[DeviceBatch],
     *,
@@ -261,6 +264,7 @@ def train(
     """Updates `state` up to the last step; returns it with the results of the run.
 
     Args:
+      update: (state, constants, batch) -> (state, metrics), see `Run.compile_train_step`.
       done: evaluations of `state` that an earlier session has finished.
       on_log: see `train_and_evaluate`.
       ends: called with a step and its evaluations; returns the results' entries for an early end,
@@ -271,7 +275,7 @@ def train(
       PreemptedError: `notice` was received; the state is saved.
     """
     start_step, total_steps = int(state.step), run.total_steps
-    constants, step_fn = run.place_constants(), run.jit_train_step()
+    constants = run.place_constants()
     learning_rate = jax.jit(run.schedule)
     learning_rate(0)  # compile now, or the first speed would include it
     ending: dict[str, float] = {}  # result of `ends`
@@ -316,7 +320,7 @@ def train(
         with clock.waiting_for_data(step):
             batch = next(batches)
         profile.before(step, state)
-        state, metrics = step_fn(state, constants, batch)
+        state, metrics = update(state, constants, batch)
         clock.dispatched(step, metrics["loss"])
         pending.append((step, metrics))
 

@@ -18,7 +18,6 @@ from vit_jax.objectives.classification import Classification
 from vit_jax.objectives.create import OBJECTIVES
 from vit_jax.objectives.masked_patch import MaskedPatch
 from vit_jax.parameters.sharding import create_mesh
-from vit_jax.plan.subject import step_arguments
 from vit_jax.run import create_run
 from vit_jax.train import train_and_evaluate
 
@@ -58,7 +57,7 @@ def test_another_key_is_trained_on_evaluated_and_planned(config: ConfigDict, tmp
         )
     mesh = create_mesh()
     with jax.set_mesh(mesh):
-        batch = step_arguments(create_run(config, mesh))[-1]
+        batch = create_run(config, mesh).step_arguments()[-1]
     assert {key: each.shape[1:] for key, each in batch.items()} == {
         "image": (16, 16, 3),
         "label": (),

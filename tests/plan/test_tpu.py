@@ -12,7 +12,7 @@ from vit_jax.parameters.sharding import create_mesh
 from vit_jax.plan.cost import CompiledStep, TooLargeError, compile_step, step_time
 from vit_jax.plan.plan import make_plan
 from vit_jax.plan.report import plan_json, report_text
-from vit_jax.plan.subject import planned_run, step_arguments
+from vit_jax.plan.subject import planned_run
 from vit_jax.plan.topology import SHAPES, Topology, parse_topology, topology_devices
 from vit_jax.run import Run
 
@@ -32,7 +32,7 @@ def tiny_run(topology: Topology, **overrides: Any) -> Run:
 
 def compile_for(topology: Topology, **overrides: Any) -> CompiledStep:
     run = tiny_run(topology, **overrides)
-    return compile_step(run.mesh, run.jit_train_step(), step_arguments(run), full=False)
+    return compile_step(run.mesh, run.jit_train_step(), run.step_arguments(), full=False)
 
 
 def test_an_update_for_a_slice() -> None:
@@ -117,7 +117,7 @@ def test_attention_kernels_compile_for(name: str, attention: str, mesh: dict[str
     sizes = {"model__num_heads": 4, "model__dtype": "bfloat16"}
     sizes |= {"model__attention": attention, "model__dropout_rate": 0.1}
     run = tiny_run(parse_topology(name), **sizes, **mesh)
-    step = compile_step(run.mesh, run.jit_train_step(), step_arguments(run), full=False)
+    step = compile_step(run.mesh, run.jit_train_step(), run.step_arguments(), full=False)
     assert step.code is None  # it is read of what is compiled as for training
     # Without the padding of the kernels: all but the gradient of the pixels.
     model = run.train_flops_per_image() * run.batch_size

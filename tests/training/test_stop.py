@@ -30,12 +30,12 @@ def logged_steps(workdir: Path) -> list[int]:
 def test_the_host_is_at_most_two_updates_ahead(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    jit_train_step = Run.jit_train_step
+    compile_train_step = Run.compile_train_step
     outputs: list[jax.Array] = []
     unfinished: list[int] = []
 
     def slow_step(self: Run) -> Any:
-        step = jit_train_step(self)
+        step = compile_train_step(self)
 
         def function(*arguments: Any) -> Any:
             state, metrics = step(*arguments)
@@ -46,7 +46,7 @@ def test_the_host_is_at_most_two_updates_ahead(
 
         return function
 
-    monkeypatch.setattr(Run, "jit_train_step", slow_step)
+    monkeypatch.setattr(Run, "compile_train_step", slow_step)
     config = tiny.config(log__every_steps=1000, log__every_seconds=0.0)
     train_and_evaluate(config, str(tmp_path))
     assert len(unfinished) == 8

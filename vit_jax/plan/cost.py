@@ -64,7 +64,7 @@ class CompiledStep:
 def compile_step(mesh: Mesh, update: Any, arguments: Sequence[Any], *, full: bool) -> CompiledStep:
     """Compiles a jitted update for a mesh of possibly absent devices; may raise TooLargeError.
 
-    `arguments`: see `subject.step_arguments`. `full`: optimize as for training; else fast.
+    `arguments`: see `Run.step_arguments`. `full`: optimize as for training; else fast.
     """
     device = mesh.devices.flat[0]
     platform, chip = device.platform, find_chip(device.device_kind)

@@ -17,7 +17,7 @@ from vit_jax.models.create import MODELS, variant_of
 from vit_jax.parameters.chips import CHIPS, GIB
 from vit_jax.plan import cost
 from vit_jax.plan.final_code import write_final_code
-from vit_jax.plan.subject import Row, parameter_rows, planned_run, step_arguments
+from vit_jax.plan.subject import Row, parameter_rows, planned_run
 from vit_jax.plan.topology import Topology
 from vit_jax.run import Run
 
@@ -85,7 +85,7 @@ def make_plan(
     if full_compile:
         write_final_code()
     run, origin = planned_run(config, topology, **sizes)
-    arguments, flops = step_arguments(run), run.train_flops_per_image()
+    arguments, flops = run.step_arguments(), run.train_flops_per_image()
     step, time, refusal = None, None, ""
     try:
         step = cost.compile_step(run.mesh, run.jit_train_step(), arguments, full=full_compile)

@@ -7,18 +7,16 @@ import dataclasses
 import math
 from typing import Any
 
-import jax
 import numpy as np
 from ml_collections import ConfigDict
 
 from vit_jax.data.class_names import LABELS, wordnet_ids
 from vit_jax.data.datasets import Dataset, create_dataset
-from vit_jax.data.pipeline import batch_spec
 from vit_jax.data.preprocess import parse
 from vit_jax.data.sources import Source, resolve_split
 from vit_jax.errors import UserError
 from vit_jax.parameters.names import flatten_names, parameter_row
-from vit_jax.parameters.sharding import batch_sharding, create_mesh
+from vit_jax.parameters.sharding import create_mesh
 from vit_jax.plan.topology import Topology, topology_devices
 from vit_jax.run import Run, create_run, objective_kind
 
@@ -87,16 +85,6 @@ class Noise(Source):
     def __getitem__(self, index: int) -> dict[str, Any]:
         pixels = np.random.default_rng(index).integers(0, 256, (375, 500, 3), np.uint8)
         return {"image": pixels, "label": self.label, **dict.fromkeys(self.columns, "0")}
-
-
-def step_arguments(run: Run) -> tuple[Any, Any, dict[str, jax.ShapeDtypeStruct]]:
-    """Shapes of state, constants and batch, with the shardings used in training."""
-    spec, sharding = batch_spec(run.dataset, run.batch_size), batch_sharding(run.mesh)
-    batch = {
-        key: jax.ShapeDtypeStruct(spec[key].shape, spec[key].dtype, sharding=sharding)
-        for key in (*run.objective.example_keys, "mask")
-    }
-    return run.abstract_state, run.abstract_constants, batch
 
 
 @dataclasses.dataclass(frozen=True)
