@@ -24,6 +24,7 @@ from vit_jax.plan.topology import parse_topology
 
 Main = Callable[[Sequence[str]], None]
 SMALL = (
+    "--config.model.num_layers=1",
     "--config.model.hidden_size=16",
     "--config.model.mlp_dim=16",
     "--config.model.num_heads=2",
@@ -80,10 +81,10 @@ def test_the_update_beside_a_change_of_the_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(common, "product_flops", lambda _: 1e12)
-    arguments = ("--variant=mu/16", "--against=hidden_size=512", "--steps=1", "--rounds=1", *SMALL)
+    arguments = ("--variant=mu/16", "--against=hidden_size=128", "--steps=1", "--rounds=1", *SMALL)
     found = cases_of(step.main, tmp_path, *arguments)
     [wider] = [case for case in found if case["case"] == "memory of the program"]
-    assert wider["theirs"] > wider["ours"] + 0.02  # three copies of 56 * 56 * 3 * 512 weights
+    assert wider["theirs"] > wider["ours"] + 0.008  # three copies of 56 * 56 * 3 * 112 weights
 
 
 def test_the_dearest_kernels_are_those_of_the_streams() -> None:
