@@ -4,6 +4,7 @@ import functools
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 
 from tests import golden
@@ -35,7 +36,7 @@ def module_of(variant: str, *, num_classes: int = 10, **overrides: Any) -> Any:
 
 @functools.cache
 def _apply(module: Any) -> Any:
-    return golden.jit(lambda params, x: module.apply({"params": params}, x, train=False))
+    return jax.jit(lambda params, x: module.apply({"params": params}, x, train=False))
 
 
 def logits(module: Any, params: Any, images: np.ndarray) -> np.ndarray:

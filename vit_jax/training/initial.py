@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
@@ -59,7 +60,12 @@ def initial_state(
         # One at a time: a large model is never completely on both host and devices.
         array = arrays.pop(name)
         params[name] = jax.make_array_from_callback(array.shape, places[name], array.__getitem__)
-    start = jax.jit(start_state, out_shardings=shardings, donate_argnums=0)
+    start = jax.jit(
+        start_state,
+        out_shardings=shardings,
+        donate_argnums=0,
+        compiler_options=_quick_compilation(),
+    )
     return start(unflatten_names(params))
 
 
@@ -117,7 +123,9 @@ def draw(
         function = functions.get(program_key)
         if function is None:
             function = jax.jit(
-                core.jaxpr_as_fun(core.ClosedJaxpr(part, [])), out_shardings=list(places)
+                core.jaxpr_as_fun(core.ClosedJaxpr(part, [])),
+                out_shardings=list(places),
+                compiler_options=_quick_compilation(),
             )
             functions[program_key] = function
             lowered.append(function.lower(*arguments))
@@ -129,6 +137,13 @@ def draw(
     for function, arguments, outputs in calls:
         drawn |= zip(outputs, function(*arguments), strict=True)
     return drawn
+
+
+def _quick_compilation() -> dict[str, Any]:
+    """XLA options of programs that run once: two thirds of a CPU's compilation, the same bits."""
+    option = "xla_backend_optimization_level"  # 0 draws other bits
+    chosen = option in os.environ.get("XLA_FLAGS", "")
+    return {} if chosen or jax.default_backend() != "cpu" else {option: 1}
 
 
 def _is_key(var: Any) -> bool:
