@@ -2,8 +2,8 @@
 
 * CPU only, as 8 virtual devices, so that sharding is tested on any machine (a GPU box included).
 * `jax_numpy_rank_promotion=raise`: [N] + [B, N] must be written out.
-* XLA compiles fast, not fast programs; where numbers of others are the question, `golden.jit`
-  compiles as users do.
+* XLA compiles fast, not fast programs; where numbers of the official codes are the question,
+  `golden.jit` compiles as users do.
 * Programs that several tests, or processes that tests start, compile are compiled once.
 * TensorFlow Datasets reads and writes a folder of this session only, never the user's.
 * libtpu, which reads its flags when it is first used, writes the code that `final_code` reads.

@@ -15,6 +15,7 @@ import re
 import shutil
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -85,6 +86,12 @@ def build(architecture: str, file: str, depth: int = 2, **args: Any) -> tuple[An
     return timm.create_model(architecture, **args), args
 
 
+def outline(architecture: str, file: str) -> tuple[Any, dict[str, Any]]:
+    """`build` without numbers, which PyTorch would draw at length for no memory."""
+    with torch.device("meta"), mock.patch("timm.layers.weight_init._trunc_normal_"):
+        return build(architecture, file)
+
+
 def form_of(model: Any) -> str:
     """What tells models apart that are not the same function of some sizes.
 
@@ -125,8 +132,7 @@ def attribute(model: Any, path: str) -> Any:
 
 def read(architecture: str, file: str, folder: Path) -> Read:
     """Reads zeros in the shapes of the architecture, and compares all sizes."""
-    with torch.device("meta"):
-        model, args = build(architecture, file)
+    model, args = outline(architecture, file)
     sets, form = len(timm.list_pretrained(architecture)), form_of(model)
     write_config(folder, model, architecture, args)
     arrays = {name: np.zeros(x.shape, np.float32) for name, x in model.state_dict().items()}
@@ -149,8 +155,7 @@ def read(architecture: str, file: str, folder: Path) -> Read:
 
 def compare(architecture: str, file: str, folder: Path) -> float:
     """The largest difference of logits of a narrow model with an image of 4 x 4 patches."""
-    with torch.device("meta"):
-        full, _ = build(architecture, file)
+    full, _ = outline(architecture, file)
     size = [4 * side for side in full.patch_embed.patch_size]
     torch.manual_seed(0)
     depth = 2 if "mixed" in architecture else 1  # whose blocks are in one array
