@@ -8,10 +8,11 @@ import numpy as np
 import optax
 import pytest
 
+from tests import golden
 from vit_jax.models.create import create_model
 from vit_jax.parameters.names import abstract_params, flatten_names
-from vit_jax.parameters.sharding import create_mesh, state_shardings, with_shardings
-from vit_jax.training.initial import initial_state, trace_initial
+from vit_jax.parameters.sharding import create_mesh, replicated, state_shardings, with_shardings
+from vit_jax.training.initial import draw, initial_state, trace_initial
 from vit_jax.training.step import create_train_state
 
 SIZES = {"patch_size": 8, "hidden_size": 32, "num_layers": 3, "mlp_dim": 64, "num_heads": 4}
@@ -53,6 +54,22 @@ def test_random_parameters_are_those_of_init_and_loaded_ones_stay(name: str) -> 
     for key, array in flatten_names(state.polyak_params).items():
         wanted = expected[key] if key.startswith("embedding/") else np.full(array.shape, 0.5)
         np.testing.assert_array_equal(array, wanted, err_msg=key)
+
+
+def test_quick_compilation_draws_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What users start from, with the first level of optimization, beside their default level."""
+    model = create_model(**{**MODELS["loop"], "num_layers": 1}, num_classes=10)
+    images = jnp.zeros((1, 16, 16, 3))
+
+    def init(rng: jax.Array) -> Any:
+        return model.init(rng, images, train=False)["params"]
+
+    initial = trace_initial(init)
+    places = dict.fromkeys(range(len(jax.tree.leaves(initial.shapes))), replicated(create_mesh()))
+    monkeypatch.setenv("XLA_FLAGS", "")  # the tests' has a level, which would count
+    drawn = draw(initial.program, jax.random.key(3), places)
+    for index, expected in enumerate(jax.tree.leaves(golden.jit(init)(jax.random.key(3)))):
+        np.testing.assert_array_equal(drawn[index], expected)
 
 
 @pytest.mark.parametrize(
