@@ -40,7 +40,7 @@ def _apply(module: Any) -> Any:
 
 
 def logits(module: Any, params: Any, images: np.ndarray) -> np.ndarray:
-    """Compiled once per module and shape of the images, and fast: peers differ by more."""
+    """Compiled once per module and shape of the images, by the tests' fast compiler."""
     return np.asarray(_apply(golden.scanned(module))(stack_blocks(params), images))
 
 

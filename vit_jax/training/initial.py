@@ -140,7 +140,10 @@ def draw(
 
 
 def _quick_compilation() -> dict[str, Any]:
-    """XLA options of programs that run once: two thirds of a CPU's compilation, the same bits."""
+    """XLA options of programs that run once: two thirds of a CPU's compilation, the same bits.
+
+    A level that the user has set in XLA_FLAGS counts instead.
+    """
     option = "xla_backend_optimization_level"  # 0 draws other bits
     chosen = option in os.environ.get("XLA_FLAGS", "")
     return {} if chosen or jax.default_backend() != "cpu" else {option: 1}
