@@ -6,6 +6,7 @@
     python benchmarks/gpu.py batches      images/s by batch, from four times --batch_size to half
     python benchmarks/gpu.py loop         the training loop beside the bare update, two recipes
     python benchmarks/gpu.py training     a run of the quickstart, whole and ended by SIGTERM
+    python benchmarks/gpu.py timm         seconds until timm's first update, compilation included
 
 gpu.sh calls them. Status 1: an attention is less exact than the reference in the same dtype, no
 batch fits, or the resumed run has other parameters although `XLA_FLAGS` makes it deterministic.
@@ -40,6 +41,7 @@ sys.path.append(str(launch.ROOT))
 
 from benchmarks import common, step
 from benchmarks.input import write_photographs
+from benchmarks.peers import create_timm
 from configs import quickstart
 from vit_jax.errors import UserError
 from vit_jax.models.attention.choose import ATTENTIONS, AttentionFn, check_attention
@@ -57,7 +59,7 @@ TRACED = 5  # updates
 
 def main(argv: Sequence[str]) -> None:
     parser = common.arguments_parser(__doc__, "gpu")
-    functions = (products, attention, profile, batches, loop, training)
+    functions = (products, attention, profile, batches, loop, training, timm)
     measure = {each.__name__: each for each in functions}
     parser.add_argument("what", choices=measure)
     parser.add_argument("--variant", default="B/16", help="of updates (default: B/16)")
@@ -283,6 +285,16 @@ def training(arguments: argparse.Namespace) -> tuple[Cases, str]:
     # cuDNN adds up gradients in any order, unless XLA is told.
     promised = "xla_gpu_deterministic_ops=true" in os.environ.get("XLA_FLAGS", "")
     return cases, "the resumed run has other parameters" if promised and not same else ""
+
+
+def timm(arguments: argparse.Namespace) -> tuple[Cases, str]:
+    """torch keeps what it compiled, so that step.py with the same sizes need not wait."""
+    config = common.create_config(arguments.variant, arguments.batch_size, arguments.overrides)
+    batch = step.random_batch(common.noise_run(config))
+    start = time.perf_counter()
+    create_timm(config, batch, common.NUM_CLASSES, compiled=True)(1)
+    case = f"timm until there: first update, batch {arguments.batch_size}"
+    return row(arguments.variant, case, "s", time.perf_counter() - start), ""
 
 
 if __name__ == "__main__":
