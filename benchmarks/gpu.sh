@@ -48,7 +48,7 @@ done
 ((!$#)) || all=("$@")
 dropped=(--config.model.dropout_rate=0.1 --against=dropout_rate=0.0)
 declare -A variants=([s16]=S/16 [b16]=B/16 [l16]=L/16 [h14]=H/14 [r50_b16]=R50+B/16)
-declare -A batch_sizes=([s16]=256 [b16]=256 [l16]=128 [h14]=64 [r50_b16]=128)
+declare -A batch_sizes=([s16]=256 [b16]=256 [l16]=128 [h14]=32 [r50_b16]=128)
 out="$(realpath -m -- "${OUT:-benchmarks/results}")/gpu"
 mkdir -p "$out"
 : >"$out/steps.txt"
@@ -118,7 +118,7 @@ sizes_of() { # MODEL: sets `sizes`
 # Each takes minutes of one core: three at a time, whose memory is there at once.
 compile_timm() {
   local chain model
-  for chain in "r50_b16" "l16 h14" "b16 s16"; do
+  for chain in "r50_b16" "l16 s16" "h14 b16"; do
     for model in $chain; do
       [[ " ${all[*]} " == *" $model "* ]] || continue
       sizes_of "$model"

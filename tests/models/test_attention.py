@@ -1,5 +1,6 @@
 """The table of attention implementations: each against the reference; the look at the weights."""
 
+import contextlib
 import functools
 import logging
 import types
@@ -282,6 +283,27 @@ def test_what_a_platform_runs_is_not_refused() -> None:
     for platform in ("cpu", "gpu", "tpu"):
         for name in ("auto", "reference", "xla", "chunked"):
             check_attention(name, platform, "float32")
+
+
+@pytest.mark.parametrize(
+    ("flags", "name"),
+    [
+        ("--xla_gpu_deterministic_ops=true --xla_dump_to=d", "xla"),
+        ("--xla_gpu_exclude_nondeterministic_ops", "xla"),
+        ("--xla_gpu_deterministic_ops=false", "cudnn"),
+    ],
+)
+def test_runs_that_xla_repeats_bit_for_bit(
+    flags: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """XLA would stop with cuDNN's attention."""
+    monkeypatch.setenv("XLA_FLAGS", flags)
+    fastest.cache_clear()
+    assert fastest("gpu", "NVIDIA H100", 197, 12, 64, 2, True) == name
+    fastest.cache_clear()
+    refused = pytest.raises(UserError, match="'cudnn' stops XLA .* set model.attention=auto")
+    with refused if name == "xla" else contextlib.nullcontext():
+        check_attention("cudnn", "gpu", "bfloat16")
 
 
 def test_chunks_are_for_training_on_one_device() -> None:

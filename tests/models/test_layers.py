@@ -162,6 +162,14 @@ def test_gelu_of_accelerators(platform: str, monkeypatch: pytest.MonkeyPatch) ->
     assert found[1][1] <= 1.1 * expected[1][1]
 
 
+def test_residual_sums_of_gpus_are_of_matrices(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, y = (jax.random.normal(jax.random.key(seed), (2, 5, 8)) for seed in range(2))
+    expected = layers.residual(x, y)
+    monkeypatch.setattr(layers, "device_of_program", lambda: ("gpu", ""))
+    assert "f32[10,8] = add" in str(jax.make_jaxpr(layers.residual)(x, y))
+    np.testing.assert_array_equal(layers.residual(x, y), expected)
+
+
 def test_patches_of_gpus_are_a_product(monkeypatch: pytest.MonkeyPatch) -> None:
     """As the convolution, also where patches leave pixels over."""
     module = layers.PatchEmbedding(8, (4, 3), (4, 3))

@@ -102,6 +102,13 @@ def test_the_text_of_a_tpu_program() -> None:
 # the memory on the chip; several arrays may be gathered together.
 STARTED = """HloModule m, is_scheduled=true
 
+%fused (a: bf16[64,128], b: bf16[16,128]) -> bf16[64,128] {
+  %a = bf16[64,128]{1,0} parameter(0)
+  %b = bf16[16,128]{1,0} parameter(1)
+  %zero = s32[] constant(0)
+  ROOT %d = bf16[64,128]{1,0} dynamic-update-slice(%a, %b, %zero, %zero)
+}
+
 ENTRY %main (p: bf16[64,128], v: bf16[64,128], u: bf16[16,128]) -> bf16[64,128] {
   %p = bf16[64,128]{1,0:T(8,128)(2,1)} parameter(0)
   %v = bf16[64,128]{1,0:T(8,128)(2,1)S(1)} parameter(1)
@@ -124,6 +131,11 @@ BYTES = 64 * 128 * 2
         (f"(({BIG}), {SMALL}, s32[]{{:S(2)}}) dynamic-slice-start(%p)", BYTES // 2, None),
         (
             f"(({BIG}, {SMALL}), {BIG}, s32[]{{:S(2)}}) dynamic-update-slice-start(%p, %u)",
+            BYTES // 2,
+            None,
+        ),
+        (
+            f"(({BIG}, {SMALL}), {BIG}) fusion-start(%p, %u), kind=kLoop, calls=%fused",
             BYTES // 2,
             None,
         ),

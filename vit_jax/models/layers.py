@@ -250,6 +250,18 @@ def drop_rates(rate: float, num_layers: int, shape: str = "linear") -> np.ndarra
     return rates.astype(np.float32) if rate else None
 
 
+def residual(x: jax.Array, y: jax.Array) -> jax.Array:
+    """x + y of two arrays [..., D].
+
+    On GPUs as a sum of matrices: in other shapes XLA does not see that x is needed again, lets the
+    product that ends in y add to it in place, and so has to copy x first.
+    """
+    if device_of_program()[0] != "gpu":
+        return x + y
+    rows = (-1, x.shape[-1])
+    return jnp.reshape(jnp.reshape(x, rows) + jnp.reshape(y, rows), x.shape)
+
+
 class StochasticDepth(nn.Module):
     """Drops a residual branch for single examples (1603.09382): [B, ...] -> [B, ...].
 

@@ -38,6 +38,7 @@ from vit_jax.models.layers import (
     StochasticDepth,
     apply_blocks,
     gelu,
+    residual,
 )
 from vit_jax.models.modern_block import LayerScale
 from vit_jax.models.tokens import patch_shape, token_grid
@@ -129,9 +130,9 @@ class MixerBlock(nn.Module):
         y = jnp.swapaxes(norm()(x), 1, 2)  # [B, D, N]
         y = mlp(self.tokens_mlp_dim, name="token_mixing")(y)
         y = scaled(jnp.swapaxes(y, 1, 2))  # [B, N, D]
-        x = x + StochasticDepth()(y, drop_rate, deterministic=not train)
+        x = residual(x, StochasticDepth()(y, drop_rate, deterministic=not train))
         y = scaled(mlp(self.channels_mlp_dim, name="channel_mixing")(norm()(x)))
-        x = x + StochasticDepth()(y, drop_rate, deterministic=not train)
+        x = residual(x, StochasticDepth()(y, drop_rate, deterministic=not train))
         return nn.with_logical_constraint(x, ("batch", None, None))
 
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from vit_jax.models import vit
 from vit_jax.models.attention.choose import AttentionFn
-from vit_jax.models.layers import Dense, LayerNorm, StochasticDepth, dot_general, gelu
+from vit_jax.models.layers import Dense, LayerNorm, StochasticDepth, dot_general, gelu, residual
 from vit_jax.models.rotary import MixedAngles, rotate
 from vit_jax.models.vit import BlockConfig
 
@@ -210,7 +210,7 @@ class ModernBlock(nn.Module):
             norm = c.norm()
             y = norm(layer(x)) if c.norm_after else layer(norm(x))
             y = c.layer_scale()(y)
-            x = x + StochasticDepth()(y, drop_rate, deterministic=not train)
+            x = residual(x, StochasticDepth()(y, drop_rate, deterministic=not train))
         return nn.with_logical_constraint(x, ("batch", None, None))
 
 

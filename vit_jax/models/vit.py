@@ -40,6 +40,7 @@ from vit_jax.models.layers import (
     StochasticDepth,
     apply_blocks,
     gelu,
+    residual,
 )
 from vit_jax.models.positions import (
     POSITION_EMBEDDINGS,
@@ -126,11 +127,11 @@ class Encoder1DBlock(nn.Module):
         y = c.norm()(x)
         y = self._attend(y, bias, train=train)
         y = Dropout(c.dropout_rate)(y, deterministic=not train)
-        x = x + StochasticDepth()(y, drop_rate, deterministic=not train)
+        x = residual(x, StochasticDepth()(y, drop_rate, deterministic=not train))
 
         y = c.norm()(x)
         y = MlpBlock(c)(y, train=train)
-        x = x + StochasticDepth()(y, drop_rate, deterministic=not train)
+        x = residual(x, StochasticDepth()(y, drop_rate, deterministic=not train))
         return nn.with_logical_constraint(x, ("batch", None, None))
 
     def _attend(self, x: jax.Array, bias: Any, *, train: bool) -> jax.Array:

@@ -80,8 +80,9 @@ def compiler_options(mesh: Mesh) -> dict[str, Any]:
     platform = mesh.devices.flat[0].platform
     if platform == "gpu":
         # XLA would compare its own kernels for products with cuBLAS, without what cuBLAS adds to a
-        # product for nothing: biases, GELU. B/16 on an H100 is 6 % faster so.
-        return {"xla_gpu_enable_triton_gemm": False}
+        # product for nothing: biases, GELU. B/16 on an H100 is 6 % faster so. And it would join
+        # products of the same tokens whose results have less than 64 MiB, for which it copies.
+        return {"xla_gpu_enable_triton_gemm": False, "xla_gpu_dot_merger_threshold_mb": 0}
     if platform != "tpu":
         return {}
     # XLA would split a product with a sharded kernel into one per device ("windowed einsum"), to

@@ -25,7 +25,7 @@ _ARRAY = re.compile(
     r"(?:\{(?P<order>[\d,]*)(?::T\((?P<tile>[\d,]+)\))?[^}]*\})?"
 )
 # Computations that run as part of the program; a reduce also has `to_apply`, but per element.
-_CALLING = ("call", "while", "conditional", "fusion", "custom-call", "async-start")
+_CALLING = ("call", "while", "conditional", "fusion", "custom-call", "async")
 _CALLED = re.compile(
     r"\b(?:calls|to_apply|body|\w+_computation|branch_computations)=(\{[^}]*\}|[^\s,)}]+)"
 )
@@ -93,7 +93,8 @@ def parse_program(text: str) -> Computation:
         elif match := _LINE.match(line):
             _, label, shape, opcode, rest = match.groups()
             names = re.findall(r"%([^\s,()]+)", rest.partition("), ")[0])
-            called = " ".join(_CALLED.findall(rest)) if opcode in _CALLING else ""
+            calling = opcode.removesuffix("-start") in _CALLING
+            called = " ".join(_CALLED.findall(rest)) if calling else ""
             instruction = Instruction(
                 name=label,
                 opcode=opcode,
@@ -128,8 +129,9 @@ def executions(
     """All executed instructions: (instruction, how often, whether inside a fusion)."""
     for each in computation:
         yield each, times, fused
+        inside = fused or each.opcode in _FUSIONS
         for called in each.called:
-            yield from executions(called, times * each.trips, fused or each.opcode == "fusion")
+            yield from executions(called, times * each.trips, inside)
 
 
 # Aliases of existing arrays, or control flow.
@@ -139,6 +141,7 @@ FREE = re.compile(
 )
 _SLICES = ("dynamic-slice", "slice", "gather")
 _UPDATE = "dynamic-update-slice"
+_FUSIONS = ("fusion", "fusion-start")  # the second one beside what follows, as of JAX 0.11
 _RENAMES = ("bitcast", "reshape", "copy", "convert", "transpose")
 
 
@@ -178,7 +181,7 @@ def _written(each: Instruction) -> int:
     """Bytes that an instruction writes: its results, or the slices that it updates in place."""
     if each.opcode.startswith(_UPDATE):
         return each.operands[1].num_bytes
-    if each.opcode != "fusion":
+    if each.opcode not in _FUSIONS:
         return each.num_bytes
     [root] = (inside for inside in each.called[0] if inside.root)
     total = 0

@@ -10,6 +10,8 @@ import dataclasses
 import functools
 import logging
 import math
+import os
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -103,6 +105,11 @@ def check_attention(name: str, platform: str, dtype: str) -> None:
         raise UserError(
             "model.attention='cudnn' does not support model.dtype='float32'; set "
             "model.dtype=bfloat16, or model.attention=auto."
+        )
+    if name == "cudnn" and _deterministic():
+        raise UserError(
+            "model.attention='cudnn' stops XLA under --xla_gpu_deterministic_ops, which is in "
+            "XLA_FLAGS; set model.attention=auto."
         )
 
 
@@ -338,4 +345,16 @@ def _cudnn_takes(kind: str, head_dim: int) -> bool:
         kind.lower().startswith("nvidia")
         and int(here.split(".")[0]) >= 8
         and head_dim in range(8, 129, 8)
+        and not _deterministic()
+    )
+
+
+def _deterministic() -> bool:
+    """Whether XLA was told to repeat runs on GPUs bit for bit.
+
+    With cuDNN's attention in several equal layers it then stops (openxla#46500, JAX 0.11.2).
+    """
+    flags = os.environ.get("XLA_FLAGS", "")
+    return bool(
+        re.search(r"xla_gpu_(deterministic|exclude_nondeterministic)_ops\b(?!=(?i:false|0))", flags)
     )
