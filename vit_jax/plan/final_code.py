@@ -34,6 +34,7 @@ _REGION = re.compile(r"Start region (\d+)")
 _BRANCH = re.compile(r"sbr\.rel \(!%(\w+)\) target = \$region(\d+)")
 _STAGE = re.compile(r"iteration index, stage = (\d+)")
 _PRODUCT = re.compile(r"= vmatmul\.(?:(?:\S*)\.(?P<half>\d+)|(?P<whole>\S*))\.mxu(?P<unit>\d)")
+_LAST_STAGE = 2  # of a pipeline that reads, computes and writes
 _DELAY = 4  # bundles behind a branch that run before it is taken
 
 
@@ -206,11 +207,10 @@ def count_cycles(lines: Iterable[str]) -> Cycles:
                 loops.append((first, index + _DELAY, stages, end))
     turns, unknown = [1] * len(products), 0
     for first, last, stages, end in loops:
-        found = _iterations(defined, end)
+        found = _iterations(defined, end, stages)
         unknown += found is None
-        # The stages of a pipeline start and end one iteration after the other.
         for index in range(first, min(last + 1, len(turns))):
-            turns[index] *= max((found or 1) - stages, 1)
+            turns[index] *= found or 1
     busy: dict[int, float] = collections.defaultdict(float)
     for each, times in zip(products, turns, strict=True):
         for unit, rows in each:
@@ -218,12 +218,20 @@ def count_cycles(lines: Iterable[str]) -> Cycles:
     return Cycles(sum(turns), max(busy.values(), default=0), unknown)
 
 
-def _iterations(defined: dict[tuple[str, str], str], end: str) -> int | None:
-    """Of a loop that ends by `end`: counter >= a constant; None for all others."""
+def _iterations(defined: dict[tuple[str, str], str], end: str, stages: int) -> int | None:
+    """Of a loop that ends by `end`: counter >= a constant; None for all others.
+
+    The `stages` of a pipeline start and end one iteration after the other.
+    """
     test = _END.match(defined.get((end, "scmp"), ""))
     step = test and _NEXT.match(defined.get((test[1], "sadd"), ""))
     if not test or not step:
         return None
     phi = re.match(r" %(\w+)", defined.get((step[2], "sphi"), ""))
     start = phi and _START.match(defined.get((phi[1], "smov"), ""))
-    return math.ceil((int(test[2]) - int(start[1] if start else 0)) / int(step[1]))
+    if stages:  # of the last one sometimes only a test of the counter is left: counter >= 2
+        tests = (_END.match(rest) for (_, name), rest in defined.items() if name == "scmp")
+        if any(each and each.groups() == (step[2], str(_LAST_STAGE)) for each in tests):
+            stages = max(stages, _LAST_STAGE)
+    turns = math.ceil((int(test[2]) - int(start[1] if start else 0)) / int(step[1]))
+    return max(turns - stages, 1)
