@@ -10,6 +10,7 @@ counts the operations, those of remat not.
 from __future__ import annotations
 
 import argparse
+import collections
 import importlib
 import json
 import os
@@ -35,6 +36,7 @@ PUBLISHED = {
     "v5e/64b": ("v5e-256", 118),
     "v5p/32b": ("v5p-128", 328),
 }
+RESOURCES = ("core", "matrix_unit", "memory", "links")
 
 
 def main(argv: Sequence[str]) -> None:
@@ -81,6 +83,10 @@ def main(argv: Sequence[str]) -> None:
     code = read_final_code(parse_program(compiled.as_text()), chip, [0] * mesh.size)
     assert code
     rate = tools.calculate_tflops_training_per_device(config)[0] / code.seconds
+    bounds: dict[str, float] = collections.Counter()
+    for each in code.costs:
+        if not each.overlapped:
+            bounds[max(RESOURCES, key=lambda name: getattr(each, name))] += each.seconds
     row = {
         "recipe": given.recipe,
         "TPUs": topology,
@@ -88,6 +94,7 @@ def main(argv: Sequence[str]) -> None:
         "by the clock": round(rate, 1),
         "ratio": round(rate / published, 2),
         "seconds": round(code.seconds, 3),
+        "bound by": {name: round(seconds, 3) for name, seconds in bounds.items()},
         "unparsed": f"{len(code.unparsed)} of {len(code.costs)}",
         "settings": " ".join(settings),
     }

@@ -89,7 +89,7 @@ def test_third_party_imports_are_declared() -> None:
             owners = providers.get(name, [ABSENT.get(name, name)])
             if not declared & set(map(canonicalize_name, owners)):
                 undeclared.add(name)
-    ours_or_of_clones = {"vit_jax", "configs", "benchmarks", "big_vision"}
+    ours_or_of_clones = {"vit_jax", "configs", "benchmarks", "big_vision", "maxtext"}
     assert undeclared - ours_or_of_clones - sys.stdlib_module_names == set()
 
 
