@@ -83,7 +83,7 @@ def main(argv: Sequence[str]) -> None:
     code = read_final_code(parse_program(compiled.as_text()), chip, [0] * mesh.size)
     assert code
     rate = tools.calculate_tflops_training_per_device(config)[0] / code.seconds
-    bounds: dict[str, float] = collections.Counter()
+    bounds: dict[str, float] = collections.defaultdict(float)
     for each in code.costs:
         if not each.overlapped:
             bounds[max(RESOURCES, key=lambda name: getattr(each, name))] += each.seconds
