@@ -3,8 +3,8 @@
     python benchmarks/maxtext.py v5e/16b --clone=peers/maxtext    # minutes
 
 In an environment with MaxText's packages, for one recipe of its clone: libtpu reads its flags once.
-Its update is compiled as its script says, for the TPUs of the first row of its table. MaxText
-counts the operations, those of remat not.
+Its update is compiled as its script says, for the TPUs of the first row of its table. Operations
+are counted by MaxText, without those of remat.
 """
 
 from __future__ import annotations
