@@ -106,7 +106,7 @@ def test_each_step_on_a_gpu_ends_in_time_and_says_how(tmp_path: Path) -> None:
     assert result.stdout.endswith("No time was left: ./benchmarks/gpu.sh attention training\n")
     for step, *parts in (
         ("rbg", "rbg ", "--config.model.dropout_rate=0.1 --against=dropout_rate=0.0"),
-        ("profile_l16", "command_buffer= ", "gpu.py profile", "--variant=L/16 --batch_size=64"),
+        ("profile_l16", "command_buffer= ", "gpu.py profile", "--variant=L/16 --batch_size=128"),
         ("batches_s16", "gpu.py batches", "--variant=S/16 --batch_size=256"),
         ("loop", "gpu.py loop", "--variant=B/16 --batch_size=256 --steps=1500"),
     ):
