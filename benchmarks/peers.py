@@ -1,6 +1,7 @@
 """Models and updates of other projects, in the sizes of a config.
 
-timm is a package; the official code and big_vision are read from clones of their repositories.
+timm is a package; the official code, big_vision and scenic are read from clones of their
+repositories.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ import optax
 import vit_jax
 from vit_jax.errors import UserError, check_known, missing_package
 
-CLONES = {"official": "vision_transformer", "big_vision": "big_vision"}  # folders
+# Folders.
+CLONES = {"official": "vision_transformer", "big_vision": "big_vision", "scenic": "scenic"}
 PEERS = (*CLONES, "timm", "timm_eager")
 
 
@@ -74,9 +76,9 @@ def make_torchvision_importable(torch: Any) -> None:
 
 
 def jax_peer(peer: str, config: Any, num_classes: int, clones: str) -> tuple[Any, Any]:
-    """The training of the official code or of big_vision, with clipping and AdamW.
+    """The training of a clone's model, with clipping and AdamW.
 
-    The official code computes in float32 whatever `model.dtype`.
+    The official code and scenic compute in float32 whatever `model.dtype`.
 
     Returns:
       init: (rng, images [B, H, W, 3] uint8) -> (params, optimizer's state, step).
@@ -84,27 +86,33 @@ def jax_peer(peer: str, config: Any, num_classes: int, clones: str) -> tuple[Any
     """
     folder, model = Path(clones) / CLONES[peer], config.model
     patch_size = (model.patch_size,) * 2
+    patches = types.SimpleNamespace(size=patch_size)
+    encoder = {
+        "mlp_dim": model.mlp_dim,
+        "num_heads": model.num_heads,
+        "num_layers": model.num_layers,
+        "attention_dropout_rate": 0.0,
+        "dropout_rate": model.dropout_rate,
+    }
+    sizes = {"num_classes": num_classes, "hidden_size": model.hidden_size, "patches": patches}
     module: Any
     if peer == "official":
         # Its package has our name: its files are put among our modules.
         for name in ("models_resnet", "models_vit"):
             code = load_file(f"vit_jax.{name}", folder / "vit_jax" / f"{name}.py")
-        module = code.VisionTransformer(
-            num_classes=num_classes,
-            patches=types.SimpleNamespace(size=patch_size),
-            transformer={
-                "mlp_dim": model.mlp_dim,
-                "num_heads": model.num_heads,
-                "num_layers": model.num_layers,
-                "attention_dropout_rate": 0.0,
-                "dropout_rate": model.dropout_rate,
-            },
-            hidden_size=model.hidden_size,
-        )
+        module = code.VisionTransformer(**sizes, transformer=encoder)
+    elif peer == "scenic":
+        # For its trainers and for files, and with them TensorFlow.
+        trained = "MultiLabelClassificationModel"
+        stub("scenic.model_lib.base_models.multilabel_classification_model", **{trained: object})
+        stub("tensorflow.io", gfile=None)
+        sys.path.insert(0, str(folder))
+        code = importlib.import_module("scenic.projects.baselines.vit")
+        module = code.ViT(**sizes, **encoder, classifier="token")
     else:
         # For loading checkpoints alone, and with them TensorFlow.
-        for name in ("big_vision.utils", "big_vision.models.common"):
-            sys.modules.setdefault(name, types.ModuleType(name))
+        stub("big_vision.utils")
+        stub("big_vision.models.common")
         sys.path.insert(0, str(folder))
         module = importlib.import_module("big_vision.models.vit")._Model(
             num_classes=num_classes,
@@ -134,7 +142,7 @@ def jax_peer(peer: str, config: Any, num_classes: int, clones: str) -> tuple[Any
 
         def loss_of(params: Any) -> jax.Array:
             out = module.apply({"params": params}, scaled(images), train=True, rngs=rngs)
-            logits = out if peer == "official" else out[0]
+            logits = out[0] if peer == "big_vision" else out
             losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
             return jnp.mean(losses)
 
@@ -148,6 +156,13 @@ def jax_peer(peer: str, config: Any, num_classes: int, clones: str) -> tuple[Any
 def scaled(images: jax.Array) -> jax.Array:
     """uint8 -> float32 in [-1, 1]."""
     return jnp.asarray(images, jnp.float32) / 127.5 - 1.0
+
+
+def stub(name: str, **contents: Any) -> None:
+    """Something in the place of a module that a clone imports and the model does not use."""
+    module = types.ModuleType(name)
+    vars(module).update(contents)
+    sys.modules.setdefault(name, module)
 
 
 def load_file(name: str, path: Path) -> Any:

@@ -36,9 +36,16 @@ def table(name: str) -> Any:
     return json.loads((FOLDER / f"{name}.json").read_text())
 
 
+def _draw(name: str, shape: tuple[int, ...]) -> np.ndarray:
+    return np.random.default_rng(zlib.crc32(name.encode())).standard_normal(shape)
+
+
+_draw_once = functools.lru_cache(maxsize=256)(_draw)  # both recipes and many models want them
+
+
 def fill(name: str, shape: tuple[int, ...], recipe: str) -> np.ndarray:
     """The parameter called `name` (flat, without prefix)."""
-    z = np.random.default_rng(zlib.crc32(name.encode())).standard_normal(shape)
+    z = (_draw_once if math.prod(shape) <= 2**18 else _draw)(name, shape)
     *_, parent, last = ["", *name.split("/")]
     if last in ("scale", "var"):
         value = 1.0 + (0.02 if recipe == "r02" else 0.1) * z
@@ -67,10 +74,7 @@ def images(n: int, height: int, width: int) -> np.ndarray:
 
 
 # As users compile, whatever the flags of this process say (see conftest.py).
-USERS_COMPILER: dict[str, Any] = {
-    "xla_backend_optimization_level": 3,
-    "xla_cpu_parallel_codegen_split_count": 32,
-}
+USERS_COMPILER: dict[str, Any] = {"xla_backend_optimization_level": 3}
 if "xla_cpu_use_fusion_emitters" in os.environ["XLA_FLAGS"]:
     USERS_COMPILER["xla_cpu_use_fusion_emitters"] = True
 jit = functools.partial(jax.jit, compiler_options=USERS_COMPILER)

@@ -4,6 +4,7 @@ The tests iterate over MODELS, so that a kind that is added is tested without a 
 kind has not, or a format cannot hold, is said in one line.
 """
 
+import functools
 import itertools
 import logging
 import math
@@ -18,7 +19,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from tests import golden, tiny
-from tests.kinds import OF_IMAGES, shape_of, small
+from tests.kinds import BEIT, DINOV3, OF_IMAGES, shape_of, small
 from tests.pretrained import weights
 from tests.saved_models import save_model
 from vit_jax.config import set_kind
@@ -26,6 +27,7 @@ from vit_jax.data.pipeline import to_device
 from vit_jax.errors import UserError
 from vit_jax.export.convert import FORMAT_NAMES, convert_checkpoint
 from vit_jax.export.write import export_model
+from vit_jax.inference.analysis import principal_filters
 from vit_jax.inference.evaluate import evaluate
 from vit_jax.inference.features import extract_features
 from vit_jax.inference.load import load_model
@@ -36,13 +38,7 @@ from vit_jax.inference.visualize import visualize
 from vit_jax.models.create import MODELS, VARIANTS, create_model, recognise, variant_of
 from vit_jax.models.features import available_features
 from vit_jax.models.look import INSIDE, can_show
-from vit_jax.parameters.names import (
-    abstract_params,
-    flatten_names,
-    parameter_row,
-    stack_blocks,
-    unstack_blocks,
-)
+from vit_jax.parameters.names import flatten_names, parameter_row, stack_blocks, unstack_blocks
 from vit_jax.parameters.sharding import batch_sharding, create_mesh
 from vit_jax.plan.plan import make_plan, remedies
 from vit_jax.plan.topology import parse_topology
@@ -58,24 +54,27 @@ LAYOUT = {"data": 2, "fsdp": 2, "tensor": 2}
 
 
 def shallow(kind: str) -> dict[str, Any]:
-    """As `small` with one block, for what compiles and asks nothing of depth."""
-    layers = ("num_layers", "decoder_num_layers")
-    return {key: 1 if key in layers else value for key, value in small(kind).items()}
+    """As `small` with one block or stage, for what compiles and asks nothing of depth."""
+    one = {"num_layers": 1, "decoder_num_layers": 1}
+    return {
+        key: value[:1] if isinstance(value, tuple) else one.get(key, value)
+        for key, value in small(kind).items()
+    }
 
 
-def config_of(kind: str) -> Any:
-    sizes = {f"model__{key}": value for key, value in shallow(kind).items()}
+def config_of(kind: str, **attributes: Any) -> Any:
+    sizes = {f"model__{key}": value for key, value in {**shallow(kind), **attributes}.items()}
     rate = {"schedule__learning_rate": 0.1, "schedule__warmup_steps": 1}
-    return tiny.config(**sizes, **rate, optimizer__name="sgd", duration__steps=2)
+    config = tiny.config(**sizes, **rate, optimizer__name="sgd", duration__steps=2)
+    config.mesh.update(LAYOUT)
+    return config
 
 
 @pytest.fixture(scope="module", params=OF_IMAGES)
 def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished training of one kind, by the update that is compared with that of one device."""
     folder = tmp_path_factory.mktemp(request.param) / request.param
-    config = config_of(request.param)
-    config.mesh.update(LAYOUT)
-    train_and_evaluate(config, str(folder))
+    train_and_evaluate(config_of(request.param), str(folder))
     return folder
 
 
@@ -108,6 +107,11 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def shapes_of(module: Any, shape: tuple[int, ...] = IMAGE) -> dict[str, Any]:
+    """Names and shapes of its parameters, traced once for all tests."""
+    return flatten_names(golden.abstract_params(module, (1, *shape)))
+
+
 def inputs(model: Model) -> np.ndarray:
     shape = (2, *model.description.image_shape)
     return np.random.default_rng(0).uniform(-1, 1, shape).astype(np.float32)
@@ -116,24 +120,18 @@ def inputs(model: Model) -> np.ndarray:
 # Training.
 
 
-# The ViT's is in test_layouts.py, and DeiT differs from it in a token; the MAE's own objective has
-# all of its parameters.
-@pytest.mark.parametrize(
-    ("kind", "objective"),
-    [
-        (kind, "mae" if kind == "mae" else "classification")
-        for kind in (*OF_IMAGES, "modern_vit:DINOv3", "modern_vit:BEiT")
-        if kind not in ("vit", "deit", "modern_vit")
-    ],
-)
-def test_eight_devices_update_it_as_one(kind: str, objective: str) -> None:
+# The ViT's is in test_layouts.py, and DeiT differs from it in a token.
+@pytest.mark.parametrize("kind", [kind for kind in OF_IMAGES if kind not in ("vit", "deit")])
+def test_eight_devices_update_it_as_one(kind: str) -> None:
     """Two updates by SGD, split over batch, parameters and heads.
 
     1e-5 where updates are some 1e-2: sums over devices come in another order, and normalisation
     of groups of few numbers enlarges what that changes.
     """
-    config = config_of(kind)
-    set_kind(config, "objective", objective)
+    # All that a form of it adds, at once.
+    config = config_of(kind, **(DINOV3 | BEIT if kind == "modern_vit" else {}))
+    if kind == "mae":  # the only objective with all of its parameters
+        set_kind(config, "objective", "mae")
     rng = np.random.default_rng(0)
     host = {
         "image": rng.integers(0, 256, (16, *IMAGE), np.uint8),
@@ -165,7 +163,7 @@ def test_eight_devices_update_it_as_one(kind: str, objective: str) -> None:
 def test_a_file_of_others_tells_what_the_model_is(kind: str) -> None:
     """Shapes alone give the kind and every attribute that shows in one."""
     sizes = small(kind)
-    params = flatten_names(abstract_params(create_model(**sizes, num_classes=3), shape_of(kind)))
+    params = shapes_of(create_model(**sizes, num_classes=3), shape_of(kind))
     assert recognise(params) == kind
     found = infer_model(params, {})
     assert {**sizes, "num_classes": 3}.items() <= found.items()
@@ -184,7 +182,7 @@ def test_blocks_stack_and_unstack(kind: str) -> None:
     blocks = {name for name in params if parameter_row(name).block is not None}
     assert bool(blocks) == bool(family.blocks)
     if "scan" in family.keys:
-        scanned = flatten_names(abstract_params(module.clone(scan=True), shape_of(kind)))
+        scanned = shapes_of(module.clone(scan=True), shape_of(kind))
         assert {f"a/b/{name}" for name in scanned} == flatten_names(stacked).keys()
 
 
@@ -200,10 +198,8 @@ def test_conventions_are_attributes_that_no_shape_tells(kind: str) -> None:
     for key in family.conventions:
         values = [*family.choices.get(key, ())]
         shapes = [
-            flatten_names(
-                abstract_params(create_model(**small(kind), num_classes=3, **each), shape_of(kind))
-            )
-            for each in ({key: value} for value in values)
+            shapes_of(create_model(**small(kind), num_classes=3, **{key: value}), shape_of(kind))
+            for value in values
         ]
         # Of some values; others have parameters of their own, as learned positions.
         assert not shapes or any(a == b for a, b in itertools.combinations(shapes, 2))
@@ -216,8 +212,7 @@ def test_conventions_are_attributes_that_no_shape_tells(kind: str) -> None:
 def test_its_own_result_loads(run: Path, model: Model) -> None:
     kind = model.description.model["name"]
     module = create_model(**shallow(kind), num_classes=10)
-    params = flatten_names(abstract_params(module, model.description.image_shape))
-    assert flatten_names(model.params).keys() == params.keys()
+    assert flatten_names(model.params).keys() == shapes_of(module).keys()
     alone = load_model(run / PARAMS_FILE)
     weights.assert_same(flatten_names(alone.params), flatten_names(model.params))
     # ... also without what was written beside it, by names and shapes.
@@ -231,10 +226,10 @@ def test_its_own_result_loads(run: Path, model: Model) -> None:
 def test_it_predicts_and_is_measured(run: Path, photos: Path, capsys: Any) -> None:
     assert predict(str(run), [str(photos)], top=2) == 0
     assert len(capsys.readouterr().out.splitlines()) == 4 * (1 + 2)
-    results = evaluate(str(run), dataset="digits", split="test[:20]")
-    assert results["num_examples"] == 20
+    results = evaluate(str(run), dataset="digits", split="test[:40]")
+    assert results["num_examples"] == 40
     assert math.isfinite(results["loss"])
-    splits = {"train_split": "train[:40]", "split": "test[:20]"}
+    splits = {"train_split": "train[:40]", "split": "test[:40]"}  # of one batch
     probed = probe(str(run), dataset="digits", **splits, kinds=["few_shot"], feature="gap")
     assert any("accuracy" in name for name in probed), probed
 
@@ -256,17 +251,16 @@ def test_its_features(saved: Path, loaded: Model, photos: Path, tmp_path: Path) 
 
 def test_what_is_inside(loaded: Model) -> None:
     shown = can_show(loaded.module)
-    for name in INSIDE:
-        if name in shown:
-            array = loaded.look(inputs(loaded), name)[name]
-            assert array.shape[:2] == (loaded.module.num_layers, 2)
-        else:
-            has = re.escape(" and ".join(shown) or "no blocks")
-            with pytest.raises(UserError, match=f"this model has no {name}; it has {has}"):
-                loaded.look(inputs(loaded), name)
+    has = re.escape(" and ".join(shown) or "no blocks")
+    for name in set(INSIDE) - {*shown}:
+        with pytest.raises(UserError, match=f"this model has no {name}; it has {has}"):
+            loaded.look(inputs(loaded), name)
+    found = loaded.look(inputs(loaded), shown) if shown else {}
+    assert found.keys() == {*shown}
+    for array in found.values():
+        assert array.shape[:2] == (loaded.module.num_layers, 2)
     if "attention" in shown:
-        sums = loaded.attention(inputs(loaded)).sum(axis=-1)
-        np.testing.assert_allclose(sums, 1.0, atol=1e-5)
+        np.testing.assert_allclose(found["attention"].sum(axis=-1), 1.0, atol=1e-5)
 
 
 def test_pictures_and_page(
@@ -283,6 +277,8 @@ def test_pictures_and_page(
         file.touch() if isinstance(file, Path) else file.write("<svg></svg>")
 
     monkeypatch.setattr(Figure, "savefig", save)
+    few = functools.partial(principal_filters, count=2)
+    monkeypatch.setattr("vit_jax.inference.visualize.principal_filters", few)
     with caplog.at_level(logging.INFO):
         drawn = visualize(str(run), [str(photos)], output=str(tmp_path), against=str(run))
     names = {path.stem for path in drawn}
@@ -330,8 +326,7 @@ def test_it_exports(run: Path, tmp_path: Path) -> None:
 
 
 def test_it_is_fine_tuned(saved: Path, loaded: Model) -> None:
-    module = create_model(**small(saved.name), num_classes=4)
-    like = abstract_params(module, loaded.description.image_shape)
+    like = golden.abstract_params(create_model(**small(saved.name), num_classes=3), (1, *IMAGE))
     params, report = load_pretrained(saved, like=like)
     heads = [name for name in flatten_names(like) if parameter_row(name).row.role == "head"]
     assert report["reset"] == heads
@@ -355,17 +350,14 @@ def test_it_can_be_planned(kind: str) -> None:
         assert name in config[section]
 
 
-@pytest.mark.parametrize("kind", OF_IMAGES)
 def test_another_convention_is_said(
-    kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    saved: Path, loaded: Model, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The same parameters would compute something else."""
-    save_model(tmp_path / "a", class_names=("a", "b"), **small(kind))
-    module = create_model(**small(kind), num_classes=2)
-    for key in MODELS[kind].conventions:
-        stated = getattr(module, key)
+    sizes, like = small(saved.name), golden.abstract_params(loaded.module, (1, *IMAGE))
+    for key in MODELS[saved.name].conventions:
+        stated = getattr(loaded.module, key)
         other = 2 * stated + 1 if isinstance(stated, float) else f"not {stated}"
         caplog.clear()
-        like = jax.tree.map(lambda x: x, abstract_params(module, IMAGE))
-        load_pretrained(tmp_path / "a", like=like, model={**small(kind), key: other})
+        load_pretrained(saved, like=like, model={**sizes, key: other})
         assert f"--config.model.{key}={stated} matches it" in caplog.text

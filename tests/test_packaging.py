@@ -89,7 +89,7 @@ def test_third_party_imports_are_declared() -> None:
             owners = providers.get(name, [ABSENT.get(name, name)])
             if not declared & set(map(canonicalize_name, owners)):
                 undeclared.add(name)
-    ours_or_of_clones = {"vit_jax", "configs", "benchmarks", "big_vision", "maxtext"}
+    ours_or_of_clones = {"vit_jax", "configs", "benchmarks", "big_vision", "maxtext", "scenic"}
     assert undeclared - ours_or_of_clones - sys.stdlib_module_names == set()
 
 
@@ -263,7 +263,7 @@ def test_two_calls_at_once_install_once_and_later_ones_what_is_missing(clone: Cl
     assert "vit-jax==1" in clone.setup("--tests")[1]
 
 
-def test_a_killed_call_is_recovered_by_the_next(clone: Clone) -> None:
+def test_a_killed_or_failed_call_is_recovered_by_the_next(clone: Clone) -> None:
     process = clone.hold()
     (clone.root / ".venv/half a package").touch()
     os.killpg(process.pid, signal.SIGKILL)
@@ -274,9 +274,7 @@ def test_a_killed_call_is_recovered_by_the_next(clone: Clone) -> None:
     assert clone.packages() == {"vit_jax", "data"}
     assert not (clone.root / ".venv/half a package").exists()
 
-
-def test_no_network_or_a_full_disk_is_one_line(clone: Clone) -> None:
-    assert clone.setup()[0] == 0
+    # So is one without a network or with a full disk, which says so in one line.
     (clone.root / ".venv/what was there").touch()
     nobody = {"PIP_NO_INDEX": "0", "PIP_FIND_LINKS": "", "PIP_INDEX_URL": "http://127.0.0.1:9/"}
     status, _, stderr = clone.setup("--tests", PIP_RETRIES="1", UV_HTTP_RETRIES="0", **nobody)

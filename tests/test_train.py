@@ -49,8 +49,20 @@ def run_until_saved(config: ConfigDict, workdir: Path, step: int) -> None:
             train_and_evaluate(config, str(workdir))
 
 
+def as_of(step: int, run: Path, copy: Path) -> Path:
+    """What is left of a run if the power is cut before anything after `step` is saved."""
+    shutil.copytree(run, copy)
+    for folder in (copy / "checkpoints").iterdir():
+        if int(folder.name) > step:
+            shutil.rmtree(folder)
+    for name in ("params.npz", "results.json"):
+        (copy / name).unlink()
+    return copy
+
+
 ALL_ON = {
     "checkpoint__every_steps": 4,
+    "evaluators__test__every_steps": 4,
     "model__dropout_rate": 0.1,
     "train_step__accumulation_steps": 2,
     "train_step__polyak_decay": 0.9,
@@ -66,6 +78,23 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run with everything on, that nothing has disturbed."""
     workdir = tmp_path_factory.mktemp("finished") / "run"
     train_and_evaluate(tiny.config(**ALL_ON), str(workdir))
+    return workdir
+
+
+@pytest.fixture(scope="module")
+def interrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same one, which a power cut ends in step 7: two updates past its checkpoint."""
+    workdir, dispatched = tmp_path_factory.mktemp("interrupted") / "run", Clock.dispatched
+
+    def stopping(self: Clock, step: int, loss: jax.Array) -> None:
+        if step == 7:
+            raise StopHere
+        dispatched(self, step, loss)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Clock, "dispatched", stopping)
+        with pytest.raises(StopHere):
+            train_and_evaluate(tiny.config(**ALL_ON), str(workdir))
     return workdir
 
 
@@ -119,17 +148,26 @@ def scores_of(workdir: Path, step: int) -> dict[str, float]:
     return read_manifest(workdir / "checkpoints" / str(step) / "state")["note"]["metrics"]  # type: ignore[index]
 
 
-def test_an_interrupted_run_goes_on_bit_for_bit(finished: Path, tmp_path: Path) -> None:
-    """Mid-epoch (100 examples, 64 seen), under accumulation, dropout, averaging and freezing."""
-    workdir = tmp_path / "run"
-    run_until_saved(tiny.config(**ALL_ON), workdir, 4)
+def test_an_interrupted_run_goes_on_bit_for_bit(
+    finished: Path, interrupted: Path, tmp_path: Path
+) -> None:
+    """Mid-epoch (100 examples, 64 seen), under accumulation, dropout, averaging and freezing.
+
+    Killed after step 4 was evaluated, and before its checkpoint was told: it gets the score that
+    only the log has.
+    """
+    workdir = Path(shutil.copytree(interrupted, tmp_path / "run"))
     assert not (workdir / "params.npz").exists()
+    scores = scores_of(workdir, 4)
+    assert "test/accuracy" in scores
+    write_manifest(workdir / "checkpoints" / "4" / "state", {"metrics": {}})
     train_and_evaluate(tiny.config(**ALL_ON), str(workdir))
     assert_same_params(workdir, finished)
     assert losses(workdir) == losses(finished)
+    assert scores_of(workdir, 4) == scores
 
 
-def test_so_does_one_with_another_attention_adapters_repeated_images_and_gsam(
+def test_so_does_one_with_another_attention_adapters_and_repeated_images(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In bfloat16, with dropout, whose random words are the update's own."""
@@ -141,21 +179,20 @@ def test_so_does_one_with_another_attention_adapters_repeated_images_and_gsam(
         model__dtype="bfloat16",
         model__dropout_rate=0.1,
         dataset__repeated_augmentation=2,
-        gradient__name="gsam",  # its distance follows the rate, which follows the step
         duration__steps=4,
         checkpoint__every_steps=2,
     )
     train_and_evaluate(config, str(tmp_path / "whole"))
-    run_until_saved(config, tmp_path / "parts", 2)
-    train_and_evaluate(config, str(tmp_path / "parts"))
-    assert_same_params(tmp_path / "whole", tmp_path / "parts")
+    parts = as_of(2, tmp_path / "whole", tmp_path / "parts")
+    train_and_evaluate(config, str(parts))
+    assert_same_params(tmp_path / "whole", parts)
 
 
 def test_a_stop_during_an_evaluation_is_made_up_for(finished: Path, tmp_path: Path) -> None:
     """SIGTERM while step 4 is evaluated: its checkpoint gets the score when the run goes on."""
-    evaluation = {"evaluators__test__every_steps": 4, "checkpoint__best_metric": "test/accuracy"}
     # Between two checkpoints: only the request to stop saves step 4.
-    config = tiny.config(**{**ALL_ON, **evaluation, "checkpoint__every_steps": 100})
+    checkpoint = {"checkpoint__best_metric": "test/accuracy", "checkpoint__every_steps": 100}
+    config = tiny.config(**{**ALL_ON, **checkpoint})
     workdir, note = tmp_path / "run", watchdog.note
 
     def stopping(doing: str, step: int | None = None, **kwargs: Any) -> None:
@@ -177,17 +214,6 @@ def test_a_stop_during_an_evaluation_is_made_up_for(finished: Path, tmp_path: Pa
     assert_same_params(workdir, finished)
 
 
-def test_a_score_that_only_the_log_has_goes_to_its_checkpoint(tmp_path: Path) -> None:
-    """Killed after it was evaluated, and before its checkpoint was told."""
-    evaluation = {"evaluators__test__every_steps": 4, "checkpoint__best_metric": "test/accuracy"}
-    train_and_evaluate(tiny.config(duration__steps=4, **evaluation), str(tmp_path))
-    scores = scores_of(tmp_path, 4)
-    assert "test/accuracy" in scores
-    write_manifest(tmp_path / "checkpoints" / "4" / "state", {"metrics": {}})
-    train_and_evaluate(tiny.config(**evaluation), str(tmp_path), resume="force")
-    assert scores_of(tmp_path, 4) == scores
-
-
 def test_a_finished_run_returns_its_results_and_the_workdir_of_another_is_refused(
     finished: Path,
 ) -> None:
@@ -201,8 +227,8 @@ def test_a_finished_run_returns_its_results_and_the_workdir_of_another_is_refuse
     assert (finished / "params.npz").stat().st_mtime_ns == before
 
 
-def test_another_mesh_continues_the_run(finished: Path, tmp_path: Path) -> None:
-    run_until_saved(tiny.config(**ALL_ON), tmp_path / "run", 4)
+def test_another_mesh_continues_the_run(finished: Path, interrupted: Path, tmp_path: Path) -> None:
+    shutil.copytree(interrupted, tmp_path / "run")
     layout = {"mesh__data": 2, "mesh__fsdp": 2, "mesh__tensor": 2}
     train_and_evaluate(tiny.config(**ALL_ON, **layout), str(tmp_path / "run"))
     # Sums over devices come in another order: a unit or two in the last place.
@@ -276,43 +302,30 @@ def test_parameters_that_overflow_without_a_bad_loss_are_noticed(tmp_path: Path)
     assert not (tmp_path / "run" / "params.npz").exists()
 
 
-def test_force_sets_the_old_results_aside(tmp_path: Path) -> None:
-    """Of a recipe that was shortened below its warm-up."""
-    workdir = tmp_path / "run"
-    short = {"duration__steps": 2, "schedule__warmup_steps": 100}
-    assert train_and_evaluate(tiny.config(**short), str(workdir))["step"] == 2
-    first = (workdir / "params.npz").read_bytes()
-    longer = tiny.config(**{**short, "duration__steps": 3})
-    results = train_and_evaluate(longer, str(workdir), resume="force")
-    assert results["step"] == 3
+def test_force_sets_the_old_results_aside(finished: Path, tmp_path: Path) -> None:
+    """Also of a recipe that is shorter than its warm-up."""
+    workdir = Path(shutil.copytree(finished, tmp_path / "run"))
+    longer = tiny.config(**{**ALL_ON, "duration__steps": 9, "schedule__warmup_steps": 100})
+    assert train_and_evaluate(longer, str(workdir), resume="force")["step"] == 9
+    first = (finished / "params.npz").read_bytes()
     assert (workdir / "params.1.npz").read_bytes() == first
     assert (workdir / "params.npz").read_bytes() != first
-    with pytest.raises(UserError, match="past the 2 steps"):
-        train_and_evaluate(tiny.config(**short), str(workdir), resume="force")
+    with pytest.raises(UserError, match="past the 8 steps"):
+        train_and_evaluate(tiny.config(**ALL_ON), str(workdir), resume="force")
 
 
 def test_a_session_that_dies_at_its_start_keeps_the_times_of_those_before(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    interrupted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config, workdir = tiny.config(checkpoint__every_steps=4), str(tmp_path / "run")
-
     def dies(*_: Any, **_kwargs: Any) -> None:
-        raise RuntimeError("the power goes")
+        raise StopHere
 
-    dispatched = Clock.dispatched
-    with monkeypatch.context() as patch:
-        patch.setattr(
-            Clock,
-            "dispatched",
-            lambda clock, step, loss: dies() if step == 7 else dispatched(clock, step, loss),
-        )
-        with pytest.raises(RuntimeError, match="power"):
-            train_and_evaluate(config, workdir)
+    workdir = Path(shutil.copytree(interrupted, tmp_path / "run"))
     first = read_metrics(workdir)[-1]
     assert first["step"] == 6  # two updates past the checkpoint
     monkeypatch.setattr(train_module, "train_batches_on", dies)
-    with pytest.raises(RuntimeError, match="power"):
-        train_and_evaluate(config, workdir)
+    with pytest.raises(StopHere):
+        train_and_evaluate(tiny.config(**ALL_ON), str(workdir))
     second = read_metrics(workdir)[-1]
     assert second["step"] == 4
     assert second["elapsed_seconds"] > first["elapsed_seconds"]
@@ -393,6 +406,8 @@ def test_a_mistake_does_not_lock_the_workdir(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="nowhere"):
         train_and_evaluate(tiny.config(pretrained__source="/nowhere.npz"), workdir)
     config = tiny.config(log__profile_steps=(2, 50), duration__steps=2, schedule__warmup_steps=0)
+    with config.unlocked():
+        config.evaluators = {}  # its compilation would be traced too
     assert train_and_evaluate(config, workdir)
     assert list((tmp_path / "run" / "profile").rglob("*.xplane.pb"))
 

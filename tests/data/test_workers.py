@@ -41,9 +41,9 @@ class Noise:
         }
 
 
-@pytest.mark.parametrize("folder", ["", "nowhere"])
+@pytest.mark.parametrize(("folder", "num_workers"), [("", 2), ("nowhere", 1)])
 def test_workers_give_the_same_batches_in_the_same_order_and_name_a_bad_example(
-    folder, tmp_path, monkeypatch
+    folder, num_workers, tmp_path, monkeypatch
 ):
     """Also where there is no shared memory."""
     monkeypatch.setattr(workers, "SHARED_MEMORY", str(tmp_path / folder))
@@ -52,7 +52,7 @@ def test_workers_give_the_same_batches_in_the_same_order_and_name_a_bad_example(
         expected = list(batches)
     broken = int(expected[-1]["label"][2])
     received = []
-    running = train_batches(Noise(broken), **arguments, num_workers=2, num_threads=1)
+    running = train_batches(Noise(broken), **arguments, num_workers=num_workers, num_threads=1)
     with running as batches, pytest.raises(UserError) as caught:
         received.extend(batches)
     assert str(caught.value) == f"example {broken}: it is broken"

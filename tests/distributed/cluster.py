@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -37,18 +37,10 @@ def read_results(workdir: Path) -> dict[str, float]:
 class Process:
     """One process of a run, with its output in a file."""
 
-    def __init__(self, command: list[str], log: Path, env: dict[str, str], prefix: list[str]):
-        """`command` is a script of Python; with a `prefix` it starts by itself, else it forks."""
+    def __init__(self, command: list[str], log: Path, env: dict[str, str]):
+        """`command` is a script of Python and its arguments."""
         self.log = log
-        self.popen: subprocess.Popen[bytes] | forks.Process
-        if prefix:
-            with open(log, "w") as file:
-                command = [*prefix, sys.executable, *command]
-                self.popen = subprocess.Popen(
-                    command, stdout=file, stderr=file, env=env, start_new_session=True
-                )
-        else:
-            self.popen = forks.Process(command, log, env)
+        self.popen = forks.Process(command, log, env)
 
     @property
     def output(self) -> str:
@@ -108,7 +100,7 @@ def cluster(
     num_devices: int = 2,
     recipe: str = "../vit_jax/config.py",
     last: tuple[str, ...] = (),
-    prefix: Callable[[int], list[str]] = lambda _: [],
+    namespaces: Sequence[str] = (),
     address: str = "",
     workdir: Path | None = None,
 ) -> Iterator[Cluster]:
@@ -120,7 +112,7 @@ def cluster(
       script: of scripts/, or with its path.
       num_started: how many of the processes come; all by default.
       num_devices: per process.
-      prefix: of `Process`, by number.
+      namespaces: of the network, one of each process.
       address: of the coordinator; a free port of this machine by default.
     """
     workdir = workdir or folder / "workdir"
@@ -138,7 +130,8 @@ def cluster(
             flags += last if i == num_processes - 1 else ()
             command = tiny.command(script, workdir, heartbeat, *arguments, *flags, recipe=recipe)
             command[:1] = [str(Path(__file__).with_name("start.py"))] if num_processes > 1 else []
-            running.processes.append(Process(command, logs / f"{i}.log", env, prefix(i)))
+            of_process = {"NETWORK_NAMESPACE": namespaces[i]} if namespaces else {}
+            running.processes.append(Process(command, logs / f"{i}.log", env | of_process))
         yield running
     finally:
         for process in running.processes:

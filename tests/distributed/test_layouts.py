@@ -126,7 +126,7 @@ def test_a_cluster_is_found_by_itself(
             JAX_COORDINATOR_PORT=port,
             **{name: value.format(i=i) for name, value in variables.items()},
         )
-        processes.append(Process([str(script), *flags], tmp_path / f"{i}.log", env, prefix=[]))
+        processes.append(Process([str(script), *flags], tmp_path / f"{i}.log", env))
     for i, process in enumerate(processes):
         assert process.wait() == 0, process.output
         assert re.search(rf"\b{2 * num_processes}\s+devices", process.output)

@@ -126,30 +126,36 @@ def with_evaluator(kind: str, **values: Any) -> ConfigDict:
     return config
 
 
-def measured(config: ConfigDict) -> dict[str, float]:
+def measured(config: ConfigDict) -> dict[str, dict[str, float]]:
+    """By all evaluators of features."""
     mesh = create_mesh(**config.mesh, devices=jax.devices()[: config.mesh.data * config.mesh.fsdp])
     with jax.set_mesh(mesh):
         run = create_run(config, mesh)
         params = run.initial_state(0).params
-        evaluator = run.evaluations["probe"].evaluator
-        found = evaluator(params)
-    assert set(found) == set(evaluator.metric_names)
+        evaluators = {key: each.evaluator for key, each in run.evaluations.items() if key != "test"}
+        found = {key: evaluator(params) for key, evaluator in evaluators.items()}
+    for key, evaluator in evaluators.items():
+        assert set(found[key]) == set(evaluator.metric_names)
     return found
 
 
-@pytest.mark.parametrize(
-    ("kind", "values"),
-    [
-        ("few_shot", {"shots": (1, 5), "num_seeds": 2}),
-        ("linear_probe", {"l2": (1e-3, 1e-1), "feature": "gap"}),
-        ("nearest_neighbors", {"num_neighbors": 5}),
-    ],
-)
-def test_on_any_number_of_devices(kind: str, values: dict[str, Any]) -> None:
+def test_on_any_number_of_devices() -> None:
     """45 images of 90 in batches of 8: the last is not full."""
-    expected = measured(with_evaluator(kind, **values))
-    assert expected["num_examples"] == 45
-    assert measured(with_evaluator(kind, devices=8, **values)) == expected
+    others = {
+        "linear_probe": {"l2": (1e-3, 1e-1), "feature": "gap"},
+        "nearest_neighbors": {"num_neighbors": 5},
+    }
+    found = []
+    for devices in (1, 8):
+        config = with_evaluator("few_shot", devices=devices, shots=(1, 5), num_seeds=2)
+        with config.unlocked():
+            for kind, values in others.items():
+                config.evaluators[kind] = schema.evaluator(
+                    "test[:45]", kind, train_split="train[:90]", **values
+                )
+        found.append(measured(config))
+    assert [each["num_examples"] for each in found[0].values()] == [45, 45, 45]
+    assert found[1] == found[0]
 
 
 def test_features_are_computed_once_and_a_second_evaluation_compiles_nothing(
@@ -222,7 +228,7 @@ def test_its_classes_need_not_be_those_of_the_training(tmp_path: Path) -> None:
     own = {"dataset": str(photos), "preprocess": "decode|resize(16)", "train_split": "train"}
     config = with_evaluator("few_shot", shots=(2,), **own)
     config.evaluators.probe.split = "test"
-    assert measured(config)["num_examples"] == 4
+    assert measured(config)["probe"]["num_examples"] == 4
 
 
 @pytest.mark.parametrize(

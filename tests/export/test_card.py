@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from tests.peers import import_timm, import_transformers
+from tests.pretrained import weights
 from tests.saved_models import save_model
 from vit_jax.export.card import write_card
 from vit_jax.export.convert import convert_checkpoint
@@ -97,8 +98,7 @@ def test_lines_for_other_libraries(
     import_transformers()
     model = load_model(save_model(tmp_path / "a", num_classes=3, image_size=32, scale=0.2))
     convert_checkpoint(str(tmp_path / "a"), str(tmp_path / "b"), format=format)
-    black = np.zeros((1, 32, 32, 3), np.float32)
-    expected = model.module.apply({"params": model.params}, black, train=False)
+    expected = weights.logits(model.module, model.params, np.zeros((1, 32, 32, 3), np.float32))
     monkeypatch.chdir(tmp_path)
     text = (tmp_path / "b" / "README.md").read_text()
     assert "vit_jax" not in text.split("```")[1]

@@ -84,7 +84,7 @@ def test_the_tour(tmp_path: Path) -> None:
     Parameters stay bit-identical, and logits within 1e-5 (the noise between JAX and PyTorch).
     """
     timm, transformers = import_timm(), import_transformers()
-    module = weights.module_of("Ti/16")
+    module = weights.module_of("Ti/16", num_layers=2)
     start = weights.seeded(module, (64, 64, 3))
     images = golden.images(2, 64, 64)
     expected = weights.logits(module, unflatten_names(start), images)
@@ -94,7 +94,7 @@ def test_the_tour(tmp_path: Path) -> None:
         np.testing.assert_allclose(np.asarray(logits), expected, rtol=0, atol=1e-5)
 
     first = write_arrays(tmp_path / "first.npz", google.to_published(start))
-    convert_checkpoint(str(first), str(tmp_path / "ours.npz"), format="npz")
+    convert_checkpoint(str(first), str(tmp_path / "ours.npz"), format="npz", num_heads=3)
     convert_checkpoint(str(tmp_path / "ours.npz"), str(tmp_path / "timm"), format="timm")
     model = timm.create_model(f"local-dir:{tmp_path / 'timm'}", pretrained=True).eval()
     with torch.no_grad():
@@ -103,7 +103,7 @@ def test_the_tour(tmp_path: Path) -> None:
     shutil.move(tmp_path / "timm" / "saved.pth", tmp_path / "saved.pth")
 
     # A bare state dict does not say which GELU: timm's default is the exact one.
-    loaded = load_model(tmp_path / "saved.pth")
+    loaded = load_model(tmp_path / "saved.pth", num_heads=3)
     assert loaded.description.model["gelu"] == "exact"
     check(weights.logits(module, loaded.params, images))
     convert_checkpoint(str(tmp_path / "timm"), str(tmp_path / "hf"), format="huggingface")

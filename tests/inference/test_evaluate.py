@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from sklearn.metrics import f1_score, precision_recall_fscore_support
 
 from tests import fixtures_data, tiny
+from tests.pretrained import weights
 from tests.saved_models import save_model
 from vit_jax.data.class_names import class_names, wordnet_ids
 from vit_jax.data.datasets import create_dataset
@@ -54,7 +54,7 @@ def all_logits(model: Path, photos: Path) -> tuple[np.ndarray, np.ndarray]:
     )
     examples = [data.example(i, np.random.default_rng(0)) for i in range(data.num_examples)]
     images = np.stack([example["image"] for example in examples]) / np.float32(127.5) - 1
-    logits = loaded.module.apply({"params": loaded.params}, jnp.asarray(images), train=False)
+    logits = weights.logits(loaded.module, loaded.params, images)
     return np.asarray(logits, np.float64), np.array([example["label"] for example in examples])
 
 
@@ -226,9 +226,7 @@ def test_classes_that_the_split_does_not_have_need_not_compete(tmp_path: Path) -
         name=str(photos), split="test", preprocess=loaded.description.eval_preprocess
     )
     images = np.stack([data.example(i, np.random.default_rng(0))["image"] for i in range(15)])
-    logits = loaded.module.apply(
-        {"params": loaded.params}, images.astype(np.float32) / 127.5 - 1, train=False
-    )
+    logits = weights.logits(loaded.module, loaded.params, images.astype(np.float32) / 127.5 - 1)
     among = [names.index(name) for name in "acg"]
     best = [names[among[k]] for k in np.asarray(logits)[:, among].argmax(axis=1)]
     assert [row["prediction"] for row in rows] == best

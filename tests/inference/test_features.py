@@ -1,5 +1,6 @@
 """Features: each one recomputed from another by the model's own equations, and the file."""
 
+import functools
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -44,6 +45,10 @@ def features_of(model: Model, names: list[str]) -> dict[str, np.ndarray]:
     return jax.device_get(values)
 
 
+def apply(module: nn.Module, params: Any, x: Any, **options: Any) -> np.ndarray:
+    return np.asarray(jax.jit(functools.partial(module.apply, **options))({"params": params}, x))
+
+
 def close(actual: Any, expected: Any) -> None:
     """Float32, sums of some ten products; XLA may fuse the two computations differently."""
     np.testing.assert_allclose(actual, expected, rtol=2e-4, atol=2e-4)
@@ -60,10 +65,10 @@ def test_every_feature_from_the_one_before(name: str, tmp_path: Path) -> None:
 
     block = Encoder1DBlock(BlockConfig.of(module))
     encoder = params["Transformer"]
-    after = block.apply({"params": encoder["encoderblock_1"]}, found["block_0_tokens"], train=False)
+    after = apply(block, encoder["encoderblock_1"], found["block_0_tokens"], train=False)
     close(found["block_1_tokens"], after)
     norm = nn.LayerNorm(epsilon=1e-6)
-    close(found["tokens"], norm.apply({"params": encoder["encoder_norm"]}, after))
+    close(found["tokens"], apply(norm, encoder["encoder_norm"], after))
 
     prefix = len(module.prefix_tokens)
     assert found["tokens"].shape == (2, 4 + prefix, 16)
@@ -84,7 +89,7 @@ def test_every_feature_from_the_one_before(name: str, tmp_path: Path) -> None:
     close(found["logits"], head(found["pre_logits"]))
     if name == "map":
         pool = MAPHead(BlockConfig.of(module))
-        pooled = pool.apply({"params": params["MAPHead_0"]}, found["tokens"], train=False)
+        pooled = apply(pool, params["MAPHead_0"], found["tokens"], train=False)
     else:
         pooled = found["gap" if name == "gap" else "cls"]
     if name == "pre-trained":
@@ -96,12 +101,13 @@ def test_every_feature_from_the_one_before(name: str, tmp_path: Path) -> None:
 def test_the_logits_are_the_models(tmp_path: Path) -> None:
     """And a module in scan form is looked into as well, with the parameters of the loop form."""
     model = load_model(save_model(tmp_path / "m", class_names=("a", "b", "c"), num_layers=3))
-    images = jnp.asarray(IMAGES, jnp.float32) / 127.5 - 1
-    expected = model.module.apply({"params": model.params}, images, train=False)
+    images = IMAGES.astype(np.float32) / 127.5 - 1
+    expected = apply(model.module, model.params, images, train=False)
     found = features_of(model, ["logits", "block_1_tokens"])
     close(found["logits"], expected)
-    scanned = feature_function(model.module.clone(scan=True, remat="full"), ["block_1_tokens"])
-    actual = scanned(model.params, scale_images(IMAGES))["block_1_tokens"]
+    module = model.module.clone(scan=True, remat="full")
+    scanned = jax.jit(feature_function(module, ["block_1_tokens"]))
+    actual = scanned(model.params, images)["block_1_tokens"]
     close(actual, found["block_1_tokens"])
 
 

@@ -10,6 +10,7 @@ import pytest
 from PIL import Image
 
 from tests import fixtures_data, tiny
+from tests.pretrained import weights
 from tests.saved_models import save_model
 from vit_jax.data.preprocess import parse
 from vit_jax.errors import UserError
@@ -57,8 +58,7 @@ def logits(model: Model, path: str) -> np.ndarray:
     chain = parse(model.description.eval_preprocess)
     example = {"image": Path(path).read_bytes(), "label": 0}
     image = chain(example, np.random.default_rng(0))["image"] / np.float32(127.5) - 1
-    result = model.module.apply({"params": model.params}, image[None], train=False)
-    return np.asarray(result, np.float64)[0]
+    return np.asarray(weights.logits(model.module, model.params, image[None]), np.float64)[0]
 
 
 def column(found: dict[str, Any], key: str) -> list[Any]:

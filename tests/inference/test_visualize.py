@@ -25,7 +25,7 @@ def saved(folder: Path, **model: Any) -> str:
 def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("photos")
     rng = np.random.default_rng(0)
-    for number in range(5):
+    for number in range(4):
         pixels = rng.integers(0, 256, (20, 30, 3), np.uint8)
         Image.fromarray(pixels).save(folder / f"${number}$.png")  # a name is no formula
     return folder
@@ -47,7 +47,7 @@ def check(paths: list[Path], names: tuple[str, ...]) -> None:
 
 
 def test_every_picture(tmp_path: Path, model: str, photos: Path) -> None:
-    found = visualize(model, [str(photos)], output=str(tmp_path), against=model, batch_size=2)
+    found = visualize(model, [str(photos)], output=str(tmp_path), against=model, batch_size=3)
     check(found, (*OF_PARAMETERS, *OF_IMAGES))
     only = visualize(model, [str(photos / "$0$.png")], output=str(tmp_path), what=["rollout"])
     check(only, ("rollout",))

@@ -141,9 +141,9 @@ def test_the_same_on_every_mesh() -> None:
 @pytest.mark.parametrize("platform", ["tpu", "gpu"])
 def test_gelu_of_accelerators(platform: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """No further from float64 than JAX's own, but for what bfloat16 rounds on the way on a GPU."""
-    x = jnp.linspace(-6.0, 6.0, 1001)
+    x = np.linspace(-6.0, 6.0, 1001, dtype=np.float32)
     with jax.enable_x64(True):
-        derived = jax.vmap(jax.value_and_grad(nn.gelu))(np.asarray(x, np.float64))
+        derived = jax.jit(jax.vmap(jax.value_and_grad(nn.gelu)))(np.asarray(x, np.float64))
         exact = [np.asarray(each) for each in derived]
 
     def error(dtype: Any) -> Any:
@@ -173,8 +173,8 @@ def test_residual_sums_of_gpus_are_of_matrices(monkeypatch: pytest.MonkeyPatch) 
 def test_patches_of_gpus_are_a_product(monkeypatch: pytest.MonkeyPatch) -> None:
     """As the convolution, also where patches leave pixels over."""
     module = layers.PatchEmbedding(8, (4, 3), (4, 3))
-    images = jax.random.normal(jax.random.key(0), (2, 13, 11, 3))
-    params = module.init(jax.random.key(1), images)
+    images = golden.images(2, 13, 11)
+    params = jax.jit(module.init)(jax.random.key(1), images)
 
     def run(images: jax.Array) -> Any:
         out, vjp = jax.vjp(lambda *arguments: module.apply(*arguments), params, images)
@@ -183,7 +183,7 @@ def test_patches_of_gpus_are_a_product(monkeypatch: pytest.MonkeyPatch) -> None:
     def convolves() -> bool:
         return "conv_general_dilated" in str(jax.make_jaxpr(lambda images: run(images))(images))
 
-    expected = run(images)
+    expected = jax.jit(lambda images: run(images))(images)
     assert convolves()
     monkeypatch.setattr(layers, "device_of_program", lambda: ("gpu", ""))
     assert not convolves()

@@ -4,7 +4,6 @@ import functools
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -29,7 +28,11 @@ def model_and_params(name: str = "vit", **model: Any) -> tuple[Any, Any]:
 
 @functools.cache
 def of_the_loop() -> dict[str, Any]:
-    return look(*model_and_params(), IMAGES, INSIDE)
+    return jax.device_get(look(*model_and_params(), IMAGES, INSIDE))
+
+
+def compiled(module: Any, params: Any, what: Any) -> dict[str, Any]:
+    return jax.device_get(jax.jit(lambda p: look(module, p, IMAGES, what))(params))
 
 
 MODELS: dict[str, dict[str, Any]] = {
@@ -43,7 +46,7 @@ MODELS: dict[str, dict[str, Any]] = {
 def test_the_same_of_every_form(name: str) -> None:
     expected = of_the_loop()
     module, params = model_and_params(**MODELS[name])
-    found = look(module, params, IMAGES, INSIDE)
+    found = compiled(module, params, INSIDE)
     assert {key: array.shape for key, array in found.items()} == {
         "attention": (3, 2, 4, 7, 7),
         **dict.fromkeys(("query", "key", "value"), (3, 2, 7, 4, 8)),
@@ -56,7 +59,7 @@ def test_the_same_of_every_form(name: str) -> None:
 def test_it_is_what_the_model_computes() -> None:
     module, params = model_and_params()
     found = of_the_loop()
-    scores = jnp.einsum("lbqhd,lbkhd->lbhqk", found["query"], found["key"]) / np.sqrt(8)
+    scores = np.einsum("lbqhd,lbkhd->lbhqk", found["query"], found["key"]) / np.sqrt(8)
     np.testing.assert_allclose(found["attention"], jax.nn.softmax(scores), atol=1e-5)
     np.testing.assert_allclose(found["attention"].sum(-1), 1.0, atol=1e-5)
     # The last tokens, normalised, through the head are the logits.
@@ -81,7 +84,7 @@ def test_it_is_what_the_model_computes() -> None:
 )
 def test_other_heads_and_stems(name: str, model: dict[str, Any], num_tokens: int) -> None:
     module, params = model_and_params(name, **model)
-    found = look(module, params, IMAGES, ["attention", "tokens"])
+    found = compiled(module, params, ["attention", "tokens"])
     assert found.keys() == {"attention", "tokens"}
     assert found["attention"].shape[-1] == found["tokens"].shape[2] == num_tokens
     np.testing.assert_allclose(found["attention"].sum(-1), 1.0, atol=1e-5)

@@ -21,20 +21,19 @@ from vit_jax.parameters.names import flatten_names, stack_blocks
 IMAGES = golden.images(2, 16, 24)
 
 
-def init(form: str, **attributes: Any) -> tuple[Any, Any]:
-    model = create_model(**{**small(f"modern_vit:{form}"), **attributes}, num_classes=5)
-    return model, jax.jit(lambda key: model.init(key, IMAGES, train=False)["params"])(
-        jax.random.key(0)
-    )
+def filled(form: str) -> tuple[Any, Any]:
+    model = create_model(**small(f"modern_vit:{form}"), num_classes=5)
+    return model, golden.filled(model, IMAGES.shape)
 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_loop_and_scan_and_a_file_without_a_description(form: str) -> None:
-    model, params = init(form)
+    model, params = filled(form)
     apply = jax.jit(
         lambda model, p: model.apply({"params": p}, IMAGES, train=False), static_argnums=0
     )
-    loop, scan = apply(model, params), apply(model.clone(scan=True), stack_blocks(params))
+    loop = np.asarray(apply(model, params))
+    scan = apply(model.clone(scan=True), stack_blocks(params))
     # The same operations, fused in another way.
     np.testing.assert_allclose(scan, loop, rtol=0, atol=1e-6)
     assert np.abs(loop).max() > 1e-3
@@ -61,25 +60,27 @@ def test_scores_see_differences_of_rotary_positions() -> None:
 
 
 def test_training_alone_scales_coordinates() -> None:
-    model, params = init("DINOv3", layer_scale_init=1.0)
+    model, params = filled("DINOv3")
 
     @jax.jit
-    def train(params: Any, key: jax.Array) -> jax.Array:
-        return model.apply({"params": params}, IMAGES, train=True, rngs={"dropout": key})
+    def outputs(params: Any, key: jax.Array) -> tuple[jax.Array, ...]:
+        def logits(model: Any, train: bool) -> jax.Array:
+            return model.apply({"params": params}, IMAGES, train=train, rngs={"dropout": key})
 
-    one, same, other = (train(params, jax.random.key(seed)) for seed in (1, 1, 2))
+        return logits(model, True), logits(model.clone(rope_jitter=1.0), True), logits(model, False)
+
+    (one, still, evaluated), (same, *_), (other, *_) = (
+        jax.device_get(outputs(params, jax.random.key(seed))) for seed in (1, 1, 2)
+    )
     np.testing.assert_array_equal(one, same)
     assert np.abs(one - other).max() > 1e-6
-    rngs = {"dropout": jax.random.key(1)}
-    still = model.clone(rope_jitter=1.0).apply({"params": params}, IMAGES, train=True, rngs=rngs)
-    evaluated = model.apply({"params": params}, IMAGES, train=False)
     np.testing.assert_allclose(still, evaluated, rtol=0, atol=1e-6)
 
 
 def test_patches_and_normed_blocks_are_features() -> None:
-    model, params = init("DINOv3", layer_scale_init=1.0)
+    model, params = filled("DINOv3")
     names = ["tokens", "patches", "register_1", "block_1_normed", "block_0_normed"]
-    found = feature_function(model, names)(params, IMAGES)
+    found = jax.device_get(jax.jit(feature_function(model, names))(params, IMAGES))
     np.testing.assert_array_equal(found["patches"], found["tokens"][:, 3:])
     np.testing.assert_array_equal(found["register_1"], found["tokens"][:, 2])
     # The last block's is what the model ends with; both are computed with other fusions.
@@ -105,10 +106,16 @@ def test_attributes_that_do_not_go_together(attributes: dict[str, Any], message:
 
 
 def test_mixed_frequencies_start_as_turned_axes() -> None:
-    _, params = init("mixed")
-    block = params["Transformer"]["encoderblock_0"]["MultiHeadDotProductAttention_0"]
-    uv = block["rope"]["frequencies"]  # [2, H, d / 2]
-    u, v = np.split(np.asarray(uv), 2, axis=-1)  # of one axis and of the other
+    model = create_model(**small("modern_vit:mixed"), num_classes=5)
+
+    @jax.jit
+    def frequencies(key: jax.Array) -> jax.Array:
+        params = model.init(key, IMAGES, train=False)["params"]
+        block = params["Transformer"]["encoderblock_0"]["MultiHeadDotProductAttention_0"]
+        return block["rope"]["frequencies"]  # [2, H, d / 2]
+
+    uv = np.asarray(frequencies(jax.random.key(0)))
+    u, v = np.split(uv, 2, axis=-1)  # of one axis and of the other
     base = 10.0 ** (-np.arange(2) / 2)
     for axis in (u, v):
         np.testing.assert_allclose(np.hypot(*axis), np.tile(base, (2, 1)), rtol=1e-5)

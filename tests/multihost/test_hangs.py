@@ -108,7 +108,7 @@ def test_a_cut_link_ends_both_sides(network: list[str], tmp_path: Path) -> None:
         "--config.dataset.batch_size=15",
         num_processes=3,
         num_devices=1,
-        prefix=lambda i: ["ip", "netns", "exec", NAMESPACES[i]],
+        namespaces=NAMESPACES,
         address=f"{network[0]}:5000",
     ) as running:
         running.wait_for_step(3)

@@ -1,5 +1,6 @@
 """LiT: a tower of texts beside a locked one of images, from the losses to zero-shot results."""
 
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 
 from tests import tiny
 from tests.saved_models import save_model
-from tests.test_train import run_until_saved
+from tests.test_train import as_of
 from vit_jax.data.pipeline import train_batches_on
 from vit_jax.data.text import Tokenize
 from vit_jax.errors import UserError
@@ -25,6 +26,7 @@ from vit_jax.parameters.names import flatten_names
 from vit_jax.parameters.sharding import batch_sharding, create_mesh
 from vit_jax.run import create_run
 from vit_jax.train import train_and_evaluate
+from vit_jax.training.initial import initial_state
 from vit_jax.workdir.checkpoints import restore_params
 
 IMAGES = "decode(channels=3)|resize(16)"
@@ -68,7 +70,7 @@ def lit(image: Any, **overrides: Any) -> Any:
 @pytest.fixture(scope="module")
 def workdir(tower: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("lit") / "run"
-    results = train_and_evaluate(lit(tower), str(folder))
+    results = train_and_evaluate(lit(tower, checkpoint__every_steps=4), str(folder))
     assert {"test/loss", "test/accuracy", "zero_shot/accuracy"} <= results.keys()
     assert results["zero_shot/num_examples"] == 64
     return folder
@@ -81,8 +83,8 @@ def vectors(seed: int, count: int = 6) -> np.ndarray:
 
 def losses_of(kind: type[Objective], embeddings: Any, mask: np.ndarray) -> Any:
     objective = kind.__new__(kind)
-    params = {"t": jnp.log(jnp.full((1,), 5.0)), "b": jnp.full((1,), -2.0)}
-    return objective.loss_of(params, embeddings, {"mask": jnp.asarray(mask)})
+    params = {"t": np.log(np.full(1, 5.0, np.float32)), "b": np.full(1, -2.0, np.float32)}
+    return jax.jit(objective.loss_of)(params, embeddings, {"mask": mask})
 
 
 def test_the_losses_by_hand() -> None:
@@ -90,7 +92,7 @@ def test_the_losses_by_hand() -> None:
     logits = 5.0 * image @ text.T
     rows = np.log(np.exp(logits).sum(1)) - np.diag(logits)
     columns = np.log(np.exp(logits).sum(0)) - np.diag(logits)
-    embeddings = {"img": jnp.float32(image), "txt": jnp.float32(text)}
+    embeddings = {"img": np.float32(image), "txt": np.float32(text)}
     found, metrics = losses_of(Contrastive, embeddings, np.ones(6, np.float32))
     assert found == pytest.approx((rows + columns).mean() / 2, rel=1e-5)
     assert metrics["accuracy"] == np.mean(logits.argmax(1) == np.arange(6))
@@ -103,7 +105,7 @@ def test_the_losses_by_hand() -> None:
 
 @pytest.mark.parametrize("kind", [Contrastive, SigmoidContrastive])
 def test_padding_counts_neither_as_a_row_nor_as_a_column(kind: type[Objective]) -> None:
-    whole = {"img": jnp.asarray(vectors(0)), "txt": jnp.asarray(vectors(1))}
+    whole = {"img": vectors(0), "txt": vectors(1)}
     real = {name: x[:4] for name, x in whole.items()}
     expected, metrics = losses_of(kind, real, np.ones(4, np.float32))
     found, padded = losses_of(kind, whole, np.float32([1, 1, 1, 1, 0, 0]))
@@ -128,7 +130,8 @@ def test_both_towers_load_and_the_locked_one_is_as_it_was(tower: Path, workdir: 
     assert np.abs(found[0] - found[1]).max() > 1e-3
     tokens = text.preprocess(["a", "Kk"])
     assert (tokens.shape, tokens.dtype) == ((2, 4), np.int32)
-    expected = text.module.apply({"params": text.params}, tokens, train=False)
+    apply = jax.jit(functools.partial(text.module.apply, train=False))
+    expected = apply({"params": text.params}, tokens)
     np.testing.assert_allclose(found, expected, atol=1e-6)
     assert text.look(["a"], "attention")["attention"].shape == (1, 1, 2, 4, 4)
     with pytest.raises(UserError, match="no part 'nobody': its parts are img, txt|'nobody'"):
@@ -141,9 +144,9 @@ def test_the_locked_tower_is_in_no_checkpoint_and_a_resumed_run_is_the_same(
     config = lit(tower, checkpoint__every_steps=4)
     with config.unlocked():
         config.evaluators = {}
-    run_until_saved(config, tmp_path, 4)
-    train_and_evaluate(config, str(tmp_path))
-    expected, found = (flatten_names(restore_params(str(each))) for each in (workdir, tmp_path))
+    parts = as_of(4, workdir, tmp_path / "parts")
+    train_and_evaluate(config, str(parts), resume="force")
+    expected, found = (flatten_names(restore_params(str(each))) for each in (workdir, parts))
     assert {name.partition("/")[0] for name in found} == {"txt", "t"}
     for name, array in found.items():
         np.testing.assert_array_equal(array, expected[name], err_msg=name)
@@ -193,14 +196,22 @@ def test_a_tower_sees_images_as_it_was_trained(tmp_path: Path) -> None:
 
 def test_parts_of_a_batch_and_layouts_change_nothing(tower: Path) -> None:
     """One update on one device, and in parts on all: the same loss and gradient norm."""
-    found = []
+    found, params, rng = [], None, np.random.default_rng(0)
+
+    def drawn(shape: jax.ShapeDtypeStruct) -> np.ndarray:
+        return np.float32(0.3 * rng.standard_normal(shape.shape))
+
     axes = {"mesh__data": 2, "mesh__fsdp": 2, "mesh__tensor": 2}
     for overrides in ({"mesh__data": 1}, {**axes, "train_step__accumulation_steps": 4}):
         config = lit(tower, objective__name="sigmoid_contrastive", **overrides)
         mesh = create_mesh(**config.mesh, devices=jax.devices()[: 8 if len(overrides) > 1 else 1])
         with jax.set_mesh(mesh):
             run = create_run(config, mesh)
-            state, step = run.initial_state(0), run.jit_train_step()
+            params = params or jax.tree.map(drawn, run.initial.shapes)
+            state = initial_state(
+                run.initial, run.start_state, run.abstract_state, seed=0, loaded=params
+            )
+            step = run.jit_train_step()
             with train_batches_on(
                 batch_sharding(mesh),
                 run.objective.example_keys,

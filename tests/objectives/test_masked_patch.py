@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests import tiny
+from tests import golden, tiny
 from vit_jax.errors import UserError
 from vit_jax.models.create import create_model
 from vit_jax.objectives.masked_patch import MaskedPatch, color_classes
@@ -45,8 +45,8 @@ def test_colors_have_three_bits_per_channel() -> None:
 @pytest.mark.parametrize(("corruption", "masked", "replaced"), [(0.5, 0.8, 0.1), (0.15, 0.5, 0.5)])
 def test_shares_of_what_is_drawn(corruption: float, masked: float, replaced: float) -> None:
     objective = MaskedPatch(task(), corruption=corruption, masked=masked, replaced=replaced)
-    images = jnp.zeros((2000, *SHAPE))
-    corrupted, drawn = jax.tree.map(np.asarray, objective._draw(KEY, images))
+    images = np.zeros((2000, *SHAPE), np.float32)
+    corrupted, drawn = jax.device_get(jax.jit(objective._draw)(KEY, images))
     corrupted = corrupted > 0
     moved = drawn["source"] != np.arange(6)
     assert corrupted.shape == (2000, 6)
@@ -61,13 +61,14 @@ def test_shares_of_what_is_drawn(corruption: float, masked: float, replaced: flo
 
 def test_the_model_sees_the_mask_and_not_the_patch() -> None:
     module = create_model("vit", num_classes=5, **SIZES, classifier="token_unpooled")
-    images = jnp.asarray(make_batch(2)["image"], jnp.float32) / 127.5 - 1
-    own = jnp.broadcast_to(jnp.arange(6), (2, 6))
-    none = {"masked": jnp.zeros((2, 6), bool), "source": own}
-    params = jax.jit(module.init, static_argnames="train")(
-        KEY, images, train=False, corruption=none
-    )["params"]
-    params["head"]["kernel"] = jax.random.normal(KEY, (16, 5))
+    images = make_batch(2)["image"].astype(np.float32) / 127.5 - 1
+    own = np.tile(np.arange(6), (2, 1))
+    none = {"masked": np.zeros((2, 6), bool), "source": own}
+    init = functools.partial(module.init, KEY, images, train=False, corruption=none)
+    rng = np.random.default_rng(0)
+    params = jax.tree.map(
+        lambda leaf: rng.normal(size=leaf.shape).astype(np.float32), jax.eval_shape(init)["params"]
+    )
 
     @jax.jit
     def logits(x: jax.Array, corruption: Any) -> jax.Array:
@@ -75,28 +76,25 @@ def test_the_model_sees_the_mask_and_not_the_patch() -> None:
 
     plain = logits(images, None)
     np.testing.assert_array_equal(logits(images, none), plain)
-    every = {**none, "masked": jnp.ones((2, 6), bool)}
-    np.testing.assert_array_equal(logits(images, every), logits(jnp.flip(images, 0), every))
+    every = {**none, "masked": np.ones((2, 6), bool)}
+    np.testing.assert_array_equal(logits(images, every), logits(np.flip(images, 0), every))
     assert np.abs(logits(images, every) - plain).max() > 1e-3
     # The first patch's embedding everywhere: as an image of six equal patches.
-    first = {**none, "source": jnp.zeros((2, 6), jnp.int32)}
-    tiled = jnp.tile(images[:, :8, :8], (1, 2, 3, 1))
+    first = {**none, "source": np.zeros((2, 6), int)}
+    tiled = np.tile(images[:, :8, :8], (1, 2, 3, 1))
     np.testing.assert_allclose(logits(images, first), logits(tiled, None), rtol=0, atol=1e-6)
 
 
 class Oracle:
-    """A model whose outputs are given: [B, P, K], behind a class token."""
+    """A model whose outputs are its parameters: [B, P, K], behind a class token."""
 
     classifier = "token_unpooled"
     prefix_tokens = ("cls",)
     pixels_per_token = (8, 8)
     logits_per_token = True
 
-    def __init__(self, outputs: np.ndarray):
-        self.outputs = outputs
-
-    def apply(self, *_: Any, **__: Any) -> jax.Array:
-        return jnp.pad(jnp.asarray(self.outputs), ((0, 0), (1, 0), (0, 0)))
+    def apply(self, variables: Any, *_: Any, **__: Any) -> jax.Array:
+        return jnp.pad(variables["params"]["outputs"], ((0, 0), (1, 0), (0, 0)))
 
 
 def patches(images: np.ndarray) -> np.ndarray:
@@ -118,30 +116,29 @@ def test_the_right_answer_has_no_loss_and_only_corrupted_patches_count(target: s
         bins = np.clip(np.floor((cells.reshape(3, 6, side * side, 3) + 1) * 4), 0, 7)
         classes = (bins @ [64, 8, 1]).astype(int)
         outputs = 50.0 * np.eye(512, dtype=np.float32)[classes].reshape(3, 6, -1)
-    oracle = Oracle(outputs)
-    objective = MaskedPatch(
-        Task(lambda _: oracle, image_shape=SHAPE), target=target, corruption=0.5
-    )
+    task = Task(lambda _: Oracle(), image_shape=SHAPE)
+    objective = MaskedPatch(task, target=target, corruption=0.5)
+    loss_of = jax.jit(lambda outputs: objective.loss({"outputs": outputs}, batch, KEY))
     assert (
         objective.num_outputs == {"mean_color": 512, "downsized": 16 * 512, "pixels": 192}[target]
     )
-    loss, metrics = objective.loss({}, batch, KEY)
+    loss, metrics = loss_of(outputs)
     assert float(loss) == pytest.approx(0.0, abs=1e-5)
     assert set(metrics) | {"loss"} == set(objective.measures)
     # Wrong where nothing is corrupted: still no loss. Wrong everywhere: loss.
     corrupted = np.asarray(objective._draw(jax.random.split(KEY)[1], batch["image"])[0])
     assert 0 < corrupted.sum() < corrupted.size
-    oracle.outputs = np.where(corrupted[..., None] > 0, outputs, outputs[..., ::-1] + 1)
-    assert float(objective.loss({}, batch, KEY)[0]) == pytest.approx(0.0, abs=1e-5)
-    oracle.outputs = outputs[..., ::-1] + 1
-    assert float(objective.loss({}, batch, KEY)[0]) > 0.1
+    wrong = outputs[..., ::-1] + 1
+    unseen = np.where(corrupted[..., None] > 0, outputs, wrong)
+    assert float(loss_of(unseen)[0]) == pytest.approx(0.0, abs=1e-5)
+    assert float(loss_of(wrong)[0]) > 0.1
 
 
 def test_an_image_is_evaluated_alike_in_any_batch() -> None:
     objective = MaskedPatch(task())
     batch = make_batch(4)
-    params = jax.jit(objective.init)(KEY, batch)
-    params["head"]["kernel"] = 0.1 * jax.random.normal(KEY, (16, 512))
+    shapes = flatten_names(jax.eval_shape(objective.init, KEY, batch))
+    params = golden.params({name: leaf.shape for name, leaf in shapes.items()}, "fanin")
     evaluate = jax.jit(objective.evaluate)
     together = evaluate(params, batch)
     assert set(together) == set(objective.measures) == {"loss", "accuracy"}

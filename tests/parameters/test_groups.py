@@ -172,10 +172,11 @@ def test_scan_and_loop_get_the_same_updates(name: str) -> None:
     after = []
     for scan in (False, True):
         tx = create_optimizer(name, **kwargs)
+        update = jax.jit(tx.update)
         params = group_params(scan)
         state = tx.init(params)
         for seed in (1, 2):
-            updates, state = tx.update(group_params(scan, seed), state, params)
+            updates, state = update(group_params(scan, seed), state, params)
             params = optax.apply_updates(params, updates)
         after.append(unstack_blocks(params))
     jax.tree.map(np.testing.assert_array_equal, *after)

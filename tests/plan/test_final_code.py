@@ -32,15 +32,12 @@ def total(code: FinalCode, resource: str) -> float:
     return sum(getattr(each, resource) for each in code.costs)
 
 
-@pytest.mark.parametrize(
-    ("name", "tflops", "size"), [("v4", 275, 4096), ("v5e", 197, 2048), ("v6e", 918, 2048)]
-)
-def test_a_large_product_takes_what_the_data_sheet_says(
-    name: str, tflops: float, size: int
-) -> None:
+@pytest.mark.parametrize(("name", "tflops"), [("v4", 275), ("v5e", 197), ("v6e", 918)])
+def test_a_large_product_takes_what_the_data_sheet_says(name: str, tflops: float) -> None:
     """Within 1 %: the data sheet's figure is rounded."""
-    code = code_of(name, jnp.matmul, (size, size), (size, size))
-    assert total(code, "matrix_unit") == pytest.approx(2 * size**3 / (tflops * 1e12), rel=0.01)
+    code = code_of(name, jnp.matmul, (2048, 2048), (2048, 512))
+    flops = 2 * 2048 * 2048 * 512
+    assert total(code, "matrix_unit") == pytest.approx(flops / (tflops * 1e12), rel=0.01)
 
 
 def test_a_sum_of_arrays_takes_its_bytes() -> None:

@@ -1,5 +1,6 @@
 """Plans with the TPU compiler, which runs without a TPU; where it is not installed, none."""
 
+import functools
 import json
 from typing import Any
 
@@ -10,7 +11,7 @@ from vit_jax.errors import UserError
 from vit_jax.parameters.chips import CHIPS, find_chip
 from vit_jax.parameters.sharding import create_mesh
 from vit_jax.plan.cost import CompiledStep, TooLargeError, compile_step, step_time
-from vit_jax.plan.plan import make_plan
+from vit_jax.plan.plan import Plan, make_plan
 from vit_jax.plan.report import plan_json, report_text
 from vit_jax.plan.subject import planned_run
 from vit_jax.plan.topology import SHAPES, Topology, parse_topology, topology_devices
@@ -35,6 +36,13 @@ def compile_for(topology: Topology, **overrides: Any) -> CompiledStep:
     return compile_step(run.mesh, run.jit_train_step(), run.step_arguments(), full=False)
 
 
+@functools.cache
+def full_plan() -> Plan:
+    """In float32, fully optimized."""
+    sizes = {"model__hidden_size": 128, "model__mlp_dim": 256}
+    return make_plan(tiny.config(**sizes), SLICE, full_compile=True)
+
+
 def test_an_update_for_a_slice() -> None:
     # So large that XLA would cut products with split kernels into parts, and send shards between.
     sizes = {"model__hidden_size": 512, "model__mlp_dim": 2048, "dataset__batch_size": 2048}
@@ -49,8 +57,7 @@ def test_an_update_for_a_slice() -> None:
 
 
 def test_a_full_compile_is_timed_by_its_code() -> None:
-    sizes = {"model__hidden_size": 128, "model__mlp_dim": 256}
-    plan = make_plan(tiny.config(**sizes), SLICE, full_compile=True)
+    plan = full_plan()
     assert plan.time is not None
     assert plan.time.code is not None
     assert 0 < plan.time.code <= plan.time.predicted
@@ -59,8 +66,8 @@ def test_a_full_compile_is_timed_by_its_code() -> None:
 
 
 def test_chips_send_each_other_gradients_in_bfloat16() -> None:
-    found = [compile_for(SLICE, model__dtype=dtype) for dtype in ("float32", "bfloat16")]
-    whole, half = (step.traffic["all-reduce"].num_bytes for step in found)
+    found = [full_plan().step, compile_for(SLICE, model__dtype="bfloat16")]
+    whole, half = (step.traffic["all-reduce"].num_bytes for step in found if step)
     assert half < 0.6 * whole  # the head and the norms are float32
 
 
@@ -105,15 +112,10 @@ HEADS_SPLIT = {"mesh__data": 1, "mesh__fsdp": -1, "mesh__tensor": 2}
 
 @pytest.mark.parametrize(
     ("name", "attention", "mesh"),
-    [
-        ("v5e-4", "auto", HEADS_SPLIT),
-        ("v5e-4", "splash", HEADS_SPLIT),
-        ("v4-8", "auto", {}),
-        ("v6e-4", "auto", {}),
-    ],
+    [("v5e-4", "splash", HEADS_SPLIT), ("v4-8", "auto", HEADS_SPLIT), ("v6e-4", "auto", {})],
 )
 def test_attention_kernels_compile_for(name: str, attention: str, mesh: dict[str, int]) -> None:
-    """Forward and backward, in bfloat16."""
+    """Forward and backward, in bfloat16; updates for v5e above have the kernels of `auto`."""
     sizes = {"model__num_heads": 4, "model__dtype": "bfloat16"}
     sizes |= {"model__attention": attention, "model__dropout_rate": 0.1}
     run = tiny_run(parse_topology(name), **sizes, **mesh)

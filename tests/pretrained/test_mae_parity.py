@@ -74,11 +74,14 @@ def answers(model: Any, params: Any, **keys: Any) -> tuple[np.ndarray, float]:
     objective = MaskedAutoencoding(Task(lambda _: model, image_shape=IMAGE), **keys)
     images, tree = golden.images(2, 96, 96), unflatten_names(params)
     seen = objective.corruption(NOISE)
-    pixels = jax.jit(lambda x: model.apply({"params": tree}, x, train=False, corruption=seen))(
-        images
-    )
-    losses = objective.losses(tree, images, NOISE, {}, train=False)
-    return np.asarray(pixels), float(losses.mean())
+
+    @jax.jit
+    def both(params: Any, images: Any) -> Any:
+        pixels = model.apply({"params": params}, images, train=False, corruption=seen)
+        return pixels, objective.losses(params, images, NOISE, {}, train=False).mean()
+
+    pixels, loss = both(tree, images)
+    return np.asarray(pixels), float(loss)
 
 
 def their_answers(model: Any, norm_pix_loss: bool) -> tuple[np.ndarray, float]:

@@ -227,7 +227,7 @@ def test_a_class_token_without_position(tmp_path: Path, size: Any) -> None:
     (tmp_path / "flexi" / "config.json").write_text(json.dumps(settings))
     loaded = load_model(tmp_path / "flexi")
     images = np.random.default_rng(0).normal(size=(2, height, width, 3)).astype(np.float32)
-    ours = loaded.module.apply({"params": loaded.params}, images, train=False)
+    ours = weights.logits(loaded.module, loaded.params, images)
     with torch.no_grad():
         expected = theirs(torch.tensor(images).permute(0, 3, 1, 2)).numpy()
     # One block in float32, sums in another order.

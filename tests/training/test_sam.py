@@ -1,5 +1,6 @@
 """Sharpness-aware minimisation against two passes by hand, and together with everything else."""
 
+import functools
 from typing import Any
 
 import jax
@@ -17,7 +18,7 @@ from vit_jax.training.optimizer import create_optimizer
 from vit_jax.training.step import create_train_state, make_train_step
 
 RHO = 0.3
-TEACHER = {"teacher": jnp.asarray([[0.5, -1.0, 2.0]])}
+TEACHER = {"teacher": np.float32([[0.5, -1.0, 2.0]])}
 
 
 class Toy(Objective):
@@ -38,12 +39,14 @@ class Toy(Objective):
 def toy_batch() -> Batch:
     rng = np.random.default_rng(0)
     images = rng.normal(size=(8, 5)).astype(np.float32)
-    return {"image": jnp.asarray(images), "label": jnp.arange(8.0), "mask": jnp.ones(8)}
+    ones = np.ones(8, np.float32)
+    return {"image": images, "label": np.arange(8, dtype=np.float32), "mask": ones}
 
 
-def toy_params() -> dict[str, jax.Array]:
-    below, head = jax.random.split(jax.random.key(3))
-    return {"below": jax.random.normal(below, (5, 4)), "head": jax.random.normal(head, (4, 3))}
+def toy_params() -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(3)
+    shapes = {"below": (5, 4), "head": (4, 3)}
+    return {name: rng.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
 
 
 def update(
@@ -65,7 +68,7 @@ def update(
         placed = jax.device_put((state, TEACHER), replicated(mesh))
         batch = jax.device_put(toy_batch(), batch_sharding(mesh))
         after, metrics = jax.jit(step)(*placed, batch)
-    return jax.tree.map(lambda a, b: np.asarray(a - b), params, after.params), metrics
+    return jax.tree.map(lambda a, b: a - np.asarray(b), params, after.params), metrics
 
 
 def by_hand(
@@ -73,13 +76,15 @@ def by_hand(
 ) -> Any:
     """Two gradients and the step between them."""
     rng = jax.random.fold_in(jax.random.key(7), 0)
-    loss = jax.grad(lambda p: Toy(dropout).loss({**p, **TEACHER}, toy_batch(), rng)[0])
-    first = {name: np.asarray(loss(params)[name], np.float64) for name in learns}
+    loss = jax.jit(jax.grad(lambda p: Toy(dropout).loss({**p, **TEACHER}, toy_batch(), rng)[0]))
+    grads = loss(params)
+    first = {name: np.asarray(grads[name], np.float64) for name in learns}
     norm = np.sqrt(sum((grad**2).sum() for grad in first.values()))
-    worst = {name: params[name] + RHO * grad / norm for name, grad in first.items()}
+    worst = {name: np.float32(params[name] + RHO * grad / norm) for name, grad in first.items()}
     second = loss({**params, **worst})
     return {
-        name: second[name] if name in learns else np.zeros_like(second[name]) for name in second
+        name: np.asarray(grad) if name in learns else np.zeros(grad.shape)
+        for name, grad in second.items()
     }
 
 
@@ -118,7 +123,7 @@ def test_frozen_parameters_stay_where_they_are() -> None:
 @pytest.mark.parametrize("target", [0.0, 1.0])
 def test_no_gradient_is_no_nan(target: float) -> None:
     """Below a zero head, and where nothing is left to learn."""
-    params = {**toy_params(), "head": jnp.zeros((4, 3))}
+    params = {**toy_params(), "head": np.zeros((4, 3), np.float32)}
     step = create_gradient("sam", rho=RHO)
 
     def loss(params: Any, batch: Batch, _rng: jax.Array) -> tuple[jax.Array, Metrics]:
@@ -126,7 +131,8 @@ def test_no_gradient_is_no_nan(target: float) -> None:
         return jnp.mean(jnp.square(outputs - target)), {}
 
     value_and_grad = jax.value_and_grad(loss, has_aux=True)
-    _, grads = step(value_and_grad, params, toy_batch(), jax.random.key(0), jnp.ones(()))
+    gradient = jax.jit(functools.partial(step, value_and_grad))
+    _, grads = gradient(params, toy_batch(), jax.random.key(0), 1.0)
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(grads))
     assert bool(np.any(grads["head"])) == bool(np.any(grads["below"])) == bool(target)
 

@@ -1,5 +1,6 @@
 """Initial states: one program's numbers, drawn only where nothing is loaded."""
 
+import re
 from typing import Any
 
 import jax
@@ -28,7 +29,7 @@ def start_state(params: Any) -> Any:
     return create_train_state(params, tx=TX, polyak_decay=0.9)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", ["loop", "scan"])
 def test_random_parameters_are_those_of_init_and_loaded_ones_stay(name: str) -> None:
     model = create_model(**{**MODELS[name], "num_layers": 2}, num_classes=10)
     images = jnp.zeros((1, 16, 32, 3))
@@ -65,11 +66,21 @@ def test_quick_compilation_draws_the_same_bits(monkeypatch: pytest.MonkeyPatch) 
         return model.init(rng, images, train=False)["params"]
 
     initial = trace_initial(init)
-    places = dict.fromkeys(range(len(jax.tree.leaves(initial.shapes))), replicated(create_mesh()))
+    # One of each initializer: the others differ in their keys, and in the order of the axes.
+    kinds = re.compile("(^embedding|query|Dense_0|posembed_input)/")
+    names = {i: x for i, x in enumerate(flatten_names(initial.shapes)) if kinds.search(x)}
+    assert len(names) == 7
+    places = dict.fromkeys(names, replicated(create_mesh()))
     monkeypatch.setenv("XLA_FLAGS", "")  # the tests' has a level, which would count
     drawn = draw(initial.program, jax.random.key(3), places)
-    for index, expected in enumerate(jax.tree.leaves(golden.jit(init)(jax.random.key(3)))):
-        np.testing.assert_array_equal(drawn[index], expected)
+
+    def chosen(rng: jax.Array) -> dict[str, jax.Array]:
+        params = flatten_names(init(rng))
+        return {name: params[name] for name in names.values()}
+
+    expected = golden.jit(chosen)(jax.random.key(3))
+    for index, name in names.items():
+        np.testing.assert_array_equal(drawn[index], expected[name], err_msg=name)
 
 
 @pytest.mark.parametrize(

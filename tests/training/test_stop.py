@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
+from ml_collections import ConfigDict
 
 from tests import tiny
 from vit_jax.multihost.agreement import PreemptionNotice
@@ -21,6 +22,13 @@ def slowly(x: jax.Array) -> jax.Array:
     """The same, after some hundredths of a second."""
     work = jax.lax.fori_loop(0, 20, lambda _, y: y @ y, jnp.eye(250))
     return x * work[0, 0]
+
+
+def without_evaluations(**overrides: Any) -> ConfigDict:
+    config = tiny.config(log__every_steps=1000, **overrides)
+    with config.unlocked():
+        config.evaluators = {}
+    return config
 
 
 def logged_steps(workdir: Path) -> list[int]:
@@ -47,7 +55,7 @@ def test_the_host_is_at_most_two_updates_ahead(
         return function
 
     monkeypatch.setattr(Run, "compile_train_step", slow_step)
-    config = tiny.config(log__every_steps=1000, log__every_seconds=0.0)
+    config = without_evaluations(log__every_seconds=0.0)
     train_and_evaluate(config, str(tmp_path))
     assert len(unfinished) == 8
     assert max(unfinished) == 1  # and the one that starts
@@ -55,7 +63,7 @@ def test_the_host_is_at_most_two_updates_ahead(
 
 
 def test_lines_come_by_time_too(tmp_path: Path) -> None:
-    config = tiny.config(log__every_steps=1000, log__every_seconds=1e-9)
+    config = without_evaluations(log__every_seconds=1e-9)
     train_and_evaluate(config, str(tmp_path))
     assert logged_steps(tmp_path) == list(range(1, 9))
 

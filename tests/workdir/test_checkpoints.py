@@ -435,10 +435,8 @@ except UserError as error:
     assert index == "1" and "is not the one that" in str(error), str(error)
 claim.claim_workdir(workdir, {"model": {"width": 8}}, {}, resume="auto")
 
-def sharded(step):
-    shape = jax.eval_shape(lambda: build_state(step))
-    shardings = jax.tree.map(lambda x: sharding_of(x, mesh), shape)
-    return jax.jit(lambda: build_state(step), out_shardings=shardings)()
+shardings = jax.tree.map(lambda x: sharding_of(x, mesh), jax.eval_shape(lambda: build_state(0)))
+sharded = jax.jit(build_state, out_shardings=shardings)
 
 def assert_finds(manager, step):
     found, state = manager.restore(abstract(sharded(0), mesh))

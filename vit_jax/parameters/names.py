@@ -147,6 +147,7 @@ def unstack_blocks(tree: Any) -> dict[str, Any]:
     return unflatten_names(flat)
 
 
+@functools.cache  # a loader asks several times; nobody changes the tree
 def abstract_params(model: Any, input_shape: tuple[int, ...]) -> dict[str, Any]:
     """Shapes and dtypes of a model's parameters, for images [H, W, C] or texts [T].
 
