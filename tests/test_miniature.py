@@ -62,7 +62,9 @@ def test_verdicts() -> None:
 
 
 def test_an_experiment_runs_and_resumes(tmp_path: Path, script: Script) -> None:
-    tiny = ["--config.duration.steps=2", "--config.model.num_layers=1"]
+    sizes = ("num_layers=1", "hidden_size=16", "mlp_dim=16", "num_heads=2")
+    tiny = [f"--config.model.{size}" for size in sizes]
+    tiny += ["--config.duration.steps=2", "--config.evaluators.test.split=test[:50]"]
     command = [f"--workdir={tmp_path}", "--experiments=distance", "--seeds=1", *tiny]
     first, second = ([*command, "--num_tasks=2", f"--task={i}"] for i in range(2))
     assert "3 of 3 runs" in script("miniature.py", *first, "--dry_run").stdout

@@ -9,8 +9,9 @@ import pytest
 from tests import forks, tiny
 
 NOTEBOOK = tiny.ROOT / "docs" / "tour.ipynb"
-# The same cells with fewer updates and blocks, fewer letters to evaluate and fewer scans.
-TINY = '"duration.steps=2", "model.num_layers=1", "log.tensorboard=False"'
+# The same cells with fewer updates, a smaller model, fewer letters to evaluate and fewer scans.
+TINY = '"duration.steps=2", "model.num_layers=1", "model.hidden_size=16", "model.mlp_dim=16", '
+TINY += '"log.tensorboard=False"'
 SHORTER = {
     '"duration.steps=400"': TINY + ', "evaluators.test.split=test[:300]"',
     '"duration.steps=100"': TINY,

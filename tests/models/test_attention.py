@@ -58,6 +58,7 @@ def outputs_and_gradients(
     return run(params, x)
 
 
+@functools.cache
 def parameters(width: int, num_heads: int) -> Any:
     module = attention("reference", num_heads)
     shapes = jax.eval_shape(lambda: module.init(jax.random.key(0), normal(1, 2, width))["params"])
@@ -233,11 +234,11 @@ def test_the_kernel_takes_three_arrays() -> None:
         qkv = [normal(*shape, seed=seed) for seed in range(3)]
 
         @functools.partial(jax.jit, static_argnums=0)
-        def run(name: str, qkv: list[np.ndarray] = qkv) -> Any:
+        def run(name: str, *qkv: jax.Array) -> Any:
             out, vjp = jax.vjp(AttentionFn(name, train=True), *qkv)
             return out, *vjp(jnp.cos(jnp.arange(out.size)).reshape(out.shape))
 
-        assert_close(run("pallas"), run("reference"), 2e-6)
+        assert_close(run("pallas", *qkv), run("reference", *qkv), 2e-6)
 
 
 def test_the_choice_is_logged_with_its_reason(caplog: pytest.LogCaptureFixture) -> None:

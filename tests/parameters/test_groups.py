@@ -1,5 +1,6 @@
 """Freezing, layer-wise rates and decay: exactly which parameters, in both forms of the blocks."""
 
+import functools
 from typing import Any
 
 import jax
@@ -29,6 +30,12 @@ def group_params(scan: bool, seed: int = 0) -> dict:
         golden.abstract_params(group_model()),
     )
     return stack_blocks(tree) if scan else tree
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def update(tx: Any, grads: Any, state: Any, params: Any) -> Any:
+    updates, state = tx.update(grads, state, params)
+    return optax.apply_updates(params, updates), state
 
 
 BLOCK = "Transformer/encoderblock"
@@ -89,16 +96,14 @@ def test_what_is_frozen_stays_and_has_no_memory_and_no_norm(name: str, scan: boo
     params = group_params(scan)
     tx = create_optimizer(name, **kwargs, freeze="embedding/.*|cls|Transformer/.*")
     alone = create_optimizer(name, **kwargs)
-    head, state, head_state = {"head": params["head"]}, tx.init(params), None
-    head_state = alone.init(head)
+    head = {"head": params["head"]}
+    state, head_state = jax.jit(tx.init)(params), jax.jit(alone.init)(head)
     sizes = [sum(leaf.size for leaf in jax.tree.leaves(each)) for each in (state, head_state)]
     assert sizes[0] == sizes[1]
     for seed in (1, 2):
         grads = group_params(scan, seed)
-        updates, state = tx.update(grads, state, params)
-        params = optax.apply_updates(params, updates)
-        updates, head_state = alone.update({"head": grads["head"]}, head_state, head)
-        head = optax.apply_updates(head, updates)
+        params, state = update(tx, grads, state, params)
+        head, head_state = update(alone, {"head": grads["head"]}, head_state, head)
     jax.tree.map(np.testing.assert_array_equal, params["head"], head["head"])
     start = group_params(scan)
     for part in ("embedding", "cls", "Transformer"):
@@ -172,13 +177,11 @@ def test_scan_and_loop_get_the_same_updates(name: str) -> None:
     after = []
     for scan in (False, True):
         tx = create_optimizer(name, **kwargs)
-        update = jax.jit(tx.update)
         params = group_params(scan)
-        state = tx.init(params)
+        state = jax.jit(tx.init)(params)
         for seed in (1, 2):
-            updates, state = update(group_params(scan, seed), state, params)
-            params = optax.apply_updates(params, updates)
-        after.append(unstack_blocks(params))
+            params, state = update(tx, group_params(scan, seed), state, params)
+        after.append(unstack_blocks(jax.device_get(params)))
     jax.tree.map(np.testing.assert_array_equal, *after)
 
 
@@ -186,8 +189,8 @@ def test_layer_decay_counts_blocks_that_are_frozen() -> None:
     params = group_params(scan=False)
     kwargs = {"schedule": lambda _: jnp.float32(0.1), "layer_decay": 0.5}
     tx = create_optimizer("sgd", **kwargs, freeze=f"{BLOCK}_1/.*|Transformer/encoder_norm/.*")
-    grads = jax.tree.map(jnp.ones_like, params)
-    updates = flatten_names(tx.update(grads, tx.init(params), params)[0])
+    grads = jax.tree.map(np.ones_like, params)
+    updates = flatten_names(jax.jit(lambda x: tx.update(x, tx.init(params), params)[0])(grads))
     np.testing.assert_allclose(updates["cls"], -0.1 * 0.125)
     np.testing.assert_allclose(updates[f"{BLOCK}_0/LayerNorm_0/scale"], -0.1 * 0.25)
     np.testing.assert_array_equal(updates[f"{BLOCK}_1/LayerNorm_0/scale"], 0.0)
@@ -225,7 +228,7 @@ def decay(params: Any, **kwargs: Any) -> dict[str, np.ndarray]:
         return optax.apply_updates(params, updates)
 
     after = update(params)
-    return {name: np.asarray(1.0 - value) for name, value in flatten_names(after).items()}
+    return {name: 1.0 - np.asarray(value) for name, value in flatten_names(after).items()}
 
 
 def test_exactly_these_parameters_decay_so_much() -> None:

@@ -28,7 +28,7 @@ SIZES = {"model__hidden_size": 64, "model__mlp_dim": 64, "model__num_layers": 2}
 
 
 def planned(**overrides: Any) -> Any:
-    plan = make_plan(tiny.config(**SIZES, **overrides), CPU, try_remedies=False)
+    plan = make_plan(tiny.config(**SIZES | overrides), CPU, try_remedies=False)
     assert plan.step is not None
     return plan
 
@@ -169,6 +169,7 @@ def test_data_that_are_not_here_are_planned_by_size(tmp_path: Path) -> None:
 def test_a_teacher_takes_its_memory_and_its_arithmetic(tmp_path: Path) -> None:
     """Also for data that are not here, whose classes it finds by their names."""
     sizes: dict[str, Any] = {
+        "model__num_layers": 1,
         "dataset__name": "imagenet2012",
         "dataset__split": "train",
         "dataset__preprocess": "official_train(16)",

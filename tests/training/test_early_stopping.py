@@ -44,7 +44,7 @@ def config(**overrides: Any) -> Any:
     """A rate of 0: the first evaluation is as good as all others, and the third ends the run."""
     found = tiny.config(
         schedule__learning_rate=0.0,
-        checkpoint__every_steps=1,
+        checkpoint__every_steps=2,
         early_stopping__metric="test/accuracy",
         early_stopping__patience=2,
         evaluators__test__every_steps=1,

@@ -57,6 +57,15 @@ def test_random_parameters_are_those_of_init_and_loaded_ones_stay(name: str) -> 
         np.testing.assert_array_equal(array, wanted, err_msg=key)
 
 
+def test_an_update_of_the_first_state_is_that_of_all_others() -> None:
+    """`jnp.full` of a Python number has a weak type, for which an update is compiled anew."""
+    initial = trace_initial(lambda _: {"t": jnp.full((1,), 2.0)})
+    abstract = jax.eval_shape(start_state, initial.shapes)
+    abstract = with_shardings(abstract, state_shardings(abstract, create_mesh()))
+    state = initial_state(initial, start_state, abstract, seed=0)
+    assert not any(leaf.weak_type for leaf in jax.tree.leaves(state))
+
+
 def test_quick_compilation_draws_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     """What users start from, with the first level of optimization, beside their default level."""
     model = create_model(**{**MODELS["loop"], "num_layers": 1}, num_classes=10)

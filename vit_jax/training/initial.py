@@ -23,7 +23,12 @@ class Initial(NamedTuple):
 
 def trace_initial(init: Callable[[jax.Array], Any]) -> Initial:
     """Traces `init`, from a key to a tree of parameters; a run traces it only once."""
-    traced = jax.jit(init).trace(jax.eval_shape(lambda: jax.random.key(0)))
+
+    def strong(rng: jax.Array) -> Any:
+        # An update gives strong types back: for weak ones it would be compiled twice.
+        return jax.tree.map(lambda x: jax.lax.convert_element_type(x, x.dtype), init(rng))
+
+    traced = jax.jit(strong).trace(jax.eval_shape(lambda: jax.random.key(0)))
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), traced.out_info)
     return Initial(traced.jaxpr, shapes)
 
