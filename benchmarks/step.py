@@ -5,9 +5,10 @@
 
 Also the model's FLOP/s as a share of those of one large product, the peak of the memory on a GPU,
 and how long each takes until its first update is done. A ratio above 1 is in our favour. timm
-comes with `pip install -e '.[peers]'`; official and big_vision are clones of google-research's
-vision_transformer and big_vision in the folder --clones; `remat=full`, say, is our model with
-`model.remat` set to it, and the name of an attention (`xla`) is short for `attention=xla`.
+comes with `pip install -e '.[peers]'`; official, big_vision and scenic are clones of
+google-research's vision_transformer, big_vision and scenic in the folder --clones;
+`remat=full`, say, is our model with `model.remat` set to it, and the name of an attention (`xla`)
+is short for `attention=xla`.
 """
 
 from __future__ import annotations
