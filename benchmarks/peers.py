@@ -24,7 +24,7 @@ import optax
 import vit_jax
 from vit_jax.errors import UserError, check_known, missing_package
 
-# Folders.
+# name: folder
 CLONES = {"official": "vision_transformer", "big_vision": "big_vision", "scenic": "scenic"}
 PEERS = (*CLONES, "timm", "timm_eager")
 
@@ -103,8 +103,10 @@ def jax_peer(peer: str, config: Any, num_classes: int, clones: str) -> tuple[Any
         module = code.VisionTransformer(**sizes, transformer=encoder)
     elif peer == "scenic":
         # For its trainers and for files, and with them TensorFlow.
-        trained = "MultiLabelClassificationModel"
-        stub("scenic.model_lib.base_models.multilabel_classification_model", **{trained: object})
+        stub(
+            "scenic.model_lib.base_models.multilabel_classification_model",
+            MultiLabelClassificationModel=object,
+        )
         stub("tensorflow.io", gfile=None)
         sys.path.insert(0, str(folder))
         code = importlib.import_module("scenic.projects.baselines.vit")
