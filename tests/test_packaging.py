@@ -146,8 +146,8 @@ def test_a_wheel_brings_recipes_and_scripts(tmp_path: Path) -> None:
     run = functools.partial(subprocess.run, check=True, capture_output=True)
     run([sys.executable, "-c", build, str(source), "build_sdist"])
     [archive] = (source / "dist").glob("vit_jax-*.tar.gz")
-    shutil.unpack_archive(archive, tmp_path / "sdist", filter="data")
-    [unpacked] = (tmp_path / "sdist").iterdir()
+    run(["tar", "xf", archive], cwd=tmp_path)  # Python 3.11.2 knows no filter, 3.12 warns without
+    [unpacked] = tmp_path.glob("vit_jax-*")
     run([sys.executable, "-c", build, str(unpacked), "build_wheel"])
     [wheel] = (unpacked / "dist").glob("*.whl")
     shutil.unpack_archive(wheel, tmp_path / "site", format="zip")
