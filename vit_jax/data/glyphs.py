@@ -105,14 +105,15 @@ def _field(face: Face, char: str) -> Field:
     height, width = (max(1, round(side * scale)) for side in drawing.shape)
     drawing = cv2.resize(drawing, (width, height), interpolation=cv2.INTER_LINEAR)
     side = FINE * (FIELD_GLYPH + 2 * FIELD_MARGIN)
-    inside = np.zeros((side, side), np.uint8)
+    outside = np.ones((side, side), np.uint8)
     top, left = (side - height) // 2, (side - width) // 2
-    inside[top : top + height, left : left + width] = drawing > 127
-    distance = cv2.distanceTransform(inside, cv2.DIST_L2, 5)
-    distance = np.subtract(distance, cv2.distanceTransform(1 - inside, cv2.DIST_L2, 5))
+    outside[top : top + height, left : left + width] = drawing <= 127
+    distance = -cv2.distanceTransform(outside, cv2.DIST_L2, 5)
+    around = slice(top - 2, top + height + 2), slice(left - 2, left + width + 2)  # of the strokes
+    distance[around] += cv2.distanceTransform(1 - outside[around], cv2.DIST_L2, 5)
     # Pixels on both sides of the outline have distance 1; it is twice as long as the stroke.
     outline = np.count_nonzero(np.abs(distance) <= 1) / 2
-    half_stroke = np.count_nonzero(inside) / outline / FINE
+    half_stroke = np.count_nonzero(outside == 0) / outline / FINE
     cells = cv2.resize(distance, (side // FINE, side // FINE), interpolation=cv2.INTER_AREA) / FINE
     cells = np.round(cells * FIELD_UNIT).astype(np.int16)
     return Field(cells, height / FINE, width / FINE, half_stroke)
@@ -120,12 +121,9 @@ def _field(face: Face, char: str) -> Field:
 
 def _drawing(face: Face, char: str) -> np.ndarray:
     """The character cropped to its bounding box, uint8 [H, W], strokes 255."""
-    from PIL import Image, ImageDraw, ImageFont
+    from PIL import Image, ImageDraw
 
-    matplotlib = import_extra("dataset.name='glyphs'", "matplotlib", "embedded")
-    path = Path(matplotlib.get_data_path(), "fonts", "ttf", face.file)
-    with path.open("rb") as file:  # given a path, Pillow would search system fonts too
-        font = ImageFont.truetype(file, FINE * FIELD_GLYPH)
+    font = _font(face.file)
     text = face.character(char)
     left, top, right, bottom = font.getbbox(text)
     image = Image.new("L", (int(right - left) + 2, int(bottom - top) + 2))
@@ -133,6 +131,16 @@ def _drawing(face: Face, char: str) -> np.ndarray:
     drawing = np.asarray(image)
     rows, columns = np.nonzero(drawing > 127)
     return drawing[rows.min() : rows.max() + 1, columns.min() : columns.max() + 1]
+
+
+@functools.cache  # 23 files of 9 MB
+def _font(name: str) -> Any:
+    from PIL import ImageFont
+
+    matplotlib = import_extra("dataset.name='glyphs'", "matplotlib", "embedded")
+    path = Path(matplotlib.get_data_path(), "fonts", "ttf", name)
+    with path.open("rb") as file:  # given a path, Pillow would search system fonts too
+        return ImageFont.truetype(file, FINE * FIELD_GLYPH)
 
 
 @dataclasses.dataclass(frozen=True)

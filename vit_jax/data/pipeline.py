@@ -288,13 +288,16 @@ def device_batches(
     """Global batches, with the next `prefetch` in transfer while one is in use.
 
     Look-ahead is enough, without a thread: JAX starts a transfer asynchronously, like a step.
+    It grows by one a batch: the first step does not wait for the batches after its own.
     `batches` are this process's rows, `sharding` is that of the leading axis; only `keys` and
     `mask` are transferred, or everything if no key is named.
     """
     queue: collections.deque[DeviceBatch] = collections.deque()
+    ahead = 0
     for batch in batches:
         chosen = {key: batch[key] for key in (*keys, "mask")} if keys else batch
         queue.append(to_device(chosen, sharding, batch_size))
-        if len(queue) > prefetch:
+        if len(queue) > ahead:
             yield queue.popleft()
+            ahead = min(ahead + 1, prefetch)
     yield from queue
