@@ -40,6 +40,7 @@ def test_the_scans_in_their_order():
 )
 def test_packages_of_the_extra_are_named(name, package, monkeypatch):
     glyphs._field.cache_clear()
+    glyphs._font.cache_clear()
     for module in ("sklearn", "matplotlib"):
         monkeypatch.setitem(sys.modules, module, None)  # importing it raises
     with pytest.raises(UserError, match=rf"the package {package}: .*'.\[embedded\]'"):
