@@ -18,6 +18,7 @@ from vit_jax.plan.topology import parse_topology
         ("2x v5e-16", "tpu", (4, 4), 2, 32, 32),
         ("H100:8x4", "gpu", (4,), 8, 32, 32),
         ("a100-80gb:8", "gpu", (8,), 1, 8, 8),
+        ("v7x:2x2x1", "tpu", (2, 2, 1), 1, 4, 8),
         ("cpu:8", "cpu", (8,), 1, 8, 8),
     ],
 )
@@ -34,8 +35,8 @@ def test_names(
     ("text", "words"),
     [
         ("v5e", "is invalid"),
-        ("v5e:4", "up to v5e:16x16"),
-        ("v4:4x4", "up to v4:16x16x16"),
+        ("v5e:4", "has 2 sides, in chips, such as v5e:2x2."),
+        ("v4:4x4", "has 3 sides, in chips, such as v4:2x2x2."),
         ("v9-8", "'v9' is unknown"),
         ("v5e-17", "v5e-16"),
         ("tpu7x-8", "tpu7x:SHAPE only"),
@@ -43,6 +44,7 @@ def test_names(
         ("2xv3-8", "no network between slices"),
         ("v5e:0x4", "is invalid"),
         ("H100-8", "h100:SHAPE only"),
+        ("A100:8", "Did you mean 'a100-40gb'?"),
     ],
 )
 def test_what_the_hardware_does_not_come_in(text: str, words: str) -> None:

@@ -6,8 +6,9 @@ Sources:
     arXiv 2304.01433. Interconnect: half of the "bidirectional" figure; DCN per chip; v4's is not
     published, v5e's is used. Memory: the libtpu 0.0.42 compiler's limit ("exceeds available HBM
     (15.75G)"), which is less than the data sheet's size.
-  GPU: NVIDIA's data sheets, dense figures without sparsity; memory as reported by the driver;
-    network of a DGX node of that generation, per GPU.
+  GPU: NVIDIA's data sheets, dense figures without sparsity; memory as reported by the driver, for
+    B200 its bandwidth too (pytorch/ao, pull request 4002); network of a DGX node of that
+    generation, per GPU.
 """
 
 from __future__ import annotations
@@ -78,6 +79,7 @@ _TABLE = (
     Chip("H100", tflops=989.5, hbm_gib=79.648, hbm_gb_s=3350, link_gb_s=450, network_gb_s=50),
     Chip("H100-PCIe", tflops=756, hbm_gib=79.648, hbm_gb_s=2000, link_gb_s=64, network_gb_s=50),
     Chip("H200", tflops=989.5, hbm_gib=140.401, hbm_gb_s=4800, link_gb_s=450, network_gb_s=50),
+    Chip("B200", tflops=2250, hbm_gib=178.35, hbm_gb_s=7672, link_gb_s=900, network_gb_s=50),
     Chip("RTX3090", tflops=71, hbm_gib=24, hbm_gb_s=936, link_gb_s=32, network_gb_s=3.1),
     Chip("RTX4090", tflops=165, hbm_gib=23.988, hbm_gb_s=1008, link_gb_s=32, network_gb_s=3.1),
 )
@@ -103,6 +105,7 @@ DEVICE_KINDS = {
     "NVIDIA H100 80GB HBM3": "H100",
     "NVIDIA H100 PCIe": "H100-PCIe",
     "NVIDIA H200": "H200",
+    "NVIDIA B200": "B200",
     "NVIDIA GeForce RTX 3090": "RTX3090",
     "NVIDIA GeForce RTX 4090": "RTX4090",
 }

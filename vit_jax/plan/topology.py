@@ -41,7 +41,7 @@ SHAPES: dict[str, dict[int, str]] = {
     name: {cores * math.prod(map(int, shape.split("x"))): shape for shape in products.split()}
     for name, (cores, products, _) in _SLICES.items()
 }
-_ALIASES = {"v5litepod": "v5e", "v5lite": "v5e", "v6litepod": "v6e"}
+_ALIASES = {"v5litepod": "v5e", "v5lite": "v5e", "v6litepod": "v6e", "v7x": "tpu7x"}
 _TEXT = re.compile(
     r"(?:(?P<slices>[1-9]\d*) ?x ?)?(?P<name>[a-z]\w*(?:-(?:\d+gb|pcie))?)"
     r"(?:-(?P<size>\d+)|:(?P<shape>[1-9]\d*(?:x[1-9]\d*)*))"
@@ -101,7 +101,12 @@ def parse_topology(text: str) -> Topology:
         return Topology("gpu", chips[name], (gpus,), slices * math.prod(nodes))
     limit = _SLICES[name][2]
     largest = [int(side) for side in limit.split("x")]
-    if len(shape) != len(largest) or math.prod(shape) > math.prod(largest):
+    if len(shape) != len(largest):
+        raise UserError(
+            f"--topology={text!r}: a slice of {name} has {len(largest)} sides, in chips, such as "
+            f"{name}:{'x'.join(['2'] * len(largest))}."
+        )
+    if math.prod(shape) > math.prod(largest):
         raise UserError(f"--topology={text!r}: slices of {name} go up to {name}:{limit}.")
     if slices > 1 and not chips[name].network_gb_s:
         raise UserError(f"--topology={text!r}: {name} has no network between slices.")
@@ -127,10 +132,15 @@ _A100 = f"""{_LIMITS}
   shared_memory_per_core: {164 * 2**10} shared_memory_per_block_optin: {163 * 2**10}
   cuda_compute_capability {{ major: 8 minor: 0 feature_extension: NONE }}
 """
-_HOPPER = f"""{_LIMITS}
-  fpus_per_core: 128 l2_cache_size: {50 * 2**20}
+_SINCE_HOPPER = f"""{_LIMITS}
+  fpus_per_core: 128
   shared_memory_per_core: {228 * 2**10} shared_memory_per_block_optin: {227 * 2**10}
+"""
+_HOPPER = f"""{_SINCE_HOPPER} l2_cache_size: {50 * 2**20}
   cuda_compute_capability {{ major: 9 minor: 0 feature_extension: ACCELERATED_FEATURES }}
+"""
+_B200 = f"""{_SINCE_HOPPER} l2_cache_size: {126 * 2**20} core_count: 148 clock_rate_ghz: 1.965
+  cuda_compute_capability {{ major: 10 minor: 0 feature_extension: ACCELERATED_FEATURES }}
 """
 _GPUS = {  # by `Chip.name`
     "A100-40GB": _A100,
@@ -138,6 +148,7 @@ _GPUS = {  # by `Chip.name`
     "H100": f"{_HOPPER} core_count: 132 clock_rate_ghz: 1.98",
     "H100-PCIe": f"{_HOPPER} core_count: 114 clock_rate_ghz: 1.755",
     "H200": f"{_HOPPER} core_count: 132 clock_rate_ghz: 1.98",
+    "B200": _B200,
 }
 
 
