@@ -108,7 +108,7 @@ def _field(face: Face, char: str) -> Field:
     outside = np.ones((side, side), np.uint8)
     top, left = (side - height) // 2, (side - width) // 2
     outside[top : top + height, left : left + width] = drawing <= 127
-    distance = -cv2.distanceTransform(outside, cv2.DIST_L2, 5)
+    distance = np.negative(cv2.distanceTransform(outside, cv2.DIST_L2, 5))
     around = slice(top - 2, top + height + 2), slice(left - 2, left + width + 2)  # of the strokes
     distance[around] += cv2.distanceTransform(1 - outside[around], cv2.DIST_L2, 5)
     # Pixels on both sides of the outline have distance 1; it is twice as long as the stroke.
