@@ -170,7 +170,10 @@ def test_residual_sums_of_gpus_are_of_matrices(monkeypatch: pytest.MonkeyPatch) 
     np.testing.assert_array_equal(layers.residual(x, y), expected)
 
 
-def test_patches_of_gpus_are_a_product(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("device", [("gpu", ""), ("tpu", "TPU v4")])
+def test_patches_of_gpus_and_v4_are_a_product(
+    monkeypatch: pytest.MonkeyPatch, device: tuple[str, str]
+) -> None:
     """As the convolution, also where patches leave pixels over."""
     module = layers.PatchEmbedding(8, (4, 3), (4, 3))
     images = golden.images(2, 13, 11)
@@ -185,7 +188,7 @@ def test_patches_of_gpus_are_a_product(monkeypatch: pytest.MonkeyPatch) -> None:
 
     expected = jax.jit(lambda images: run(images))(images)
     assert convolves()
-    monkeypatch.setattr(layers, "device_of_program", lambda: ("gpu", ""))
+    monkeypatch.setattr(layers, "device_of_program", lambda: device)
     assert not convolves()
     for a, b in zip(*map(jax.tree.leaves, (jax.jit(run)(images), expected)), strict=True):
         np.testing.assert_allclose(a, b, atol=2e-6)
