@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -21,7 +20,6 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from vit_jax.errors import UserError
-from vit_jax.parameters.chips import CHIPS, find_chip
 from vit_jax.parameters.devices import (
     all_devices,
     arrange_devices,
@@ -78,7 +76,7 @@ def create_mesh(
 
 
 def compiler_options(mesh: Mesh) -> dict[str, Any]:
-    """XLA options of `jax.jit` for updates and evaluations, without those in LIBTPU_INIT_ARGS."""
+    """XLA options of `jax.jit` for updates and evaluations."""
     platform = mesh.devices.flat[0].platform
     if platform == "gpu":
         # XLA would compare its own kernels for products with cuBLAS, without what cuBLAS adds to a
@@ -90,13 +88,7 @@ def compiler_options(mesh: Mesh) -> dict[str, Any]:
     # XLA would split a product with a sharded kernel into one per device ("windowed einsum"), to
     # overlap with the transfer of the next shard. These are too small for the matrix unit: B/16 on
     # fsdp=4 takes 100 Mcycles of a v5e so and 80 with gathered kernels, scanned 193 and 108.
-    options = {"xla_jf_spmd_threshold_for_windowed_einsum_mib": 1_000_000}
-    if find_chip(mesh.devices.flat[0].device_kind) == CHIPS["v6e"]:
-        # With half of the memory on the chip XLA finds better tiles for products: B/16 takes
-        # 0.95 of the time. On v5e 32 MiB change nothing, and 64 are slower.
-        options["xla_tpu_scoped_vmem_limit_kib"] = 64 * 1024
-    chosen = os.environ.get("LIBTPU_INIT_ARGS", "")
-    return {name: value for name, value in options.items() if name not in chosen}
+    return {"xla_jf_spmd_threshold_for_windowed_einsum_mib": 1_000_000}
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:
