@@ -121,9 +121,10 @@ def test_attention_kernels_compile_for(name: str, attention: str, mesh: dict[str
     run = tiny_run(parse_topology(name), **sizes, **mesh)
     step = compile_step(run.mesh, run.jit_train_step(), run.step_arguments(), full=False)
     assert step.code is None  # it is read of what is compiled as for training
-    # Without the padding of the kernels: all but the gradient of the pixels.
+    # Without the padding of the kernels: all but the gradient of the pixels, which the product of
+    # the patches on v4 traces for XLA to drop.
     model = run.train_flops_per_image() * run.batch_size
     assert 0.9 * model < step.executed_flops
     # JAX's kernel states no cost: every step of its grid counts, padding included.
     if attention != "splash":
-        assert step.executed_flops < model
+        assert step.executed_flops <= model
