@@ -54,6 +54,9 @@ def test_a_variant_is_a_model() -> None:
     assert vit_jax.create_model("R50x1", num_classes=10).name is None
     with pytest.raises(UserError, match=r"unknown model 'B/17'\. Did you mean"):
         vit_jax.create_model("B/17", num_classes=10)
+    with pytest.raises(UserError, match="unknown model ''") as error:
+        vit_jax.create_model("", num_classes=10)
+    assert "Did you mean" not in str(error.value)
 
 
 @pytest.mark.parametrize(

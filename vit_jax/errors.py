@@ -140,7 +140,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
     """Returns ` Did you mean 'x'?` for the closest known name, or an empty string."""
     lowered = {candidate.lower(): candidate for candidate in known}
     begun = sorted((each for each in lowered if each.startswith(name.lower())), key=len)
-    matches = begun or difflib.get_close_matches(name.lower(), lowered, n=1, cutoff=0.6)
+    matches = (name and begun) or difflib.get_close_matches(name.lower(), lowered, n=1, cutoff=0.6)
     return f" Did you mean {lowered[matches[0]]!r}?" if matches else ""
 
 
