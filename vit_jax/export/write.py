@@ -92,10 +92,19 @@ def export_model(
     free: Any = batch or jax.export.symbolic_shape("b")[0]
     dtype = np.int32 if model.is_text else INPUTS[input]
     images = jax.ShapeDtypeStruct((free, *model.description.image_shape), dtype)
+    try:
+        cpu = jax.local_devices(backend="cpu")[0]
+    except RuntimeError as error:
+        raise UserError(
+            "the file is verified on the CPU, which JAX_PLATFORMS excludes; add ',cpu' to it."
+        ) from error
     with convert.unfinished(target) as folder:
         folder.mkdir()
         write = {"stablehlo": _write_stablehlo, "onnx": _write_onnx}[format]
-        check = compare(write(model, folder, images, output), model, format, images, output)
+        # Layers have forms for the accelerator of this machine, which may also round products
+        # more coarsely than either file.
+        with jax.default_device(cpu):
+            check = compare(write(model, folder, images, output), model, format, images, output)
         write_json(folder / MODEL_FILE, model.description.to_json())
         result = OUTPUTS[output][0]
         facts = {
@@ -174,28 +183,21 @@ def compare(
     images: jax.ShapeDtypeStruct,
     output: str,
 ) -> dict[str, Any]:
-    """Compares what was read back with the model itself on seeded images, on CPU."""
-    try:  # an accelerator may round products more coarsely than either file
-        cpu = jax.local_devices(backend="cpu")[0]
-    except RuntimeError as error:
-        raise UserError(
-            "the file is verified on the CPU, which JAX_PLATFORMS excludes; add ',cpu' to it."
-        ) from error
+    """Compares what was read back with the model itself on seeded images."""
     unit = "standard deviations of the logits" if output == "logits" else "in probabilities"
     is_float32 = model.module.dtype == jnp.float32
     tolerance = TOLERANCES[format] if is_float32 else BFLOAT16_TOLERANCE
     rng, pairs = np.random.default_rng(0), []
-    with jax.default_device(cpu):
-        # A free batch must work for several sizes.
-        for batch in images.shape[:1] if isinstance(images.shape[0], int) else (1, 3):
-            given = inputs = model.sample(batch)
-            if not model.is_text:
-                given = rng.integers(0, 256, (batch, *images.shape[1:])).astype(np.uint8)
-                inputs = np.asarray(scale_pixels(model, given))
-            logits = convert.compute_logits(model.module, model.params, inputs)
-            expected = np.asarray(OUTPUTS[output][1](logits))
-            found = np.asarray(reopened(given if images.dtype == np.uint8 else inputs))
-            is_flat = output != "logits" or np.std(expected) == 0.0  # a head may be zero
-            scale = 1.0 if is_flat else float(np.std(expected))
-            pairs.append((expected / scale, found / scale))
+    # A free batch must work for several sizes.
+    for batch in images.shape[:1] if isinstance(images.shape[0], int) else (1, 3):
+        given = inputs = model.sample(batch)
+        if not model.is_text:
+            given = rng.integers(0, 256, (batch, *images.shape[1:])).astype(np.uint8)
+            inputs = np.asarray(scale_pixels(model, given))
+        logits = convert.compute_logits(model.module, model.params, inputs)
+        expected = np.asarray(OUTPUTS[output][1](logits))
+        found = np.asarray(reopened(given if images.dtype == np.uint8 else inputs))
+        is_flat = output != "logits" or np.std(expected) == 0.0  # a head may be zero
+        scale = 1.0 if is_flat else float(np.std(expected))
+        pairs.append((expected / scale, found / scale))
     return convert.check_same(pairs, f"the {format} file", tolerance, unit)

@@ -165,7 +165,7 @@ def _convolve(
     rows, columns = images.shape[1] // height, images.shape[2] // width
     windows = (rows, height, columns, width, channels)
     x = jnp.reshape(images[:, : rows * height, : columns * width], (-1, *windows))
-    x = jnp.reshape(jnp.swapaxes(x, 2, 3), (len(images), rows * columns, -1))
+    x = jnp.reshape(jnp.swapaxes(x, 2, 3), (-1, rows * columns, height * width * channels))
     x = dot_general(x, jnp.reshape(kernel, (-1, features)), (((2,), (0,)), ((), ())))
     x = jnp.reshape(x, (-1, rows, columns, features))
     # Else the head's gradient decides: [N, D, B] in all blocks, and transposes around products.
