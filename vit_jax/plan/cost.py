@@ -130,7 +130,7 @@ def utilization(chip: str) -> tuple[float, str]:
     if chip.startswith("A100"):
         return 0.44, "NVIDIA's NeMo trains g/14 at 44 % on A100 80GB"
     if chip.startswith(("H100", "H200")):
-        return 0.40, "B/16 and L/16 reached 40 and 44 % on one H100, see docs/performance.md"
+        return 0.40, "H/14, B/16 and L/16 reached 37 to 44 % on one H100, S/16 26 %"
     other = "" if chip == "v3" else "no published figure for this chip, so that of TPUv3: "
     return V3_SHARE, other + _V3
 

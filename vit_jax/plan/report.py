@@ -99,8 +99,7 @@ def _time(step: CompiledStep, time: StepTime | None, topology: Topology) -> list
         "links": "collectives, at full bandwidth",
         "code": "the compiler's final code, of every instruction the longest of cycles, bytes and "
         "links; waits are not in it",
-        "predicted": "the longest of these, assuming full overlap: a model, never measured on "
-        "this chip",
+        "predicted": "the longest of these, assuming full overlap: a model, not a measurement",
     }
     seconds = dataclasses.asdict(time)
     known = {name: text for name, text in basis.items() if seconds[name] is not None}
