@@ -1,5 +1,6 @@
 """Layer norms are Flax's, computed again for the gradient; products; dropout is independent."""
 
+import re
 from typing import Any
 
 import flax.linen as nn
@@ -49,21 +50,38 @@ def kept(seed: int, shape: tuple[int, ...] = SHAPE, rate: float = 0.1) -> np.nda
     return np.asarray(random_words(jax.random.key(seed), shape)) >= round(rate * 2**32)
 
 
-@pytest.mark.parametrize(("platform", "result"), [("gpu", "bfloat16"), ("cpu", "float32")])
+@pytest.mark.parametrize(
+    ("device", "results", "width", "barriers"),
+    [
+        (("gpu", "some kind"), "bfloat16 bfloat16 bfloat16", 96, 0),
+        (("cpu", "cpu"), "float32 float32 float32", 96, 0),
+        (("tpu", "TPU v5 lite"), "float32 float32 bfloat16", 96, 0),
+        (("tpu", "TPU v4"), "float32 float32 bfloat16", 96, 3),
+        (("tpu", "TPU v4"), "float32 float32 bfloat16", 8, 1),
+        (("tpu", "TPU v6 lite"), "float32 float32 bfloat16", 96, 2),
+        (("tpu", "TPU v6 lite"), "float32 float32 bfloat16", 8, 2),
+    ],
+)
 def test_products_round_once_and_gradients_too(
-    platform: str, result: str, monkeypatch: pytest.MonkeyPatch
+    device: tuple[str, str],
+    results: str,
+    width: int,
+    barriers: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """In the product itself on a GPU, after it elsewhere."""
-    monkeypatch.setattr(layers, "device_of_program", lambda: (platform, "some kind"))
+    """In the product itself on a GPU; on some TPUs what it reads is in memory."""
+    monkeypatch.setattr(layers, "device_of_program", lambda: device)
     rng = np.random.default_rng(0)
-    x, kernel = (rng.normal(size=shape).astype(jnp.bfloat16) for shape in ((2, 3, 64), (64, 8)))
+    x, kernel = (rng.normal(size=shape).astype(jnp.bfloat16) for shape in ((2, 3, 64), (64, width)))
     contract = (((2,), (0,)), ((), ()))
 
     def run(x: Any, kernel: Any) -> Any:
         out, vjp = jax.vjp(lambda *both: layers.dot_general(*both, contract), x, kernel)
         return out, *vjp(out)
 
-    assert str(jax.make_jaxpr(run)(x, kernel)).count(f"preferred_element_type={result}") == 3
+    program = str(jax.make_jaxpr(run)(x, kernel))
+    assert re.findall(r"preferred_element_type=(\w+)", program) == results.split()
+    assert program.count("optimization_barrier") == barriers
     x, kernel = (np.asarray(each, np.float32) for each in (x, kernel))
     out = x @ kernel
     for found, exact in zip(
