@@ -58,8 +58,6 @@ def kept(seed: int, shape: tuple[int, ...] = SHAPE, rate: float = 0.1) -> np.nda
         (("tpu", "TPU v5 lite"), "float32 float32 bfloat16", 96, 0),
         (("tpu", "TPU v4"), "float32 float32 bfloat16", 96, 3),
         (("tpu", "TPU v4"), "float32 float32 bfloat16", 8, 1),
-        (("tpu", "TPU v6 lite"), "float32 float32 bfloat16", 96, 2),
-        (("tpu", "TPU v6 lite"), "float32 float32 bfloat16", 8, 2),
     ],
 )
 def test_products_round_once_and_gradients_too(
@@ -69,7 +67,7 @@ def test_products_round_once_and_gradients_too(
     barriers: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """In the product itself on a GPU; on some TPUs what it reads is in memory."""
+    """In the product itself on a GPU; on TPU v4 apart from what is beside it."""
     monkeypatch.setattr(layers, "device_of_program", lambda: device)
     rng = np.random.default_rng(0)
     x, kernel = (rng.normal(size=shape).astype(jnp.bfloat16) for shape in ((2, 3, 64), (64, width)))

@@ -64,26 +64,23 @@ def _product(equation: str, dtype: Any, a: jax.Array, b: jax.Array) -> jax.Array
     return jnp.einsum(equation, a, b, preferred_element_type=dtype)
 
 
-V4, V6E = "TPU v4", "TPU v6 lite"
-
-
-def _apart(x: jax.Array, kernel: jax.Array, *kinds: str) -> jax.Array:
-    """x, for whose sake XLA changes no product of a dense layer on these kinds of device.
+def _apart(x: jax.Array, kernel: jax.Array) -> jax.Array:
+    """x, for whose sake XLA changes no product of a dense layer on TPU v4.
 
     It would make the norms and GELU beside a product part of it, in tiles so slow that an update
-    of B/16 takes 12 % longer on v4 and 6 % on v6e; on v5e and v5p it takes as long either way.
+    of B/16 takes 12 % longer, of H/14 28 %. On v5e and v5p it takes as long either way.
     """
-    apart = kernel.ndim == 2 and device_of_program()[1] in kinds
+    apart = kernel.ndim == 2 and device_of_program()[1] == "TPU v4"
     return jax.lax.optimization_barrier(x) if apart else x
 
 
 def _narrows(kernel: jax.Array) -> bool:
-    return kernel.shape[0] > kernel.shape[1]  # from GELU in an MLP
+    """Whether it comes after GELU, whose result would stay in memory until the backward pass."""
+    return kernel.shape[0] > kernel.shape[1]
 
 
 def _forward(equation: str, dtype: Any, a: jax.Array, b: jax.Array) -> Any:
-    # On v4 the result of GELU would stay in memory; on v6e XLA computes it again.
-    x = _apart(a, b, V6E) if _narrows(b) else _apart(a, b, V4, V6E)
+    x = a if _narrows(b) else _apart(a, b)
     return _product(equation, dtype, x, b), (a, b)
 
 
@@ -93,9 +90,9 @@ def _backward(
     a, b = saved
     inputs, out = equation.split("->")
     of_a, of_b = inputs.split(",")
-    d_out = _apart(d_out.astype(a.dtype), b, V4, V6E)
+    d_out = _apart(d_out.astype(a.dtype), b)
     d_a = _product(f"{out},{of_b}->{of_a}", dtype, d_out, b).astype(a.dtype)
-    d_a = d_a if _narrows(b) else _apart(d_a, b, V4)
+    d_a = d_a if _narrows(b) else _apart(d_a, b)
     # TPUs add up gradients of weights over all devices as the product gives them: half the bytes.
     dtype = b.dtype if device_of_program()[0] == "tpu" else dtype
     # The smaller one first: it is the one that XLA transposes.
@@ -179,7 +176,7 @@ def _convolve(
     TPU v4, where XLA's takes twice as long. On v5e both take as long.
     """
     platform, kind = device_of_program()
-    if platform != "gpu" and kind != V4:
+    if platform != "gpu" and kind != "TPU v4":
         return jax.lax.conv_general_dilated(images, kernel, strides, padding, **options)
     height, width, channels, features = kernel.shape
     rows, columns = images.shape[1] // height, images.shape[2] // width
