@@ -75,7 +75,7 @@ def _apart(x: jax.Array, kernel: jax.Array) -> jax.Array:
 
 
 def _narrows(kernel: jax.Array) -> bool:
-    """Whether it comes after GELU, whose result would stay in memory until the backward pass."""
+    """Whether its input is the wide side, as after GELU: in memory it would stay until backward."""
     return kernel.shape[0] > kernel.shape[1]
 
 
