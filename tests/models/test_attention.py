@@ -228,6 +228,17 @@ def test_queries_keys_and_values_are_one_product(monkeypatch: pytest.MonkeyPatch
         assert is_one(128, 2) == expected
 
 
+def test_no_copy_of_a_kernel_waits_for_the_backward_pass() -> None:
+    width = 128
+    module, params = attention("pallas", 2, dtype=jnp.bfloat16), parameters(width, 2)
+    _, backward = jax.vjp(
+        lambda params: module.apply({"params": params}, normal(2, 9, width)), params
+    )
+    kept = [(leaf.dtype, leaf.shape) for leaf in jax.tree.leaves(backward)]
+    assert (jnp.float32, (width, 2, width // 2)) in kept  # the parameters themselves
+    assert not [shape for dtype, shape in kept if dtype == jnp.bfloat16 and width == shape[0]]
+
+
 def test_the_kernel_takes_three_arrays() -> None:
     """As behind rotations of queries and keys; whole vectors of heads, and parts of one."""
     for shape in ((2, 197, 2, 64), (2, 17, 2, 80)):

@@ -23,7 +23,7 @@ from jax.sharding import PartitionSpec
 
 from vit_jax.errors import UserError
 from vit_jax.models.attention.xla import chunked, cudnn, xla
-from vit_jax.models.layers import device_of_program, dot_general
+from vit_jax.models.layers import device_of_program, dot_general, product_with
 
 
 def reference(
@@ -208,11 +208,11 @@ class MultiHeadDotProductAttention(nn.MultiHeadDotProductAttention):
             heads = self.attention_fn.of_tokens(x, params, self.num_heads)  # [B, N, H, d]
             if heads is not None:
                 with jax.named_scope("out"):
-                    kernel, bias = (
-                        jnp.asarray(params["out"][name], x.dtype) for name in ("kernel", "bias")
-                    )
-                    out = dot_general(heads, kernel, (((2, 3), (0, 1)), ((), ())))
-                    return out + jnp.reshape(bias, (1, 1, -1))
+                    kernel, bias = (params["out"][name] for name in ("kernel", "bias"))
+                    heads = jnp.reshape(heads, (*x.shape[:2], -1))
+                    matrix = functools.partial(jnp.reshape, shape=(heads.shape[2], -1))
+                    out = product_with(matrix, heads, kernel)
+                    return out + jnp.reshape(bias, (1, 1, -1)).astype(x.dtype)
         return super().__call__(x, *others, **options)
 
 
@@ -254,8 +254,7 @@ def _joint(x: jax.Array, kernels: Any, biases: Any) -> jax.Array | None:
         return jnp.reshape(joint, (*joint.shape[:-2], -1))
 
     with jax.named_scope("query_key_value"):
-        kernel = columns(*kernels).astype(x.dtype)
-        qkv = dot_general(x, kernel, (((2,), (0,)), ((), ())))
+        qkv = product_with(lambda kernels: columns(*kernels), x, kernels)
         bias = jnp.tile(columns(*biases).astype(jnp.float32), (batch_size, 1, 1))
     return _on_each_device(tpu.joint_attention, (qkv, bias), num_heads, head_dim)
 
