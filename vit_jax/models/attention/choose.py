@@ -246,16 +246,19 @@ def _joint(x: jax.Array, kernels: Any, biases: Any) -> jax.Array | None:
     if width // groups % tpu.LANES or not tpu.fits(*sizes):
         return None
 
-    def columns(query: jax.Array, *others: jax.Array) -> jax.Array:
-        """Three times [..., H, d] -> [..., 3 * D], by groups of heads."""
+    def joint(query: jax.Array, *others: jax.Array) -> jax.Array:
+        """Three times [H, d, ...] -> [3 * D, ...], by groups of heads."""
         arrays = (query / math.sqrt(head_dim), *others)  # exact for heads of 16, 64, 256
-        arrays = tuple(jnp.reshape(each, (*each.shape[:-2], groups, -1)) for each in arrays)
-        joint = jnp.concatenate(arrays, axis=-1)
-        return jnp.reshape(joint, (*joint.shape[:-2], -1))
+        arrays = tuple(jnp.reshape(each, (groups, -1, *each.shape[2:])) for each in arrays)
+        return jnp.reshape(jnp.concatenate(arrays, axis=1), (-1, *query.shape[2:]))
+
+    def kernel(kernels: tuple[jax.Array, ...]) -> jax.Array:
+        # A TPU has [D, H, d] in memory as [H, d, D]: joined like that, nothing is transposed.
+        return joint(*(jnp.moveaxis(each, 0, -1) for each in kernels)).T
 
     with jax.named_scope("query_key_value"):
-        qkv = product_with(lambda kernels: columns(*kernels), x, kernels)
-        bias = jnp.tile(columns(*biases).astype(jnp.float32), (batch_size, 1, 1))
+        qkv = product_with(kernel, x, kernels)
+        bias = jnp.tile(joint(*biases).astype(jnp.float32), (batch_size, 1, 1))
     return _on_each_device(tpu.joint_attention, (qkv, bias), num_heads, head_dim)
 
 
