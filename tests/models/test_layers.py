@@ -93,6 +93,40 @@ def test_products_round_once_and_gradients_too(
         )
 
 
+@pytest.mark.parametrize(
+    ("device", "barriers"),
+    [
+        (("gpu", "some kind"), 0),
+        (("cpu", "cpu"), 0),
+        (("tpu", "TPU v5 lite"), 1),
+        (("tpu", "TPU v6 lite"), 2),
+    ],
+)
+def test_a_kernel_that_is_made_again_has_the_same_gradient(
+    device: tuple[str, str], barriers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On TPUs tied to the gradient that needs it; on v6e this gradient stays apart, too."""
+    monkeypatch.setattr(layers, "device_of_program", lambda: device)
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(2, 3, 64)).astype(jnp.bfloat16)
+    halves = [rng.normal(size=(64, 8)).astype(np.float32) for _ in range(2)]
+
+    def again(x: Any, halves: Any) -> Any:
+        return layers.product_with(lambda halves: jnp.concatenate(halves, 1), x, halves)
+
+    def once(x: Any, halves: Any) -> Any:
+        kernel = jnp.concatenate(halves, 1).astype(x.dtype)
+        return layers.dot_general(x, kernel, (((2,), (0,)), ((), ())))
+
+    def run(function: Any) -> Any:
+        out, vjp = jax.vjp(function, x, halves)
+        return out, *vjp(out)
+
+    assert str(jax.make_jaxpr(lambda: run(again))()).count("optimization_barrier") == barriers
+    for a, b in zip(jax.tree.leaves(run(again)), jax.tree.leaves(run(once)), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
 def test_kept_values_are_scaled_and_evaluation_changes_nothing() -> None:
     x = jnp.full(SHAPE, 3.0)
     out = Dropout(0.25).apply({}, x, deterministic=False, rngs={"dropout": jax.random.key(0)})
