@@ -57,6 +57,22 @@ def test_random_parameters_are_those_of_init_and_loaded_ones_stay(name: str) -> 
         np.testing.assert_array_equal(array, wanted, err_msg=key)
 
 
+def test_the_next_run_draws_with_the_same_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In one process, with another seed; but not with an initializer that differs a little."""
+    places = {0: replicated(create_mesh())}
+
+    def drawn(stddev: float, seed: int) -> np.ndarray:
+        initial = trace_initial(lambda rng: {"w": stddev * jax.random.normal(rng, (5,))})
+        return np.asarray(draw(initial.program, jax.random.key(seed), places)[0])
+
+    first = drawn(0.1, 0)
+    with monkeypatch.context() as patch:
+        patch.delattr("jax._src.compiler.compile_or_get_cached")
+        again = drawn(0.1, 1)
+        np.testing.assert_array_equal(drawn(0.1, 0), first)
+    np.testing.assert_allclose(drawn(0.100001, 1) / again, 1.00001, rtol=0, atol=2e-7)
+
+
 def test_an_update_of_the_first_state_is_that_of_all_others() -> None:
     """`jnp.full` of a Python number has a weak type, for which an update is compiled anew."""
     initial = trace_initial(lambda _: {"t": jnp.full((1,), 2.0)})

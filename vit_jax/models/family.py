@@ -7,6 +7,7 @@ exports use the family; no other file knows the name of a model or of a paramete
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -97,7 +98,7 @@ class Family:
     conventions: tuple[str, ...] = ()
     head_conventions: tuple[str, ...] = ()
 
-    @property
+    @functools.cached_property
     def keys(self) -> dict[str, dataclasses.Field[Any]]:
         """The attributes that a config can set."""
         handed_over = ("parent", "name", "num_classes", "dtype")

@@ -127,6 +127,8 @@ def stack_blocks(tree: Any) -> dict[str, Any]:
 def unstack_blocks(tree: Any) -> dict[str, Any]:
     """Scan form -> loop form, the inverse of `stack_blocks`. Loop form is returned unchanged.
 
+    Leaves are arrays or jax.ShapeDtypeStructs.
+
     Raises:
       UserError: a block exists in both forms, or a stacked leaf has no layer axis.
     """
@@ -143,7 +145,9 @@ def unstack_blocks(tree: Any) -> dict[str, Any]:
             single = f"{match['head']}_{i}/{match['tail']}"
             if single in given:
                 raise UserError(f"both {name!r} (stacked) and {single!r} exist; keep one.")
-            flat[single] = leaf[i]  # [...]
+            # Shapes alone need no trace, which takes a third of the time of `abstract_params`.
+            is_shape = isinstance(leaf, jax.ShapeDtypeStruct)
+            flat[single] = jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype) if is_shape else leaf[i]
     return unflatten_names(flat)
 
 
@@ -157,10 +161,10 @@ def abstract_params(model: Any, input_shape: tuple[int, ...]) -> dict[str, Any]:
     def init() -> Any:
         dtype = jnp.int32 if family_of(model).input == "text" else jnp.float32
         inputs = jnp.zeros((1, *input_shape), dtype)
-        params = clone_with(model, scan=True).init(jax.random.key(0), inputs, train=False)["params"]
-        return params if getattr(model, "scan", False) else unstack_blocks(params)
+        return clone_with(model, scan=True).init(jax.random.key(0), inputs, train=False)["params"]
 
-    return jax.eval_shape(init)
+    params = jax.eval_shape(init)
+    return params if getattr(model, "scan", False) else unstack_blocks(params)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,6 +13,10 @@ from jax.extend import core
 from vit_jax.parameters.names import flatten_names, unflatten_names
 from vit_jax.training.step import TrainState
 
+# Programs that draw parameters, by what they compute, where, and how they are compiled. All runs of
+# a sweep share them.
+_DRAWERS: dict[tuple[Any, ...], Any] = {}
+
 
 class Initial(NamedTuple):
     """Random parameters that are not yet drawn."""
@@ -111,8 +115,8 @@ def draw(
             found, outputs = found | shared[0], shared[1] + outputs
         groups.append((found, outputs))
 
+    options = _quick_compilation()
     values = dict(zip(jaxpr.constvars, program.consts, strict=True)) | {jaxpr.invars[0]: rng}
-    functions: dict[Any, Any] = {}
     calls: list[tuple[Any, list[Any], list[int]]] = []  # function, its arguments, the outputs
     lowered: list[Any] = []
     for _, outputs in groups:
@@ -124,15 +128,16 @@ def draw(
         for index in sorted(before):
             _evaluate(equations[index], values)
         places = tuple(shardings[output] for output in outputs)
-        arguments, program_key = [values[var] for var in inputs], (str(part), places)
-        function = functions.get(program_key)
+        arguments = [values[var] for var in inputs]
+        program_key = (str(part), places, *options.items())
+        function = _DRAWERS.get(program_key)
         if function is None:
             function = jax.jit(
                 core.jaxpr_as_fun(core.ClosedJaxpr(part, [])),
                 out_shardings=list(places),
-                compiler_options=_quick_compilation(),
+                compiler_options=options,
             )
-            functions[program_key] = function
+            _DRAWERS[program_key] = function
             lowered.append(function.lower(*arguments))
         calls.append((function, arguments, outputs))
     # XLA compiles each on one core: all at once. The calls below find what it has compiled.
