@@ -61,16 +61,21 @@ def test_the_next_run_draws_with_the_same_programs(monkeypatch: pytest.MonkeyPat
     """In one process, with another seed; but not with an initializer that differs a little."""
     places = {0: replicated(create_mesh())}
 
-    def drawn(stddev: float, seed: int) -> np.ndarray:
-        initial = trace_initial(lambda rng: {"w": stddev * jax.random.normal(rng, (5,))})
+    def drawn(init: Any, seed: int) -> np.ndarray:
+        initial = trace_initial(lambda rng: {"w": init(rng, (5,))})
         return np.asarray(draw(initial.program, jax.random.key(seed), places)[0])
 
-    first = drawn(0.1, 0)
+    normal = jax.nn.initializers.normal
+    first = drawn(normal(0.1), 0)
     with monkeypatch.context() as patch:
         patch.delattr("jax._src.compiler.compile_or_get_cached")
-        again = drawn(0.1, 1)
-        np.testing.assert_array_equal(drawn(0.1, 0), first)
-    np.testing.assert_allclose(drawn(0.100001, 1) / again, 1.00001, rtol=0, atol=2e-7)
+        again = drawn(normal(0.1), 1)
+        np.testing.assert_array_equal(drawn(normal(0.1), 0), first)
+    np.testing.assert_allclose(drawn(normal(0.100001), 1) / again, 1.00001, rtol=0, atol=2e-7)
+    for table in np.arange(10, dtype=np.float32).reshape(2, 5):  # the program shows its shape only
+        held = jax.jit(lambda _, table=table: table + 1)
+        found = drawn(lambda rng, shape, held=held: held(jax.random.normal(rng, shape)), 0)
+        np.testing.assert_array_equal(found, table + 1)
 
 
 def test_an_update_of_the_first_state_is_that_of_all_others() -> None:

@@ -129,7 +129,7 @@ def draw(
             _evaluate(equations[index], values)
         places = tuple(shardings[output] for output in outputs)
         arguments = [values[var] for var in inputs]
-        program_key = (str(part), places, *options.items())
+        program_key = (str(part), *_arrays_in(eqns), places, *options.items())
         function = _DRAWERS.get(program_key)
         if function is None:
             function = jax.jit(
@@ -157,6 +157,12 @@ def _quick_compilation() -> dict[str, Any]:
     option = "xla_backend_optimization_level"  # 0 draws other bits
     chosen = option in os.environ.get("XLA_FLAGS", "")
     return {} if chosen or jax.default_backend() != "cpu" else {option: 1}
+
+
+def _arrays_in(equations: Iterable[Any]) -> list[int]:
+    """Identities of the arrays that called functions hold, which no text of a program shows."""
+    called = [x for x in jax.tree.leaves([each.params for each in equations]) if hasattr(x, "eqns")]
+    return [n for x in called for n in (*map(id, getattr(x, "consts", ())), *_arrays_in(x.eqns))]
 
 
 def _is_key(var: Any) -> bool:
