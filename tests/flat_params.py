@@ -8,7 +8,7 @@ import numpy as np
 from tests import golden
 from vit_jax.models.create import VARIANTS, create_model
 from vit_jax.models.vit import POSITIONS
-from vit_jax.parameters.names import flatten_names
+from vit_jax.trees import flatten_names
 
 Flat = dict[str, np.ndarray]
 

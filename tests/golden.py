@@ -18,7 +18,7 @@ import numpy as np
 
 from vit_jax.models.create import VARIANTS, create_model, family_of
 from vit_jax.parameters import names
-from vit_jax.parameters.names import flatten_names, unflatten_names
+from vit_jax.trees import flatten_names, unflatten_names
 
 FOLDER = Path(__file__).parent / "data" / "golden"
 RECIPES = ("r02", "fanin")

@@ -10,7 +10,7 @@ from vit_jax.files.paths import write_json
 from vit_jax.inference.load import attributes
 from vit_jax.models.create import create_model
 from vit_jax.models.description import Description
-from vit_jax.parameters.names import abstract_params
+from vit_jax.parameters.table import abstract_params
 from vit_jax.workdir.description import MODEL_FILE, PARAMS_FILE, write_params
 
 SIZES = {"name": "vit", "patch_size": 8, "hidden_size": 16, "num_layers": 1, "mlp_dim": 24}

@@ -38,7 +38,6 @@ from vit_jax.inference.visualize import visualize
 from vit_jax.models.create import MODELS, VARIANTS, create_model, recognise, variant_of
 from vit_jax.models.features import available_features
 from vit_jax.models.look import INSIDE, can_show
-from vit_jax.parameters.names import flatten_names, parameter_row, stack_blocks, unstack_blocks
 from vit_jax.parameters.sharding import batch_sharding, create_mesh
 from vit_jax.plan.plan import make_plan, remedies
 from vit_jax.plan.topology import parse_topology
@@ -48,6 +47,7 @@ from vit_jax.report.report import write_report
 from vit_jax.run import create_run
 from vit_jax.train import train_and_evaluate
 from vit_jax.training.initial import initial_state
+from vit_jax.trees import flatten_names
 from vit_jax.workdir.description import PARAMS_FILE, write_params
 
 IMAGE = (16, 16, 3)

@@ -16,10 +16,10 @@ import pytest
 
 from tests import tiny
 from vit_jax.data.pipeline import to_device
-from vit_jax.parameters.names import flatten_names
 from vit_jax.parameters.sharding import batch_sharding, create_mesh
 from vit_jax.run import Run, create_run
 from vit_jax.training.step import TrainState
+from vit_jax.trees import flatten_names
 
 STEPS = 10
 BATCH_SIZE = 16

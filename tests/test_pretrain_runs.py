@@ -13,9 +13,10 @@ from tests import fixtures_data
 from tests.recipes import PRETRAINING, settings
 from vit_jax.errors import UserError
 from vit_jax.models.create import create_model
-from vit_jax.parameters.names import abstract_params, count_parameters
+from vit_jax.parameters.table import abstract_params
 from vit_jax.train import train_and_evaluate
 from vit_jax.training.schedule import to_steps
+from vit_jax.trees import count_parameters
 from vit_jax.workdir.checkpoints import CheckpointManager
 
 # 2205.01580, table 1: 90, 150 and 300 epochs; the settings that an option changes.

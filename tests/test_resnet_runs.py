@@ -18,11 +18,11 @@ from vit_jax.inference.features import extract_features
 from vit_jax.inference.load import load_model
 from vit_jax.inference.predict import predict_images
 from vit_jax.models.create import create_model, get_variant
-from vit_jax.parameters.names import flatten_names
 from vit_jax.parameters.sharding import create_mesh
 from vit_jax.pretrained.load import load_pretrained
 from vit_jax.run import create_run
 from vit_jax.train import train_and_evaluate
+from vit_jax.trees import flatten_names
 
 # The smallest there is: convolutions take long to compile.
 ROW: dict[str, Any] = {**get_variant("R50x1"), "resnet_layers": (1,)}

@@ -19,11 +19,11 @@ from vit_jax.errors import PreemptedError, TrainingDivergedError, UserError
 from vit_jax.files.manifest import read_manifest, write_manifest
 from vit_jax.models.attention import choose
 from vit_jax.multihost.watchdog import watchdog
-from vit_jax.parameters.names import flatten_names
 from vit_jax.parameters.sharding import create_mesh
 from vit_jax.run import create_run
 from vit_jax.train import train_and_evaluate
 from vit_jax.training.clock import Clock
+from vit_jax.trees import flatten_names
 from vit_jax.workdir.checkpoints import CheckpointManager, restore_params
 from vit_jax.workdir.description import collect_provenance
 from vit_jax.workdir.metrics import read_metrics

@@ -93,7 +93,6 @@ KEYS: dict[str, dict[str, tuple[Any, str]]] = {
         "keep": ((), "keys such as model.gelu to keep even if the source differs"),
         "grid": (tuple, "(rows, columns) of its tokens, if not square"),
         "reset_head": (True, "new zero head; False keeps the checkpoint's"),
-        "standardize": (False, "features of mean 0, deviation 1, for a linear probe"),
         "posemb": (
             "bilinear",
             "bilinear (official) | bicubic (antialiased, timm) | transformers | dinov2",
@@ -149,7 +148,7 @@ KINDS: dict[str, tuple[Mapping[str, Any], tuple[Callable[..., Any], ...]]] = {
     "evaluators.*": (EVALUATORS, (EvaluatorKeys,)),
 }
 # Parameters that the loop passes.
-HANDED_OVER = ("num_classes", "total_steps", "schedule", "task", "objective")
+HANDED_OVER = ("num_classes", "total_steps", "schedule", "table", "task", "objective")
 # Minimum of keys that are not checked elsewhere in time.
 AT_LEAST = {
     r"loader\.num_\w+|evaluators\..+\.every_steps|log\.every_seconds": 0,

@@ -28,6 +28,7 @@ from vit_jax.parameters.sharding import batch_sharding, create_mesh, to_host
 from vit_jax.run import Run, complete_config, create_run, to_plain
 from vit_jax.training.clock import KINDS, Clock
 from vit_jax.training.step import TrainState
+from vit_jax.trees import merge_trees
 from vit_jax.workdir.checkpoints import CheckpointManager
 from vit_jax.workdir.claim import claim_workdir, release_workdir
 from vit_jax.workdir.description import describe, finished_results, write_provenance, write_results
@@ -175,7 +176,8 @@ def train_and_evaluate(
             ends=_on_first_process(_ending(run, config, workdir, start_step, on_evaluation)),
         )
         watchdog.note("writing the results")
-        return write_results(workdir, run.result(to_host(run.merge(state.eval_params))), results)
+        params = run.result(to_host(run.eval_params(state)))
+        return write_results(workdir, params, run.start.table, results)
 
 
 def _opener(splits: Mapping[str, Any] | None, name: str) -> Callable[..., Any] | None:
@@ -223,7 +225,8 @@ def _claim(run: Run, config: ConfigDict, workdir: str, resume: str) -> dict[str,
         describe(
             workdir,
             descriptions=run.descriptions,
-            params=run.initial.shapes,
+            objective_parameters=run.start.table.own,
+            params=run.start.shapes,
             datasets=list(run.datasets.values()),
             total_steps=run.total_steps,
             batch_size=run.batch_size,
@@ -276,7 +279,7 @@ def train(
     """
     start_step, total_steps = int(state.step), run.total_steps
     constants = run.place_constants()
-    learning_rate = jax.jit(run.schedule)
+    learning_rate = jax.jit(run.update.schedule)
     learning_rate(0)  # compile now, or the first speed would include it
     ending: dict[str, float] = {}  # result of `ends`
 
@@ -295,7 +298,7 @@ def train(
     def evaluate_due(step: int, done: Mapping[str, float]) -> dict[str, float]:
         """If the run ends early, also runs what is due after the last step."""
         nonlocal ending
-        params = {**run.merge(state.eval_params), **constants}
+        params = merge_trees(run.eval_params(state), constants)
         evaluate_until = functools.partial(
             evaluate, run, step, params, checkpoints, writer, clock, stop_if_asked
         )

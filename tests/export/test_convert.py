@@ -20,10 +20,10 @@ from vit_jax.files.paths import write_arrays, write_json
 from vit_jax.inference.load import load_model
 from vit_jax.models.create import create_model
 from vit_jax.models.vit import POSITIONS
-from vit_jax.parameters.names import flatten_names, unflatten_names
 from vit_jax.pretrained.arrays import read_arrays
 from vit_jax.pretrained.formats import google
 from vit_jax.pretrained.formats.timm_config import crop_pct
+from vit_jax.trees import flatten_names, unflatten_names
 
 IMAGES = golden.images(2, 32, 32)
 FOLDERS = ("timm", "huggingface", "orbax")

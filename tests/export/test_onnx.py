@@ -21,7 +21,7 @@ from vit_jax.export import onnx as converter
 from vit_jax.export.onnx import CALLS, DIRECT, EMITTERS, write_onnx
 from vit_jax.models import create
 from vit_jax.models.create import create_model
-from vit_jax.parameters.names import flatten_names, unflatten_names
+from vit_jax.trees import flatten_names, unflatten_names
 
 TINY: dict[str, Any] = {
     "name": "vit",

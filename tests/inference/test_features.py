@@ -23,7 +23,7 @@ from vit_jax.models.create import create_model
 from vit_jax.models.features import available_features, check_features, feature_function
 from vit_jax.models.vit import BlockConfig, Encoder1DBlock, MAPHead
 from vit_jax.objectives.objective import scale_images
-from vit_jax.parameters.names import abstract_params
+from vit_jax.parameters.table import abstract_params
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (2, 16, 16, 3), np.uint8)
 

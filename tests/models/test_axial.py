@@ -21,8 +21,9 @@ from vit_jax.export.onnx import write_onnx
 from vit_jax.models.axial_resnet import AxialAttention
 from vit_jax.models.create import create_model
 from vit_jax.models.flops import forward_flops
-from vit_jax.parameters.names import abstract_params, count_parameters, flatten_names
+from vit_jax.parameters.table import abstract_params
 from vit_jax.pretrained.fit.adapt import adapt_params
+from vit_jax.trees import count_parameters, flatten_names
 
 VIT: dict[str, Any] = {**weights.SMALL, "classifier": "gap", "num_classes": 5}
 

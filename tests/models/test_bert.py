@@ -16,13 +16,8 @@ from vit_jax.files.paths import write_arrays
 from vit_jax.inference.load import load_model
 from vit_jax.models.bert import BLOCKS
 from vit_jax.models.create import create_model
-from vit_jax.parameters.names import (
-    abstract_params,
-    count_parameters,
-    flatten_names,
-    stack_blocks,
-    unflatten_names,
-)
+from vit_jax.parameters.table import abstract_params
+from vit_jax.trees import count_parameters, flatten_names, unflatten_names
 
 TINY: dict[str, Any] = {
     "name": "bert",

@@ -14,7 +14,7 @@ from vit_jax.models import bit
 from vit_jax.models.bit import FAMILY
 from vit_jax.models.create import VARIANTS, create_model, get_variant
 from vit_jax.models.tokens import token_grid
-from vit_jax.parameters.names import count_parameters, flatten_names
+from vit_jax.trees import count_parameters, flatten_names
 
 TINY: dict[str, Any] = {**VARIANTS["R50x1"], "resnet_layers": (1, 1), "num_classes": 5}
 IMAGES = golden.images(2, 20, 17)

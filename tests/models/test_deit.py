@@ -8,7 +8,7 @@ from tests import golden
 from tests.pretrained import weights
 from vit_jax.errors import UserError
 from vit_jax.models.create import create_model, get_variant
-from vit_jax.parameters.names import count_parameters, flatten_names, unflatten_names
+from vit_jax.trees import count_parameters, flatten_names, unflatten_names
 
 SMALL = {**weights.SMALL, "name": "deit", "num_layers": 1}
 IMAGES = golden.images(2, 16, 16)

@@ -17,7 +17,7 @@ import pytest
 
 from tests import golden
 from vit_jax.models.create import VARIANTS, create_model
-from vit_jax.parameters.names import count_parameters, flatten_names, stack_blocks, unstack_blocks
+from vit_jax.trees import count_parameters, flatten_names
 
 CONFIGS = list(golden.table("vit_names"))
 

@@ -11,7 +11,6 @@ from tests import golden
 from vit_jax.errors import UserError
 from vit_jax.models.create import create_model
 from vit_jax.models.look import INSIDE, look
-from vit_jax.parameters.names import stack_blocks
 
 SMALL = {"patch_size": 8, "hidden_size": 32, "num_layers": 3, "mlp_dim": 64, "num_heads": 4}
 IMAGES = golden.images(2, 16, 24)  # a grid of 2 x 3

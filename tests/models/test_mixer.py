@@ -11,8 +11,9 @@ from tests import golden
 from tests.pretrained import weights
 from vit_jax.errors import UserError
 from vit_jax.models.create import VARIANTS, create_model
-from vit_jax.parameters.names import abstract_params, count_parameters, stack_blocks
+from vit_jax.parameters.table import abstract_params
 from vit_jax.pretrained.fit.adapt import adapt_params
+from vit_jax.trees import count_parameters
 
 # With 1000 classes at 224 pixels; those of ResMLP and gMixer are timm's.
 COUNTS = {

@@ -16,7 +16,7 @@ from vit_jax.models.create import create_model
 from vit_jax.models.features import feature_function
 from vit_jax.models.modern_vit import infer
 from vit_jax.models.rotary import axial_angles, rotate
-from vit_jax.parameters.names import flatten_names, stack_blocks
+from vit_jax.trees import flatten_names
 
 IMAGES = golden.images(2, 16, 24)
 

@@ -11,12 +11,8 @@ from tests import golden
 from tests.kinds import small
 from vit_jax.errors import UserError
 from vit_jax.models.create import create_model, get_variant, variant_called
-from vit_jax.parameters.names import (
-    abstract_params,
-    count_parameters,
-    flatten_names,
-    unflatten_names,
-)
+from vit_jax.parameters.table import abstract_params
+from vit_jax.trees import count_parameters, flatten_names, unflatten_names
 
 # README_revenge.md of facebookresearch/deit and timm's results: millions of parameters.
 MILLIONS = {"S/16": 22.06, "M/16": 38.85, "B/16": 86.59, "L/16": 304.37, "H/14": 632.13}

@@ -15,10 +15,10 @@ from vit_jax.errors import UserError
 from vit_jax.inference.load import load_model
 from vit_jax.models.create import create_model
 from vit_jax.models.positions import POSITION_EMBEDDINGS, RELATIVE, relative_scores
-from vit_jax.parameters.names import flatten_names, stack_blocks, unflatten_names
 from vit_jax.pretrained.fit.adapt import adapt_params
 from vit_jax.pretrained.fit.resize import interpolate_offsets
 from vit_jax.pretrained.infer import infer_model
+from vit_jax.trees import flatten_names, unflatten_names
 
 SMALL: dict[str, Any] = {**weights.SMALL, "num_classes": 5}
 IMAGES = golden.images(2, 16, 24)  # 2x3 tokens, and the class token

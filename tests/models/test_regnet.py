@@ -12,8 +12,8 @@ from tests import golden
 from vit_jax.errors import UserError
 from vit_jax.models.create import create_model
 from vit_jax.models.tokens import token_grid
-from vit_jax.parameters.names import flatten_names
 from vit_jax.training.optimizer import create_optimizer
+from vit_jax.trees import flatten_names
 
 TINY: dict[str, Any] = {
     "name": "regnet",

@@ -10,7 +10,6 @@ from tests import golden
 from vit_jax.models.create import create_model
 from vit_jax.models.layers import StochasticDepth, drop_rates
 from vit_jax.models.vit import Encoder1DBlock, MlpBlock
-from vit_jax.parameters.names import stack_blocks
 
 SMALL = {
     "name": "vit",

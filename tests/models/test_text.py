@@ -14,15 +14,8 @@ from vit_jax.errors import UserError
 from vit_jax.models.create import VARIANTS, create_model, recognise
 from vit_jax.models.text import FAMILY
 from vit_jax.parameters.groups import layer_factors
-from vit_jax.parameters.names import (
-    count_parameters,
-    flatten_names,
-    parameter_row,
-    stack_blocks,
-    unstack_blocks,
-    with_role,
-)
 from vit_jax.parameters.sharding import create_mesh, parameter_spec
+from vit_jax.trees import count_parameters, flatten_names
 
 TINY: dict[str, Any] = {
     "name": "text",

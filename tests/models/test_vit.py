@@ -15,7 +15,7 @@ from vit_jax.models.layers import REMAT_POLICIES
 from vit_jax.models.resnet import ResNetStage
 from vit_jax.models.tokens import patch_shape, sincos2d, token_grid
 from vit_jax.models.variants import PATCH_SIZES, SIZES
-from vit_jax.parameters.names import flatten_names, stack_blocks
+from vit_jax.trees import flatten_names
 
 SMALL = {
     "name": "vit",

@@ -22,11 +22,11 @@ from vit_jax.inference.evaluate import evaluate
 from vit_jax.inference.load import load_model, load_tower
 from vit_jax.objectives.contrastive import Contrastive, SigmoidContrastive
 from vit_jax.objectives.objective import Objective, scale_images
-from vit_jax.parameters.names import flatten_names
 from vit_jax.parameters.sharding import batch_sharding, create_mesh
 from vit_jax.run import create_run
 from vit_jax.train import train_and_evaluate
 from vit_jax.training.initial import initial_state
+from vit_jax.trees import flatten_names
 from vit_jax.workdir.checkpoints import restore_params
 
 IMAGES = "decode(channels=3)|resize(16)"

@@ -18,10 +18,10 @@ from vit_jax.inference.load import load_model, load_teacher
 from vit_jax.models.create import create_model
 from vit_jax.objectives.distillation import HardDistillation, SoftDistillation
 from vit_jax.objectives.objective import Task
-from vit_jax.parameters.names import flatten_names
 from vit_jax.parameters.sharding import create_mesh
 from vit_jax.run import create_run
 from vit_jax.train import train_and_evaluate
+from vit_jax.trees import flatten_names
 from vit_jax.workdir.checkpoints import restore_params
 
 KEY = jax.random.key(0)

@@ -21,10 +21,11 @@ from vit_jax.models.mae import FixedPositions, sincos_table
 from vit_jax.models.vit import POSITIONS
 from vit_jax.objectives.mae import MaskedAutoencoding
 from vit_jax.objectives.objective import Task
-from vit_jax.parameters.names import abstract_params, flatten_names
+from vit_jax.parameters.table import abstract_params
 from vit_jax.pretrained.adopt import adopt
 from vit_jax.pretrained.load import load_pretrained
 from vit_jax.train import train_and_evaluate
+from vit_jax.trees import flatten_names
 from vit_jax.workdir.description import PARAMS_FILE
 
 KEY = jax.random.key(0)

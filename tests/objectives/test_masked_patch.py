@@ -14,9 +14,9 @@ from vit_jax.errors import UserError
 from vit_jax.models.create import create_model
 from vit_jax.objectives.masked_patch import MaskedPatch, color_classes
 from vit_jax.objectives.objective import Task
-from vit_jax.parameters.names import flatten_names
 from vit_jax.pretrained.load import load_pretrained
 from vit_jax.train import train_and_evaluate
+from vit_jax.trees import flatten_names
 from vit_jax.workdir.checkpoints import restore_params
 
 KEY = jax.random.key(0)

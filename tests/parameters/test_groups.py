@@ -13,8 +13,8 @@ from tests import golden
 from vit_jax.errors import UserError
 from vit_jax.models.create import VARIANTS, create_model
 from vit_jax.parameters.groups import decay_factors, frozen_mask, layer_factors
-from vit_jax.parameters.names import flatten_names, stack_blocks, unstack_blocks
 from vit_jax.training.optimizer import create_optimizer
+from vit_jax.trees import flatten_names
 
 
 def group_model(**overrides: object) -> Any:

@@ -15,7 +15,6 @@ from vit_jax.errors import UserError
 from vit_jax.models.create import MODELS, VARIANTS, create_model
 from vit_jax.models.positions import POSITION_EMBEDDINGS
 from vit_jax.objectives.create import OBJECTIVES
-from vit_jax.parameters.names import all_rows, flatten_names, parameter_row
 from vit_jax.parameters.sharding import (
     MESH_AXES,
     check_batch_size,
@@ -26,6 +25,7 @@ from vit_jax.parameters.sharding import (
 )
 from vit_jax.training.optimizer import create_optimizer
 from vit_jax.training.step import create_train_state
+from vit_jax.trees import flatten_names
 
 
 def models() -> list:

@@ -5,9 +5,10 @@ import numpy as np
 from tests.flat_params import Flat, distilled, shapes, small
 from vit_jax.models.create import create_model
 from vit_jax.models.vit import POSITIONS
-from vit_jax.parameters.names import abstract_params, flatten_names
+from vit_jax.parameters.table import abstract_params
 from vit_jax.pretrained.fit.adapt import adapt_params, report_text
 from vit_jax.pretrained.infer import infer_model
+from vit_jax.trees import flatten_names
 
 
 def as_they_are(params: Flat) -> dict[str, Any]:

@@ -14,12 +14,12 @@ import ml_dtypes
 import numpy as np
 import pytest
 import safetensors.numpy
-
 from tests.parameters.test_names import loop_tree
+
 from vit_jax.errors import UserError
 from vit_jax.files.paths import write_arrays
-from vit_jax.parameters.names import flatten_names, stack_blocks
 from vit_jax.pretrained.arrays import read_arrays, write_safetensors
+from vit_jax.trees import flatten_names
 from vit_jax.workdir.description import write_params
 
 ARRAYS = {

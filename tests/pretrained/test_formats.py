@@ -16,12 +16,12 @@ from vit_jax.inference.load import attributes
 from vit_jax.models.create import create_model
 from vit_jax.models.description import Description, InputSettings
 from vit_jax.models.vit import POSITIONS
-from vit_jax.parameters.names import flatten_names, stack_blocks, unflatten_names
 from vit_jax.pretrained.arrays import read_arrays, write_safetensors
 from vit_jax.pretrained.formats import google
 from vit_jax.pretrained.formats import table as formats
 from vit_jax.pretrained.formats.stored import Stored
 from vit_jax.pretrained.infer import infer_description
+from vit_jax.trees import flatten_names, unflatten_names
 
 IMAGE = (32, 32, 3)
 KINDS: dict[str, dict[str, Any]] = {

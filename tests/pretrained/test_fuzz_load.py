@@ -14,9 +14,9 @@ from vit_jax.errors import UserError
 from vit_jax.files.paths import write_arrays
 from vit_jax.inference.load import load_model
 from vit_jax.models.create import create_model
-from vit_jax.parameters.names import flatten_names
 from vit_jax.pretrained.arrays import read_arrays, write_safetensors
 from vit_jax.pretrained.formats import table as formats
+from vit_jax.trees import flatten_names
 
 Arrays = dict[str, np.ndarray]
 

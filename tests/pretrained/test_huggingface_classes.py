@@ -21,9 +21,9 @@ from vit_jax.errors import UserError
 from vit_jax.inference.load import load_model
 from vit_jax.models.create import create_model
 from vit_jax.models.features import feature_function
-from vit_jax.parameters.names import flatten_names
 from vit_jax.pretrained.arrays import read_arrays, write_safetensors
 from vit_jax.pretrained.formats.huggingface_config import read_settings
+from vit_jax.trees import flatten_names
 
 transformers: Any = None  # imported when the first test begins: it takes 3 s
 SAME = 1e-5

@@ -18,9 +18,9 @@ from tests.pretrained import weights
 from tests.pretrained.weights import difference, randomise
 from vit_jax.data.preprocess import parse
 from vit_jax.inference.load import load_model
-from vit_jax.parameters.names import flatten_names, unflatten_names
 from vit_jax.pretrained.arrays import read_arrays, write_safetensors
 from vit_jax.pretrained.formats import huggingface_config
+from vit_jax.trees import flatten_names, unflatten_names
 
 transformers: Any = None  # imported when the first test begins: it takes 3 s
 

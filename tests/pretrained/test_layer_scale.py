@@ -19,10 +19,11 @@ from tests.pretrained.weights import difference, randomise
 from vit_jax.inference.load import load_model
 from vit_jax.models.create import VARIANTS
 from vit_jax.models.features import feature_function
-from vit_jax.parameters.names import abstract_params, flatten_names, unflatten_names
+from vit_jax.parameters.table import abstract_params
 from vit_jax.pretrained.arrays import write_safetensors
 from vit_jax.pretrained.formats import timm as names
 from vit_jax.pretrained.load import load_pretrained
+from vit_jax.trees import flatten_names, unflatten_names
 
 timm = import_timm()
 

@@ -20,13 +20,13 @@ from vit_jax.models.create import create_model
 from vit_jax.models.description import Description
 from vit_jax.models.family import LAST, Family, Row
 from vit_jax.models.vit import POSITIONS
-from vit_jax.parameters.names import flatten_names, unflatten_names
 from vit_jax.pretrained import load
 from vit_jax.pretrained.arrays import write_safetensors
 from vit_jax.pretrained.formats import google, timm
 from vit_jax.pretrained.load import load_pretrained, read_source
 from vit_jax.pretrained.zoo import entries as zoo
 from vit_jax.pretrained.zoo import resolve as sources
+from vit_jax.trees import flatten_names, unflatten_names
 
 GOLDEN = {
     "ViT-Ti_16,drop_head": ("Ti/16", {}),

@@ -22,8 +22,8 @@ from vit_jax.models.create import create_model
 from vit_jax.models.mae import sincos_table
 from vit_jax.objectives.mae import MaskedAutoencoding
 from vit_jax.objectives.objective import Task
-from vit_jax.parameters.names import flatten_names, unflatten_names
 from vit_jax.pretrained.arrays import read_arrays, write_safetensors
+from vit_jax.trees import flatten_names, unflatten_names
 
 transformers: Any = None
 SAME = 1e-5

@@ -22,7 +22,7 @@ from tests.pretrained.test_huggingface_classes import SAME, SIZES, TOWERS, sprea
 from tests.pretrained.test_timm_parity import their_logits
 from vit_jax.errors import UserError
 from vit_jax.inference.load import load_model
-from vit_jax.parameters.names import flatten_names
+from vit_jax.trees import flatten_names
 
 WIDE = SIZES | {"hidden_size": 128, "num_attention_heads": 2}  # heads of width 64, as CLIP's
 

@@ -13,7 +13,6 @@ from tests.peers import import_timm
 from vit_jax.errors import UserError
 from vit_jax.models.create import VARIANTS, create_model
 from vit_jax.models.resnet import weight_standardize
-from vit_jax.parameters.names import flatten_names, unflatten_names
 from vit_jax.pretrained.fit.adapt import adapt_params
 from vit_jax.pretrained.fit.resize import (
     interpolate_posembed,
@@ -21,6 +20,7 @@ from vit_jax.pretrained.fit.resize import (
     mixing_matrix,
     resize_patch_kernel,
 )
+from vit_jax.trees import flatten_names, unflatten_names
 
 KEYS = sorted({key.rpartition("_")[0] for key in golden.arrays("posembed")})
 

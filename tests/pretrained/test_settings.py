@@ -17,7 +17,7 @@ from vit_jax.export.convert import write
 from vit_jax.inference.load import attributes, load_model
 from vit_jax.models.create import create_model
 from vit_jax.models.description import Description
-from vit_jax.parameters.names import flatten_names
+from vit_jax.trees import flatten_names
 
 
 def folder_of(tmp_path: Path, format: str) -> Path:

@@ -23,13 +23,13 @@ from vit_jax.errors import UserError
 from vit_jax.files.paths import write_arrays, write_json
 from vit_jax.inference.load import load_model
 from vit_jax.models.create import variant_of
-from vit_jax.parameters.names import flatten_names, unflatten_names
 from vit_jax.pretrained.arrays import write_safetensors
 from vit_jax.pretrained.formats import google
 from vit_jax.pretrained.formats import timm as names
 from vit_jax.pretrained.formats.table import read_weights
 from vit_jax.pretrained.load import _add_entry
 from vit_jax.pretrained.zoo.entries import get_entry
+from vit_jax.trees import flatten_names, unflatten_names
 
 timm = import_timm()
 

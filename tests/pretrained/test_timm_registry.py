@@ -31,10 +31,10 @@ from vit_jax.errors import UserError
 from vit_jax.inference.load import load_model
 from vit_jax.launch import ROOT
 from vit_jax.models.description import InputSettings
-from vit_jax.parameters.names import flatten_names
 from vit_jax.pretrained.arrays import write_safetensors
 from vit_jax.pretrained.formats.table import FORMATS, read_weights
 from vit_jax.pretrained.infer import infer_description
+from vit_jax.trees import flatten_names
 
 timm = import_timm()
 

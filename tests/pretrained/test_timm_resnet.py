@@ -22,12 +22,12 @@ from vit_jax.errors import UserError
 from vit_jax.files.paths import write_arrays, write_json
 from vit_jax.inference.load import load_model, load_teacher
 from vit_jax.models.create import VARIANTS
-from vit_jax.parameters.names import count_parameters, flatten_names, unflatten_names
 from vit_jax.pretrained.arrays import write_safetensors
 from vit_jax.pretrained.formats import google, timm_resnet
 from vit_jax.pretrained.formats.stored import WEIGHTS_FILE
 from vit_jax.pretrained.formats.table import read_weights
 from vit_jax.pretrained.infer import infer_model
+from vit_jax.trees import count_parameters, flatten_names, unflatten_names
 
 timm = import_timm()
 

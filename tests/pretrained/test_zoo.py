@@ -13,10 +13,11 @@ from vit_jax.data.preprocess import parse
 from vit_jax.errors import UserError
 from vit_jax.models import augreg_names
 from vit_jax.models.create import create_model
-from vit_jax.parameters.names import abstract_params, count_parameters
+from vit_jax.parameters.table import abstract_params
 from vit_jax.pretrained.zoo import augreg
 from vit_jax.pretrained.zoo import entries as zoo
 from vit_jax.pretrained.zoo.entries import ZooEntry
+from vit_jax.trees import count_parameters
 
 ROOT = Path(__file__).resolve().parents[2]
 ENTRIES = zoo.entries()

@@ -14,7 +14,6 @@ from tests import golden
 from vit_jax.inference.load import attributes
 from vit_jax.models.create import create_model, get_variant
 from vit_jax.models.description import Description, InputSettings
-from vit_jax.parameters.names import stack_blocks
 from vit_jax.pretrained.formats.table import FORMATS
 
 SMALL: dict[str, Any] = {

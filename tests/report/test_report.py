@@ -19,7 +19,6 @@ from vit_jax.data.datasets import create_dataset
 from vit_jax.errors import UserError
 from vit_jax.files.paths import to_path
 from vit_jax.inference.load import load_model
-from vit_jax.parameters.names import count_parameters
 from vit_jax.report import model as of_model
 from vit_jax.report import summary
 from vit_jax.report.page import table, tag
@@ -28,6 +27,7 @@ from vit_jax.report.report import settings as settings_of
 from vit_jax.report.report import write_report
 from vit_jax.report.runs import read_run
 from vit_jax.train import train_and_evaluate
+from vit_jax.trees import count_parameters
 from vit_jax.workdir.description import write_provenance
 from vit_jax.workdir.metrics import read_metrics
 

@@ -9,8 +9,8 @@ import optax
 import pytest
 
 from vit_jax.errors import UserError
-from vit_jax.parameters.names import flatten_names, stack_blocks, unflatten_names
 from vit_jax.training.optimizer import create_optimizer
+from vit_jax.trees import flatten_names, unflatten_names
 
 BLOCK = "Transformer/encoderblock_"
 # Two axes of at least 32; three of which two are; one that is too small; a vector.

@@ -15,15 +15,10 @@ from vit_jax.errors import UserError
 from vit_jax.inference.evaluate import evaluate
 from vit_jax.models.create import create_model
 from vit_jax.parameters.lora import Lora
-from vit_jax.parameters.names import (
-    abstract_params,
-    count_parameters,
-    flatten_names,
-    unflatten_names,
-    unstack_blocks,
-)
 from vit_jax.parameters.sharding import parameter_axes
+from vit_jax.parameters.table import abstract_params
 from vit_jax.train import train_and_evaluate
+from vit_jax.trees import count_parameters, flatten_names, unflatten_names
 from vit_jax.workdir.checkpoints import restore_params
 from vit_jax.workdir.metrics import read_metrics
 

@@ -10,9 +10,9 @@ from tests import golden
 from vit_jax.errors import UserError
 from vit_jax.models.create import VARIANTS, create_model
 from vit_jax.parameters.groups import decay_factors
-from vit_jax.parameters.names import flatten_names, stack_blocks, unflatten_names, unstack_blocks
 from vit_jax.training.optimizer import create_optimizer
 from vit_jax.training.schedule import SCHEDULES, create_schedule, to_steps
+from vit_jax.trees import flatten_names, unflatten_names
 
 
 @pytest.mark.parametrize("row", golden.table("lr_schedule"), ids=lambda row: str(row)[:60])

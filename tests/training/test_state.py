@@ -11,10 +11,11 @@ import pytest
 
 from tests import golden
 from vit_jax.models.create import create_model
-from vit_jax.parameters.names import abstract_params, flatten_names
 from vit_jax.parameters.sharding import create_mesh, replicated, state_shardings, with_shardings
+from vit_jax.parameters.table import abstract_params
 from vit_jax.training.initial import draw, initial_state, trace_initial
 from vit_jax.training.step import create_train_state
+from vit_jax.trees import flatten_names
 
 SIZES = {"patch_size": 8, "hidden_size": 32, "num_layers": 3, "mlp_dim": 64, "num_heads": 4}
 MODELS: dict[str, dict[str, Any]] = {

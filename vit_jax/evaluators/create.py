@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from jax.sharding import Mesh
 
 from vit_jax.data.datasets import Dataset
-from vit_jax.errors import UserError, as_user_error
+from vit_jax.errors import UserError, as_user_error, check_known
 from vit_jax.evaluators.classification import AveragePrecisionEvaluator, ClassificationEvaluator
 from vit_jax.evaluators.few_shot import FewShotEvaluator
 from vit_jax.evaluators.frozen_features import Features, feature_step
@@ -71,11 +71,6 @@ class EvaluatorKeys:
         own = {key: value for key, value in section.items() if key not in (*names, "name")}
         return shared, own
 
-    def is_due(self, step: int, total_steps: int) -> bool:
-        if step == 0:
-            return self.at_start
-        return step == total_steps or bool(self.every_steps and step % self.every_steps == 0)
-
 
 def example_keys(kind: str, objective: Any) -> tuple[str, ...]:
     """Keys of an example that the evaluator needs; its data have labels if `label` is one."""
@@ -87,7 +82,13 @@ class Evaluation(NamedTuple):
 
     evaluator: Any  # called with parameters and `on_batch`, returns `{metric: float}`
     datasets: Mapping[str, Dataset]  # that it reads
-    is_due: Callable[[int, int], bool]  # from the step and the last step
+    every_steps: int
+    at_start: bool
+
+    def is_due(self, step: int, total_steps: int) -> bool:
+        if step == 0:
+            return self.at_start
+        return step == total_steps or bool(self.every_steps and step % self.every_steps == 0)
 
 
 def open_eval_data(
@@ -203,5 +204,40 @@ def create_evaluations(
             evaluator = EVALUATORS[section["name"]](*source, **own)
         except UserError as error:
             raise as_user_error(f"evaluators.{key}: {error}", error) from error
-        evaluations[key] = Evaluation(evaluator, datasets[key], shared.is_due)
+        evaluations[key] = Evaluation(evaluator, datasets[key], shared.every_steps, shared.at_start)
     return evaluations
+
+
+def check_metrics(
+    evaluations: Mapping[str, Evaluation],
+    *,
+    total_steps: int,
+    best_metric: str,
+    metric: str,
+    patience: int,
+    min_delta: float,
+) -> None:
+    """Raises UserError for a metric that is never computed, or too rarely to end the run early.
+
+    Args:
+      evaluations: of the run.
+      total_steps: its updates.
+      best_metric: of `config.checkpoint`.
+      metric, patience, min_delta: of `config.early_stopping`.
+    """
+    del min_delta
+    names = {key: evaluation.evaluator.metric_names for key, evaluation in evaluations.items()}
+    known = [f"{key}/{name}" for key in names for name in names[key]]
+    if best_metric:
+        check_known("checkpoint.best_metric", best_metric, known)
+    if not metric:
+        return
+    check_known("early_stopping.metric", metric, known)
+    key = metric.rpartition("/")[0]
+    every_steps = evaluations[key].every_steps
+    if not 0 < every_steps * patience < total_steps:
+        raise UserError(
+            f"early_stopping.metric={metric!r} cannot end a run of {total_steps} steps: with "
+            f"evaluators.{key}.every_steps={every_steps} it is computed too rarely for "
+            f"early_stopping.patience={patience}; evaluate more often."
+        )

@@ -16,9 +16,9 @@ import numpy as np
 from vit_jax.inference.images import input_range
 from vit_jax.inference.model import Model
 from vit_jax.models.create import MODELS
-from vit_jax.parameters.names import count_parameters
 from vit_jax.pretrained.fit.adapt import report_text
 from vit_jax.pretrained.zoo.resolve import describe_source
+from vit_jax.trees import count_parameters
 
 # Libraries that load a format, in Hugging Face's spelling; `cards/` has the Python for each.
 LIBRARIES = {"timm": "timm", "huggingface": "transformers", "stablehlo": "jax", "onnx": "onnx"}

@@ -23,9 +23,9 @@ from vit_jax.files.paths import write_json
 from vit_jax.inference.load import load_model
 from vit_jax.inference.model import Model
 from vit_jax.models.description import Description, InputSettings
-from vit_jax.parameters import names
 from vit_jax.pretrained.fit.adapt import report_text as arrays_text
 from vit_jax.pretrained.formats.table import FORMATS
+from vit_jax.trees import count_parameters, fingerprint, flatten_names, unflatten_names
 from vit_jax.workdir.checkpoints import CheckpointManager
 from vit_jax.workdir.description import MODEL_FILE
 
@@ -65,7 +65,7 @@ def convert_checkpoint(
         model = model.without_head()
     images = model.sample(2)
     with unfinished(target) as path:
-        write(path, format, names.flatten_names(model.params), model.description)
+        write(path, format, flatten_names(model.params), model.description)
         again = load_model(path)
         logits, found = (compute_logits(x.module, x.params, images) for x in (model, again))
         tolerance = LOGITS_TOLERANCE * max(1.0, float(np.std(logits)))
@@ -74,7 +74,7 @@ def convert_checkpoint(
     return {
         **report,
         "notes": lost_conventions(format, model.description),
-        "parameters_identical": names.fingerprint(model.params) == names.fingerprint(again.params),
+        "parameters_identical": fingerprint(model.params) == fingerprint(again.params),
     }
 
 
@@ -124,7 +124,7 @@ def finish(
         "destination": str(target),
         "format": format,
         "files": sorted(str(target.parent / file) for file in files),
-        "num_parameters": names.count_parameters(model.params),
+        "num_parameters": count_parameters(model.params),
         "arrays": model.report,
         **check,
     }
@@ -150,7 +150,7 @@ def write(path: Path, format: str, params: dict[str, np.ndarray], description: D
     if format == ORBAX:
         path.mkdir()
         manager = CheckpointManager(path, every_steps=1, keep=1)
-        manager.save(0, {"params": jax.tree.map(jnp.asarray, names.unflatten_names(params))})
+        manager.save(0, {"params": jax.tree.map(jnp.asarray, unflatten_names(params))})
         manager.close()
         write_json(path / MODEL_FILE, description.to_json())
         return

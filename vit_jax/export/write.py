@@ -23,7 +23,7 @@ from vit_jax.files.paths import to_path, write_arrays, write_json
 from vit_jax.inference.images import input_range
 from vit_jax.inference.load import load_model
 from vit_jax.inference.model import Model
-from vit_jax.parameters.names import flatten_names, unflatten_names
+from vit_jax.trees import flatten_names, unflatten_names
 from vit_jax.workdir.description import MODEL_FILE, PARAMS_FILE
 
 # Largest difference, in standard deviations of the logits. JAX compiles the same operations twice,

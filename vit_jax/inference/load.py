@@ -20,9 +20,10 @@ from vit_jax.inference.images import at_image_size, input_range
 from vit_jax.inference.model import Model
 from vit_jax.models.create import VARIANTS, create_model
 from vit_jax.models.description import Description
-from vit_jax.parameters.names import abstract_params, flatten_names, unflatten_names
+from vit_jax.parameters.table import abstract_params
 from vit_jax.pretrained.formats.stored import Stored
 from vit_jax.pretrained.load import read_source
+from vit_jax.trees import flatten_names, unflatten_names
 
 # Attributes of how a model is trained and computed, not of what it is.
 _TRAINING = ("remat", "scan", "dtype", "attention", "position_stddev")
@@ -96,6 +97,7 @@ def load_model(
         params, report = adapt_params(
             params,
             like,
+            kinds=(stored.kind, sizes["name"]),
             grid=description.grid,
             source_grid=grid,
             reset_head=False,
@@ -135,6 +137,14 @@ def attributes(module: Any, name: str) -> dict[str, Any]:
     return {"name": name, **{f: getattr(module, f) for f in fields if f not in left_out}}
 
 
+class Teacher(NamedTuple):
+    """A model whose predictions another one learns."""
+
+    module: Any  # a linen module
+    logits: Callable[[Any, jax.Array], jax.Array]  # (params, images as in the data) -> [B, K]
+    params: Any  # on the host
+
+
 def load_teacher(
     key: str,
     source: str,
@@ -143,7 +153,7 @@ def load_teacher(
     class_names: Sequence[str],
     dtype: str,
     preprocess: str = "",
-) -> tuple[Callable[[Any, jax.Array], jax.Array], Any]:
+) -> Teacher:
     """Loads a model of any format as teacher for images of that shape and these classes.
 
     Args:
@@ -155,8 +165,7 @@ def load_teacher(
       preprocess: of the data, which may scale pixels differently.
 
     Returns:
-      (params, images) -> logits [B, K] in the order of `class_names`, to be compiled;
-      and its parameters, on the host.
+      The teacher, whose logits are in the order of `class_names`.
 
     Raises:
       UserError: see `load_model`; also if channels or classes do not match the data.
@@ -172,7 +181,7 @@ def load_teacher(
     def logits(params: Any, images: jax.Array) -> jax.Array:
         return model.module.apply({"params": params}, to_input(images), train=False)[:, outputs]
 
-    return logits, model.params
+    return Teacher(model.module, logits, model.params)
 
 
 def _rescaled(description: Description, preprocess: str) -> Callable[[jax.Array], jax.Array]:

@@ -26,8 +26,9 @@ from vit_jax.models.features import check_features, feature_function
 from vit_jax.models.look import look
 from vit_jax.objectives.classification import PROBABILITIES
 from vit_jax.objectives.objective import of_batches, scale_images
-from vit_jax.parameters.names import abstract_params, flatten_names, unflatten_names
 from vit_jax.parameters.sharding import BATCH_AXES, create_mesh, replicated
+from vit_jax.parameters.table import abstract_params
+from vit_jax.trees import flatten_names, unflatten_names
 
 
 @dataclasses.dataclass(frozen=True)

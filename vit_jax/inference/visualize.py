@@ -27,7 +27,8 @@ from vit_jax.inference.load import load_model
 from vit_jax.inference.model import Model
 from vit_jax.models.look import can_show
 from vit_jax.models.resnet import weight_standardize
-from vit_jax.parameters.names import flatten_names, image_kernel, role_of, with_role
+from vit_jax.parameters.table import table_of
+from vit_jax.trees import flatten_names
 
 MOST_IMAGES = 128  # as in appendix D.7
 _DRAWN = {"rollout": 8, "heads": 4}
@@ -104,19 +105,19 @@ Drawing = Callable[[], Any]
 
 def of_parameters(model: Model) -> dict[str, Drawing]:
     """The drawings of `OF_PARAMETERS`."""
-    flat = flatten_names(model.params)
+    flat, table = flatten_names(model.params), table_of(model.module)
 
     def filters() -> Any:
-        name = image_kernel(flat)
+        name = table.image_kernel(flat)
         if not name:
             return "the model has no convolution on the image"
         # A ResNet convolves with standardised weights.
-        is_resnet = role_of(name) == "image"
+        is_resnet = table.role_of(name) == "image"
         kernel = weight_standardize(flat[name]) if is_resnet else flat[name]
         return pictures.draw_filters(*principal_filters(np.asarray(kernel)))
 
     def positions() -> Any:
-        names = with_role("positions", flat)
+        names = table.with_role("positions", flat)
         if not names:
             return "the model has no learned position embedding of each token"
         similarity = position_similarity(flat[names[0]][0], model.description.grid)

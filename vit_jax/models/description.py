@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
-
-from vit_jax.models.create import MODELS
 
 HALF = (0.5, 0.5, 0.5)
 
@@ -43,7 +41,7 @@ class Description:
         Raises:
           ValueError, KeyError, TypeError: `value` is not an output of `to_json`.
         """
-        model = _own_keys(dict(value["model"]))
+        model = dict(value["model"])
         layers = [n for key, n in model.items() if key.endswith("layers") and n is not None]
         layers = [n for each in layers for n in (each if isinstance(each, list) else [each])]
         if not all(0 <= each <= 10_000 for each in layers):  # a corrupt file would never finish
@@ -65,21 +63,22 @@ class Description:
         )
 
 
-def _own_keys(model: dict[str, Any]) -> dict[str, Any]:
-    """Drops keys of other kinds of model: older descriptions contain the keys of all kinds."""
-    own = MODELS[model["name"]].keys
-    others = {key for family in MODELS.values() for key in family.keys} - set(own)
-    return {key: value for key, value in model.items() if key not in others}
+# In `model.json`: names of parameters that belong to the training objective, not to a model.
+OBJECTIVE_PARAMETERS = "objective_parameters"
 
 
-def parts_to_json(descriptions: Mapping[str, Description]) -> dict[str, Any]:
+def parts_to_json(
+    descriptions: Mapping[str, Description], objective_parameters: Iterable[str] = ()
+) -> dict[str, Any]:
     """Contents of `model.json` for models by prefix; a single model, "", is stored as it is."""
+    others = {OBJECTIVE_PARAMETERS: names} if (names := list(objective_parameters)) else {}
     if list(descriptions) == [""]:
-        return descriptions[""].to_json()
-    return {"parts": {prefix: each.to_json() for prefix, each in descriptions.items()}}
+        return {**descriptions[""].to_json(), **others}
+    parts = {prefix: description.to_json() for prefix, description in descriptions.items()}
+    return {"parts": parts, **others}
 
 
 def parts_from_json(value: Any) -> dict[str, Description]:
     """The inverse of `parts_to_json`; raises what `Description.from_json` does."""
     parts = value.get("parts", {"": value})
-    return {str(prefix): Description.from_json(each) for prefix, each in parts.items()}
+    return {str(prefix): Description.from_json(part) for prefix, part in parts.items()}

@@ -41,6 +41,7 @@ class Row:
     role: str = ""
     title: str = ""  # of a token, for people
     of_tokens: bool = True
+    is_statistic: bool = False  # of a batch norm: measured in training, without a gradient
 
 
 # A single head.

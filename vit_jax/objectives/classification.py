@@ -58,14 +58,9 @@ class _LabelObjective(Objective):
             weights = create_class_weights(class_weights, task.class_names, task.read_labels)
             self._class_weights = weights[None]
 
-    def train_logits(self, params: Any, batch: Batch, rng: jax.Array) -> jax.Array:
-        """Logits [B, K], with dropout."""
-        images = scale_images(batch["image"])
-        return self.model.apply({"params": params}, images, train=True, rngs={"dropout": rng})
-
     def predict(self, params: Any, batch: Batch) -> jax.Array:
         """Logits [B, K]."""
-        return self.model.apply({"params": params}, scale_images(batch["image"]), train=False)
+        return self.apply(params, scale_images(batch["image"]))
 
 
 class Classification(_LabelObjective):
@@ -125,10 +120,10 @@ class Classification(_LabelObjective):
 
     def loss(self, params: Any, batch: Batch, rng: jax.Array) -> tuple[jax.Array, Metrics]:
         """Mean loss over the real examples, and `accuracy`; both are scalars."""
-        logits = self.train_logits(params, batch, rng)
+        logits, _, statistics = self.apply_train(params, scale_images(batch["image"]), rng)
         values = self.train_values(logits, batch)
         means = {name: masked_mean(value, batch["mask"]) for name, value in values.items()}
-        return means.pop("loss"), means
+        return means.pop("loss"), {**means, "buffers": statistics}
 
     def evaluate(self, params: Any, batch: Batch) -> Metrics:
         """`loss`, without label smoothing to compare recipes, and `accuracy`: [B] each."""
@@ -196,7 +191,7 @@ class MultiLabel(_LabelObjective):
 
     def loss(self, params: Any, batch: Batch, rng: jax.Array) -> tuple[jax.Array, Metrics]:
         """Mean over the real examples."""
-        logits = self.train_logits(params, batch, rng)
+        logits, _, statistics = self.apply_train(params, scale_images(batch["image"]), rng)
         targets = jnp.asarray(batch["label"], jnp.float32)
         if "other_label" in batch:
             weight = batch["label_weight"][:, None]
@@ -205,7 +200,7 @@ class MultiLabel(_LabelObjective):
         if self._class_weights is not None:
             having = -targets * jax.nn.log_sigmoid(logits)  # [B, K]
             losses += jnp.sum((self._class_weights - 1.0) * having, axis=-1)
-        return masked_mean(losses, batch["mask"]), {}
+        return masked_mean(losses, batch["mask"]), {"buffers": statistics}
 
     def evaluate(self, params: Any, batch: Batch) -> Metrics:
         """`loss` [B]."""

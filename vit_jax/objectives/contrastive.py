@@ -60,7 +60,6 @@ class Contrastive(Objective):
             raise UserError(f"objective.temperature={temperature} must be positive.")
         assert task.load_tower is not None
         self._image = tower = task.load_tower(image)
-        self.image_model = tower.module, IMAGE
         self.num_outputs = tower.width
         self.model = task.build_model(tower.width)
         if not hasattr(self.model, "vocab_size"):
@@ -74,6 +73,10 @@ class Contrastive(Objective):
             )
         self.eval_preprocess = task.eval_preprocess
         self._first = {"t": math.log(temperature)}
+
+    @property
+    def models(self) -> dict[str, Any]:
+        return {IMAGE: self._image.module, TEXT: self.model}
 
     def describe(self, description: Any) -> dict[str, Any]:
         found = self._image.description

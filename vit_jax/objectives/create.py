@@ -9,6 +9,7 @@ from vit_jax.objectives.contrastive import Contrastive, SigmoidContrastive
 from vit_jax.objectives.distillation import HardDistillation, SoftDistillation
 from vit_jax.objectives.mae import MaskedAutoencoding
 from vit_jax.objectives.masked_patch import MaskedPatch
+from vit_jax.objectives.objective import Objective, Task
 
 OBJECTIVES: dict[str, Any] = {
     "classification": Classification,
@@ -20,3 +21,8 @@ OBJECTIVES: dict[str, Any] = {
     "contrastive": Contrastive,
     "sigmoid_contrastive": SigmoidContrastive,
 }
+
+
+def create_objective(task: Task, *, name: str, **keys: Any) -> Objective:
+    """The objective called `name`."""
+    return OBJECTIVES[name](task, **keys)

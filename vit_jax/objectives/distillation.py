@@ -17,6 +17,8 @@ from vit_jax.errors import UserError
 from vit_jax.objectives.classification import Classification
 from vit_jax.objectives.objective import Batch, Metrics, Task, masked_mean, scale_images
 
+TEACHER = "teacher"  # prefix of its parameters
+
 
 class Distillation(Classification):
     """(1 - weight) * loss of the labels + weight * loss of the teacher's predictions.
@@ -44,26 +46,27 @@ class Distillation(Classification):
         if not 0.0 <= weight <= 1.0:
             raise UserError(f"objective.weight={weight} must be in [0, 1].")
         assert task.load_teacher is not None
-        self._teacher_logits, params = task.load_teacher(teacher)
+        self._teacher = task.load_teacher(teacher)
         self._weight = weight
-        self.constants = {"teacher": params}
+        self.constants = {TEACHER: self._teacher.params}
+
+    @property
+    def models(self) -> dict[str, Any]:
+        return {**super().models, TEACHER: self._teacher.module}
 
     def loss(self, params: Any, batch: Batch, rng: jax.Array) -> tuple[jax.Array, Metrics]:
         """The mean over the real examples; `accuracy` is the class head's."""
         images = scale_images(batch["image"])
-        mean, state = self.model.apply(
-            {"params": params}, images, train=True, rngs={"dropout": rng}, mutable=["outputs"]
-        )
-        outputs = {name: sown[0] for name, sown in state.get("outputs", {}).items()}
+        mean, outputs, statistics = self.apply_train(params, images, rng)
         logits = outputs.get("class_logits", mean)  # [B, K]
         student = outputs.get("distillation_logits", mean)  # [B, K]
-        answers = jax.lax.stop_gradient(self._teacher_logits(params["teacher"], images))
+        answers = jax.lax.stop_gradient(self._teacher.logits(params[TEACHER], images))
         values = self.train_values(logits, batch)
         values["distillation_loss"] = self._distill(student, answers)
         means = {name: masked_mean(value, batch["mask"]) for name, value in values.items()}
         label_loss = means.pop("loss")
         loss = (1.0 - self._weight) * label_loss + self._weight * means["distillation_loss"]
-        return loss, means
+        return loss, {**means, "buffers": statistics}
 
     def _distill(self, logits: jax.Array, answers: jax.Array) -> jax.Array:
         """The student's and the teacher's logits, [B, K] each, to losses [B]."""

@@ -11,6 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from vit_jax.errors import UserError
+from vit_jax.trees import merge_trees
+
 Batch = dict[str, jax.Array]
 Metrics = dict[str, jax.Array]
 
@@ -22,8 +25,7 @@ class Task:
     build_model: Callable[[int], Any]  # of a number of outputs
     image_shape: tuple[int, int, int] = (0, 0, 0)  # [H, W, C]
     class_names: tuple[str, ...] = ()  # of the data, in the order of the labels
-    # Source -> (function of (params, images in [-1, 1]) to logits [B, K] of the classes, params).
-    load_teacher: Callable[[str], tuple[Callable[..., jax.Array], Any]] | None = None
+    load_teacher: Callable[[str], Any] | None = None  # from a source; see `inference.load.Teacher`
     load_tower: Callable[[str], Any] | None = None  # from a source or the name of a variant
     eval_preprocess: str = ""  # ops of the evaluation; some may read texts
     read_labels: Callable[[], np.ndarray] | None = None  # all training labels, [N, ...]
@@ -42,9 +44,11 @@ class Objective:
     `loss` and `evaluate`, both pure. A batch holds the keys of `example_keys`, [B, ...] each,
     and `mask` [B] float32, 1 for real examples.
 
-    Constants are arrays that the objective uses but does not train. The loop shards them like
-    parameters, keeps them out of optimizer and checkpoints, and adds them to the parameters when it
-    calls the objective: `{**params, **constants}`.
+    The `params` that it is called with hold everything it reads, by name: what is trained;
+    *constants*, which never change (a teacher, a locked tower) and are in no optimizer and no
+    checkpoint; and *buffers*, which an update changes and no gradient does (an averaged teacher, a
+    centre, the statistics of batch norms) and which are saved and resumed. The loop shards all of
+    them alike.
     """
 
     model: Any  # linen module with `num_outputs` outputs
@@ -56,13 +60,45 @@ class Objective:
     spans_batch: bool = False  # the loss of a batch is not the mean of the losses of its parts
     probabilities_by: str = "softmax"  # how logits become probabilities; or "sigmoid"
     constants: dict[str, Any]  # {name: tree}
-    image_model: tuple[Any, str] | None = None  # the image model and its prefix; None: `model`
     prefix: str = ""  # of the parameters of `model`, if there are others
-    own_parameters: Mapping[str, tuple[str | None, ...]] = {}  # logical axes by name: a temperature
+    # Logical axes by name of parameters and buffers that belong to no model: a temperature.
+    own_parameters: Mapping[str, tuple[str | None, ...]] = {}
     start: dict[str, Any]  # {name: tree of host arrays} of parameters with initial values
 
     def __init__(self) -> None:
         self.constants, self.start = {}, {}
+
+    @classmethod
+    def check_accumulation(cls, name: str, steps: int) -> None:
+        """Raises UserError for a loss over the batch that cannot be split into `steps` parts."""
+        if steps > 1 and cls.spans_batch and cls.embed is Objective.embed:
+            raise UserError(
+                f"train_step.accumulation_steps={steps} must be 1: objective.name={name!r} "
+                "compares the examples of a batch and does not define `embed`."
+            )
+
+    @classmethod
+    def check_labels(cls, name: str, dataset: Any) -> None:
+        """Raises UserError if the labels per image, one or several, do not fit the objective."""
+        if "label" not in cls.example_keys:
+            return
+        if bool(dataset.element_spec["label"].shape) == cls.several_labels:
+            return
+        has, hint = "one label", "a table with the column 'labels'"
+        if not cls.several_labels:
+            has, hint = "several labels", "objective.name='multi_label'"
+        raise UserError(
+            f"dataset.name={dataset.name!r} has {has} per image; objective.name={name!r} is for "
+            f"{'several' if cls.several_labels else 'one'}; use {hint}."
+        )
+
+    @property
+    def models(self) -> dict[str, Any]:
+        """All models, trained or not, by the prefix of their parameters.
+
+        Evaluators of features use the first one that takes images.
+        """
+        return {self.prefix: self.model}
 
     def describe(self, description: Any) -> dict[str, Any]:
         """Descriptions of the resulting models by prefix; "" for a single model.
@@ -73,7 +109,52 @@ class Objective:
 
     def init(self, rng: jax.Array, batch: Batch) -> Any:
         """Random parameters for batches of these shapes."""
-        return self.model.init(rng, scale_images(batch["image"]), train=False)["params"]
+        images = scale_images(batch["image"])
+        return self.below_prefix(self.model.init(rng, images, train=False)["params"])
+
+    def start_buffers(self, params: Any) -> dict[str, Any]:
+        """Buffers of the objective itself before the first update of `params`, by name; pure."""
+        del params
+        return {}
+
+    def update(self, buffers: Any, params: Any, seen: Any) -> Any:
+        """The buffers after an update that has led to `params`; pure.
+
+        Args:
+          buffers: those before, with the statistics of the models' batch norms.
+          params: what is trained.
+          seen: the entry `buffers` among the metrics of `loss`, a tree of arrays, averaged over the
+            parts of a batch; {} without one. This default takes it as new values.
+        """
+        del params
+        return merge_trees(buffers, seen)
+
+    def apply(self, params: Any, images: jax.Array) -> jax.Array:
+        """Outputs of `model` in evaluation, for scaled images [B, H, W, C]."""
+        return self.model.apply({"params": self._own(params)}, images, train=False)
+
+    def apply_train(self, params: Any, images: jax.Array, rng: jax.Array) -> tuple[Any, Any, Any]:
+        """The same in training, with dropout.
+
+        Returns:
+          (outputs, what the model has sown by name, new values of its statistics for `update`).
+        """
+        outputs, stored = self.model.apply(
+            {"params": self._own(params)},
+            images,
+            train=True,
+            rngs={"dropout": rng},
+            mutable=["outputs", "buffers"],
+        )
+        sown = {name: values[0] for name, values in stored.get("outputs", {}).items()}
+        return outputs, sown, self.below_prefix(stored.get("buffers", {}))
+
+    def _own(self, params: Any) -> Any:
+        return params[self.prefix] if self.prefix else params
+
+    def below_prefix(self, tree: Any) -> Any:
+        """A tree of `model` as a part of the run's."""
+        return {self.prefix: tree} if self.prefix else tree
 
     def prepare(self, batch: Batch) -> Batch:
         """Processes a whole training batch, after mixing and before accumulation splits it.
@@ -85,7 +166,8 @@ class Objective:
     def loss(self, params: Any, batch: Batch, rng: jax.Array) -> tuple[jax.Array, Metrics]:
         """The scalar to minimise on a training batch, and scalars to log.
 
-        With `spans_batch`, as in a contrastive loss, `embed` and `loss_of` define it.
+        The entry `buffers` of these is not logged but handed to `update`. With `spans_batch`, as
+        in a contrastive loss, `embed` and `loss_of` define it.
         """
         return self.loss_of(params, self.embed(params, batch, rng), batch)
 

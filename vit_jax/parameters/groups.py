@@ -20,14 +20,15 @@ import optax
 
 from vit_jax.errors import UserError, nearest
 from vit_jax.models.family import FIRST, LAST
-from vit_jax.parameters.names import is_stacked, loop_names, parameter_row, path_name
+from vit_jax.parameters.table import ParameterTable
+from vit_jax.trees import flatten_names, path_name
 
 Names = tuple[tuple[str, tuple[str, ...], int], ...]
 Multipliers = Sequence[tuple[str, float]]  # (regular expression, factor)
 
 
 def freeze_parameters(
-    tx: optax.GradientTransformation, pattern: str
+    tx: optax.GradientTransformation, pattern: str, table: ParameterTable
 ) -> optax.GradientTransformation:
     """Applies `tx` to the parameters that `pattern` does not match; the others are not updated.
 
@@ -36,7 +37,7 @@ def freeze_parameters(
     """
 
     def frozen(tree: Any) -> Any:
-        return frozen_mask(tree, pattern)
+        return frozen_mask(tree, pattern, table)
 
     def trained(tree: Any) -> Any:
         return jax.tree.map(lambda is_frozen: not is_frozen, frozen(tree))
@@ -46,15 +47,15 @@ def freeze_parameters(
     return optax.chain(optax.masked(tx, trained), optax.masked(optax.set_to_zero(), frozen))
 
 
-def stop_frozen_gradients(params: Any, pattern: str) -> Any:
+def stop_frozen_gradients(params: Any, pattern: str, table: ParameterTable) -> Any:
     """`params` with zero gradients for frozen ones, which XLA then does not compute."""
-    frozen = frozen_mask(params, pattern)
+    frozen = frozen_mask(params, pattern, table)
     return jax.tree.map(
         lambda leaf, is_frozen: jax.lax.stop_gradient(leaf) if is_frozen else leaf, params, frozen
     )
 
 
-def frozen_mask(tree: Any, pattern: str) -> Any:
+def frozen_mask(tree: Any, pattern: str, table: ParameterTable) -> Any:
     """A tree like `tree` with True where the regular expression matches the full name.
 
     Raises:
@@ -62,8 +63,8 @@ def frozen_mask(tree: Any, pattern: str) -> Any:
         nothing; it matches everything; or only some of the blocks in one leaf of the scan form.
     """
     names: Names = tuple(
-        (path_name(path), tuple(loop_names(path_name(path), leaf)), math.prod(leaf.shape))
-        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+        (name, tuple(table.loop_names(name, leaf)), math.prod(leaf.shape))
+        for name, leaf in flatten_names(tree).items()
     )
     frozen = _frozen_names(pattern, names)
     return jax.tree_util.tree_map_with_path(lambda path, _: path_name(path) in frozen, tree)
@@ -120,17 +121,17 @@ def _alternatives(pattern: str) -> list[str]:
     return found
 
 
-def scale_by_layer(decay: float) -> optax.GradientTransformation:
+def scale_by_layer(decay: float, table: ParameterTable) -> optax.GradientTransformation:
     """Multiplies each update by the factor of its layer, see `layer_factors`."""
 
     def scaled(update: jax.Array, _: Any, factor: np.ndarray) -> jax.Array:
         return update * jnp.asarray(factor, update.dtype)
 
-    return _update_by_name(lambda params: layer_factors(params, decay), scaled)
+    return _update_by_name(lambda params: layer_factors(params, decay, table), scaled)
 
 
 def add_multiplied_decay(
-    weight_decay: float, decaying: str, multipliers: Multipliers
+    weight_decay: float, decaying: str, multipliers: Multipliers, table: ParameterTable
 ) -> optax.GradientTransformation:
     """Adds weight_decay * factor * parameter to each update, see `decay_factors`."""
 
@@ -139,7 +140,10 @@ def add_multiplied_decay(
             return update
         return update + jnp.asarray(weight_decay * factor, param.dtype) * param
 
-    return _update_by_name(lambda params: decay_factors(params, decaying, multipliers), decayed)
+    def factors(params: Any) -> Any:
+        return decay_factors(params, decaying, multipliers, table)
+
+    return _update_by_name(factors, decayed)
 
 
 def _update_by_name(
@@ -157,7 +161,7 @@ def _update_by_name(
     return optax.GradientTransformation(init, update)
 
 
-def layer_factors(tree: Any, decay: float) -> Any:
+def layer_factors(tree: Any, decay: float, table: ParameterTable) -> Any:
     """`decay ** (L + 1 - layer)` for each leaf; [L, 1, ...] for a leaf of the scan form.
 
     Layer 0 contains all parameters before the first of L blocks, block i is layer i + 1, and layer
@@ -170,23 +174,24 @@ def layer_factors(tree: Any, decay: float) -> Any:
     if not 0.0 < decay <= 1.0:
         raise UserError(f"optimizer.layer_decay={decay} must be in (0, 1]; 1 disables it.")
     depths: dict[str, int] = {}
-    for found in map(parameter_row, _all_loop_names(tree)):
-        if found.block is not None:
-            depths[found.prefix] = max(depths.get(found.prefix, 0), found.block + 1)
+    for parameter in map(table.find, _all_loop_names(tree, table)):
+        if parameter.block is not None:
+            known = depths.get(parameter.prefix, 0)
+            depths[parameter.prefix] = max(known, parameter.block + 1)
     if not depths:
         raise UserError(f"optimizer.layer_decay={decay}: there are no encoder blocks; set it to 1.")
 
     def factor(name: str) -> float:
-        found = parameter_row(name)
-        depth = depths.get(found.prefix, 0)
-        if found.block is not None:
-            return decay ** (depth - found.block)
-        return decay ** {FIRST: depth + 1, LAST: 0}[found.row.depth]
+        parameter = table.find(name)
+        depth = depths.get(parameter.prefix, 0)
+        if parameter.block is not None:
+            return decay ** (depth - parameter.block)
+        return decay ** {FIRST: depth + 1, LAST: 0}[parameter.row.depth]
 
-    return _map_names(factor, tree)
+    return _map_names(factor, tree, table)
 
 
-def decay_factors(tree: Any, decaying: str, multipliers: Multipliers) -> Any:
+def decay_factors(tree: Any, decaying: str, multipliers: Multipliers, table: ParameterTable) -> Any:
     """The decay factor of each leaf; [L, 1, ...] for a leaf of the scan form.
 
     It is 0 if `decaying` does not match the full name; else that of the first match in
@@ -196,7 +201,7 @@ def decay_factors(tree: Any, decaying: str, multipliers: Multipliers) -> Any:
       UserError: a multiplier that is not a pair of a regular expression and a finite number of at
         least 0, or that matches no decayed parameter.
     """
-    names = [each for each in _all_loop_names(tree) if re.fullmatch(decaying, each)]
+    names = [name for name in _all_loop_names(tree, table) if re.fullmatch(decaying, name)]
     for pair in multipliers:
         try:
             pattern, value = pair
@@ -221,23 +226,24 @@ def decay_factors(tree: Any, decaying: str, multipliers: Multipliers) -> Any:
             return 0.0
         return next((float(f) for pattern, f in multipliers if re.fullmatch(pattern, name)), 1.0)
 
-    return _map_names(factor, tree)
+    return _map_names(factor, tree, table)
 
 
-def _map_names(function: Callable[[str], float], tree: Any) -> Any:
+def _map_names(function: Callable[[str], float], tree: Any, table: ParameterTable) -> Any:
     """`function(name)` for each leaf; [L, 1, ...] for a leaf of the scan form."""
 
     def values(path: Any, leaf: Any) -> np.ndarray:
-        found = np.array([function(name) for name in loop_names(path_name(path), leaf)])
-        stacked = is_stacked(path_name(path))
-        return found.reshape((-1,) + (1,) * (leaf.ndim - 1)) if stacked else found[0]
+        name = path_name(path)
+        factors = np.array([function(single) for single in table.loop_names(name, leaf)])
+        shape = (-1,) + (1,) * (leaf.ndim - 1)
+        return factors.reshape(shape) if table.is_stacked(name) else factors[0]
 
     return jax.tree_util.tree_map_with_path(values, tree)
 
 
-def _all_loop_names(tree: Any) -> list[str]:
-    leaves = jax.tree_util.tree_leaves_with_path(tree)
-    return [name for path, leaf in leaves for name in loop_names(path_name(path), leaf)]
+def _all_loop_names(tree: Any, table: ParameterTable) -> list[str]:
+    leaves = flatten_names(tree).items()
+    return [single for name, leaf in leaves for single in table.loop_names(name, leaf)]
 
 
 def _sample_names(names: list[str], limit: int = 6) -> str:

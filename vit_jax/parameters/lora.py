@@ -10,20 +10,14 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Iterable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from vit_jax.errors import UserError
-from vit_jax.parameters.names import (
-    flatten_names,
-    is_stacked,
-    parameter_row,
-    unflatten_names,
-    with_role,
-)
+from vit_jax.parameters.table import ParameterTable
+from vit_jax.trees import flatten_names, unflatten_names
 
 _KERNEL = re.compile(r"(.*/(?:query|value))/kernel")
 # Folded into the key of the random parameters to draw adapters.
@@ -41,7 +35,7 @@ class Lora:
         if not self.alpha > 0.0:
             raise UserError(f"lora.alpha={self.alpha} must be positive.")
 
-    def add(self, params: Any, rng: jax.Array) -> Any:
+    def add(self, params: Any, rng: jax.Array, table: ParameterTable) -> Any:
         """`params`, in either form of the blocks, with adapters drawn from `rng`.
 
         Raises:
@@ -49,7 +43,7 @@ class Lora:
         """
         flat = flatten_names(params)
         adapted = [match[1] for match in map(_KERNEL.fullmatch, flat) if match]
-        adapted = [name for name in adapted if _in_block(f"{name}/kernel")]
+        adapted = [name for name in adapted if table.is_in_block(f"{name}/kernel")]
         if not adapted:
             raise UserError(
                 f"lora.rank={self.rank}: the model has no blocks with query and value; set it to 0."
@@ -57,7 +51,7 @@ class Lora:
         keys = jax.random.split(jax.random.fold_in(rng, _STREAM), len(adapted))
         for name, key in zip(adapted, keys, strict=True):
             shape = flat[f"{name}/kernel"].shape
-            first = int(is_stacked(f"{name}/kernel"))  # skips the scan form's layer axis
+            first = int(table.is_stacked(f"{name}/kernel"))  # skips the scan form's layer axis
             layers, width, outputs = shape[:first], shape[first], shape[first + 1 :]
             normal = jax.random.normal(key, (*layers, width, self.rank))
             flat[f"{name}/lora_a"] = normal / math.sqrt(width)
@@ -74,12 +68,8 @@ class Lora:
             flat[kernel] = flat[kernel] + self.alpha / self.rank * product
         return unflatten_names(flat)
 
-    def frozen(self, params: Any, trained: Iterable[str], others: str) -> str:
-        """`optimizer.freeze` for all but adapters, heads and `trained`; and for `others`."""
-        names = map(re.escape, [*with_role("head", flatten_names(params)), *trained])
+    def frozen(self, params: Any, others: str, table: ParameterTable) -> str:
+        """`optimizer.freeze` for all but adapters, heads and the objective's; and for `others`."""
+        names = map(re.escape, [*table.with_role("head", flatten_names(params)), *table.own])
         pattern = f"(?!(?:{'|'.join(['.*/lora_[ab]', *names])})$).*"
         return f"{pattern}|{others}" if others else pattern
-
-
-def _in_block(name: str) -> bool:
-    return is_stacked(name) or parameter_row(name).block is not None

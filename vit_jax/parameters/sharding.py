@@ -27,7 +27,8 @@ from vit_jax.parameters.devices import (
     mesh_sizes,
     split_sizes,
 )
-from vit_jax.parameters.names import flatten_names, is_stacked, parameter_row, path_name
+from vit_jax.parameters.table import ParameterTable
+from vit_jax.trees import flatten_names, path_name
 
 MESH_AXES = ("data", "fsdp", "tensor")
 BATCH_AXES = ("data", "fsdp")
@@ -116,34 +117,37 @@ def check_batch_size(key: str, batch_size: int, mesh: Mesh, accumulation_steps: 
         )
 
 
-def parameter_axes(name: str, ndim: int) -> tuple[str | None, ...]:
+def parameter_axes(name: str, ndim: int, table: ParameterTable) -> tuple[str | None, ...]:
     """Logical axes of the parameter `name`, such as `head/kernel` -> ("embed", "classes").
 
     Raises:
-      ValueError: no row of the models' families matches, or its number of axes differs.
+      ValueError: no row of the table matches, or its number of axes differs.
     """
-    axes = parameter_row(name).row.axes
-    if is_stacked(name):
+    parameter = table.find(name)
+    axes = parameter.row.axes
+    if parameter.is_stacked:
         axes = (None, *axes)
     if len(axes) != ndim:
         raise ValueError(f"parameter {name!r} has {ndim} axes, but its row has {axes}.")
     return axes
 
 
-def parameter_spec(name: str, shape: tuple[int, ...], mesh: Mesh) -> PartitionSpec:
+def parameter_spec(
+    name: str, shape: tuple[int, ...], mesh: Mesh, table: ParameterTable
+) -> PartitionSpec:
     """Mesh axis of each dimension; dropped if it does not divide the dimension.
 
     `fsdp` then moves to the largest free dimension that it divides: which one matters little, as
     parameters are gathered before use. Never to the scan form's layer axis: one iteration would
     need what only a single device holds.
     """
-    axes = [LOGICAL_TO_MESH[logical] for logical in parameter_axes(name, len(shape))]
+    axes = [LOGICAL_TO_MESH[logical] for logical in parameter_axes(name, len(shape), table)]
     spec = [
         axis if axis is None or size % mesh.shape[axis] == 0 else None
         for size, axis in zip(shape, axes, strict=True)
     ]
     if "fsdp" in axes and "fsdp" not in spec:
-        first = 1 if is_stacked(name) else 0
+        first = 1 if table.is_stacked(name) else 0
         others = [i for i in range(first, len(shape)) if shape[i] % mesh.shape["fsdp"] == 0]
         others = [i for i in others if (used := spec[i]) is None or mesh.shape[used] == 1]
         if others:
@@ -151,15 +155,16 @@ def parameter_spec(name: str, shape: tuple[int, ...], mesh: Mesh) -> PartitionSp
     return PartitionSpec(*spec)
 
 
-def parameter_shardings(abstract_params: Any, mesh: Mesh) -> Any:
+def parameter_shardings(abstract_params: Any, mesh: Mesh, table: ParameterTable) -> Any:
     """A NamedSharding for each leaf of a parameter tree, by its name."""
-    return jax.tree_util.tree_map_with_path(
-        lambda path, leaf: NamedSharding(mesh, parameter_spec(path_name(path), leaf.shape, mesh)),
-        abstract_params,
-    )
+
+    def sharding(path: Any, leaf: Any) -> NamedSharding:
+        return NamedSharding(mesh, parameter_spec(path_name(path), leaf.shape, mesh, table))
+
+    return jax.tree_util.tree_map_with_path(sharding, abstract_params)
 
 
-def state_shardings(abstract_state: Any, mesh: Mesh) -> Any:
+def state_shardings(abstract_state: Any, mesh: Mesh, table: ParameterTable) -> Any:
     """A NamedSharding for each leaf of a train state; logs what the mesh cannot shard.
 
     A leaf outside of `params` belongs to the parameter whose name ends its path. Moments and
@@ -167,7 +172,7 @@ def state_shardings(abstract_state: Any, mesh: Mesh) -> Any:
     remaining dimensions. The rest (counters) is replicated.
     """
     params = {
-        name: (leaf.shape, parameter_spec(name, leaf.shape, mesh))
+        name: (leaf.shape, parameter_spec(name, leaf.shape, mesh, table))
         for name, leaf in flatten_names(abstract_state.params).items()
     }
 
@@ -176,7 +181,7 @@ def state_shardings(abstract_state: Any, mesh: Mesh) -> Any:
         return NamedSharding(mesh, _moment_spec(leaf.shape, shape, spec))
 
     shardings = jax.tree_util.tree_map_with_path(sharding, abstract_state)
-    _log_fallbacks(abstract_state.params, shardings.params, mesh)
+    _log_fallbacks(abstract_state.params, shardings.params, mesh, table)
     return shardings
 
 
@@ -195,13 +200,13 @@ def _moment_spec(
     return max(kept, key=lambda s: sum(axis is not None for axis in s), default=PartitionSpec())
 
 
-def _log_fallbacks(abstract_params: Any, shardings: Any, mesh: Mesh) -> None:
+def _log_fallbacks(abstract_params: Any, shardings: Any, mesh: Mesh, table: ParameterTable) -> None:
     """Logs a line per mesh axis and undivided size; a warning if it costs memory."""
     leaves, placed = flatten_names(abstract_params), flatten_names(shardings)
     local = {name: math.prod(placed[name].shard_shape(leaf.shape)) for name, leaf in leaves.items()}
     undivided: dict[tuple[str, int], list[str]] = {}
     for name, leaf in leaves.items():
-        for size, logical in zip(leaf.shape, parameter_axes(name, leaf.ndim), strict=True):
+        for size, logical in zip(leaf.shape, parameter_axes(name, leaf.ndim, table), strict=True):
             axis = LOGICAL_TO_MESH[logical]
             if axis is not None and size % mesh.shape[axis]:
                 undivided.setdefault((axis, size), []).append(name)

@@ -100,7 +100,7 @@ def make_plan(
         mesh=dict(run.mesh.shape),
         batch_size=run.batch_size,
         data=f"{images}: {origin}",
-        rows=parameter_rows(arguments[0].params),
+        rows=parameter_rows(arguments[0].params, run.start.table),
         available_bytes=available_bytes(topology, hbm_gib),
         step=step,
         refusal=refusal,

@@ -15,10 +15,12 @@ from vit_jax.data.datasets import Dataset, create_dataset
 from vit_jax.data.preprocess import parse
 from vit_jax.data.sources import Source, resolve_split
 from vit_jax.errors import UserError
-from vit_jax.parameters.names import flatten_names, parameter_row
+from vit_jax.objectives.create import OBJECTIVES
 from vit_jax.parameters.sharding import create_mesh
+from vit_jax.parameters.table import ParameterTable
 from vit_jax.plan.topology import Topology, topology_devices
-from vit_jax.run import Run, create_run, objective_kind
+from vit_jax.run import Run, create_run
+from vit_jax.trees import flatten_names
 
 
 def planned_run(
@@ -36,7 +38,7 @@ def planned_run(
     from configs.pretrain import DATASETS
 
     origin = "here"
-    several = objective_kind(config).several_labels
+    several = OBJECTIVES[config.objective.name].several_labels
 
     def open_dataset(*, name: str, split: str, preprocess: str, **options: Any) -> Dataset:
         nonlocal origin
@@ -103,11 +105,11 @@ class Row:
         return self.copies * math.prod(self.shape)
 
 
-def parameter_rows(params: Any) -> list[Row]:
+def parameter_rows(params: Any, table: ParameterTable) -> list[Row]:
     """Rows in the order of the names, from `ShapeDtypeStruct`s with shardings."""
     rows: collections.Counter[tuple[str, tuple[int, ...], str, int]] = collections.Counter()
     for name, leaf in flatten_names(params).items():
         spec = ", ".join(axis or "-" for axis in leaf.sharding.spec)
         split = leaf.size // math.prod(leaf.sharding.shard_shape(leaf.shape))
-        rows[parameter_row(name).general, leaf.shape, spec, split] += 1
+        rows[table.find(name).general, leaf.shape, spec, split] += 1
     return [Row(*key, copies) for key, copies in rows.items()]

@@ -49,7 +49,7 @@ def adopt(config: ConfigDict, workdir: str, *, rescales: bool = True) -> ConfigD
         known = stored.description
         spec = known.eval_preprocess if known else stored.eval_preprocess
         # Others do not fit; with the same blocks a decoder or a second token is dropped.
-        if MODELS[recognise(stored.params)].blocks == family.blocks:
+        if MODELS[stored.kind].blocks == family.blocks:
             stated = {**stored.conventions, **(known.model if known else {})}
     taken = []
     of_head = () if keys.reset_head else family.head_conventions

@@ -7,36 +7,35 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from vit_jax.errors import UserError
-from vit_jax.models.create import MODELS, create_model, recognise
+from vit_jax.models.create import MODELS, create_model
 from vit_jax.models.description import Description
 from vit_jax.models.family import Shapes, axis_of, layer_width
-from vit_jax.parameters.names import image_kernel, parameter_row, with_role
+from vit_jax.parameters.table import ParameterTable, table_of
 from vit_jax.pretrained.fit.resize import find_source_grid
 from vit_jax.pretrained.formats.stored import Stored, check_description
 
 
-def position_tokens(names: Collection[str]) -> list[str]:
+def position_tokens(names: Collection[str], table: ParameterTable) -> list[str]:
     """Class and distillation token, if the position embeddings have rows for them."""
-    rows = (parameter_row(name).row for name in with_role("positions", names))
-    return with_role("token", names) if all(row.of_tokens for row in rows) else []
+    rows = [table.find(name).row for name in table.with_role("positions", names)]
+    return table.with_role("token", names) if all(row.of_tokens for row in rows) else []
 
 
-def num_prefix_tokens(names: Collection[str]) -> int:
+def num_prefix_tokens(names: Collection[str], kind: str) -> int:
     """Number of position embeddings before the grid's."""
-    return len(position_tokens(names))
+    return len(position_tokens(names, table_of(kind)))
 
 
-def num_tokens(params: Shapes) -> int | None:
+def num_tokens(params: Shapes, kind: str) -> int | None:
     """Number of all tokens; None if any number works, or it cannot be inferred."""
-    name, axis = MODELS[recognise(params)].sequence or ("", 0)
+    name, axis = MODELS[kind].sequence or ("", 0)
     shape = params[name].shape if name in params else ()
     return shape[axis] if axis < len(shape) else None
 
 
-def model_sizes(params: Shapes) -> dict[str, Any]:
+def model_sizes(params: Shapes, kind: str) -> dict[str, Any]:
     """The kind of model and its attributes, None if they cannot be inferred or do not exist."""
-    name = recognise(params)
-    return {"name": name, **MODELS[name].infer(params)}
+    return {"name": kind, **MODELS[kind].infer(params)}
 
 
 def missing_sizes(sizes: Mapping[str, Any]) -> list[str]:
@@ -49,28 +48,29 @@ def missing_sizes(sizes: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def infer_model(params: Shapes, conventions: Mapping[str, Any]) -> dict[str, Any]:
+def infer_model(params: Shapes, kind: str, conventions: Mapping[str, Any]) -> dict[str, Any]:
     """Keyword arguments of `create_model`; `conventions` are those that no shape shows.
 
     UserError: an array that the model requires is missing or damaged.
     """
-    sizes = model_sizes(params)
+    sizes, family = model_sizes(params, kind), MODELS[kind]
     if missing := missing_sizes(sizes):
-        title = MODELS[sizes["name"]].title.partition(" (")[0]
+        title = family.title.partition(" (")[0]
         raise UserError(f"this {title} is incomplete: cannot infer its {missing[0]}.")
-    heads = [name.rpartition("/")[0] for name in with_role("head", params)]
+    heads = [name.rpartition("/")[0] for name in table_of(kind).with_role("head", params)]
     num_classes = (layer_width(params, heads[0]) if heads else None) or 0
-    family = MODELS[sizes["name"]]
     unseen = (*family.conventions, *family.head_conventions)
     kept = {key: value for key, value in conventions.items() if key in unseen}
     return {**sizes, "num_classes": num_classes, **kept}
 
 
-def grid_of_images(params: Shapes, image_size: tuple[int, int] | None) -> tuple[int, int] | None:
+def grid_of_images(
+    params: Shapes, kind: str, image_size: tuple[int, int] | None
+) -> tuple[int, int] | None:
     """Rows and columns of tokens for images [height, width]; None if either is unknown."""
-    if image_size is None or missing_sizes(model_sizes(params)):
+    if image_size is None or missing_sizes(model_sizes(params, kind)):
         return None
-    pixels = create_model(**infer_model(params, {})).pixels_per_token
+    pixels = create_model(**infer_model(params, kind, {})).pixels_per_token
     return image_size[0] // pixels[0], image_size[1] // pixels[1]
 
 
@@ -78,10 +78,11 @@ def known_grid(stored: Stored) -> tuple[int, int] | None:
     """Rows and columns of tokens, if known from something other than the arrays."""
     if stored.description is not None:
         return stored.description.grid
-    grid, count = grid_of_images(stored.params, stored.image_size), num_tokens(stored.params)
+    params, kind = stored.params, stored.kind
+    grid, count = grid_of_images(params, kind, stored.image_size), num_tokens(params, kind)
     if grid is None or count is None:
         return None  # unknown, or damaged: reported as a mismatch
-    return grid if count - num_prefix_tokens(stored.params) == grid[0] * grid[1] else None
+    return grid if count - num_prefix_tokens(params, kind) == grid[0] * grid[1] else None
 
 
 def infer_description(
@@ -95,15 +96,16 @@ def infer_description(
     `grid`, rows and columns of tokens, is needed if they are not square, `image_size` for models
     that accept any size. UserError if sizes cannot be inferred, or are inconsistent.
     """
-    params = stored.params
-    model = infer_model(params, stored.conventions)
-    if MODELS[model["name"]].input == "text":
-        return Description(model, (num_tokens(params) or 0,), None, (), "")
+    params, kind = stored.params, stored.kind
+    model = infer_model(params, kind, stored.conventions)
+    if MODELS[kind].input == "text":
+        return Description(model, (num_tokens(params, kind) or 0,), None, (), "")
     module, size = create_model(**model), stored.image_size or image_size
-    count, pixels = num_tokens(params), module.pixels_per_token
+    count, pixels = num_tokens(params, kind), module.pixels_per_token
     shape = None
     if count is not None:
-        guess, prefix = grid_of_images(params, size) or (1, 1), num_prefix_tokens(params)
+        guess = grid_of_images(params, kind, size) or (1, 1)
+        prefix = num_prefix_tokens(params, kind)
         grid = find_source_grid((1, count, 1), guess, prefix, grid or known_grid(stored))
     elif size is not None and grid is None:
         grid, shape = module.token_grid(size), size
@@ -114,7 +116,7 @@ def infer_description(
         )
     height, width = shape or (grid[0] * pixels[0], grid[1] * pixels[1])
     # Without that array, or with other axes, the file will not fit.
-    num_channels = axis_of(params, image_kernel(params), 4, 2) or 3
+    num_channels = axis_of(params, table_of(kind).image_kernel(params), 4, 2) or 3
     size_text = f"{height}" if height == width else f"({height}, {width})"
     preprocess, by = stored.eval_preprocess, stored.probabilities_by
     whole = size and (size[0] // pixels[0], size[1] // pixels[1]) == grid

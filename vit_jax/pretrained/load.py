@@ -6,7 +6,7 @@ import logging
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -15,16 +15,9 @@ from vit_jax.data.class_names import class_names
 from vit_jax.errors import UserError, as_user_error, counted, list_names
 from vit_jax.files.paths import full_path, local_copy, read_object, to_path
 from vit_jax.models.create import MODELS, recognise, variant_defaults
-from vit_jax.models.description import Description, parts_from_json
-from vit_jax.parameters.names import (
-    flatten_names,
-    is_scanned,
-    parameter_row,
-    stack_blocks,
-    unflatten_names,
-    unstack_blocks,
-)
-from vit_jax.pretrained.arrays import Arrays, read_arrays
+from vit_jax.models.description import OBJECTIVE_PARAMETERS, Description, parts_from_json
+from vit_jax.parameters.table import table_of
+from vit_jax.pretrained.arrays import read_arrays
 from vit_jax.pretrained.formats.stored import (
     OTHER_FILES,
     TORCH_FILE,
@@ -34,6 +27,7 @@ from vit_jax.pretrained.formats.stored import (
 )
 from vit_jax.pretrained.zoo.entries import ZooEntry
 from vit_jax.pretrained.zoo.resolve import describe_source, resolve
+from vit_jax.trees import flatten_names, unflatten_names
 from vit_jax.workdir.checkpoints import best_checkpoint, restore_params
 from vit_jax.workdir.description import CHECKPOINTS, CONFIG_FILE, MODEL_FILE, PARAMS_FILE
 
@@ -42,6 +36,7 @@ def load_pretrained(
     source: str | os.PathLike[str],
     *,
     like: Any,
+    kind: str,
     target_grid: tuple[int, int] | None = None,
     grid: tuple[int, int] | None = None,
     num_heads: int | None = None,
@@ -53,6 +48,7 @@ def load_pretrained(
     Args:
       source, grid, num_heads: see `read_source`.
       like: parameter tree of a new model, either form of the blocks; arrays or only shapes.
+      kind: of that model, a name in `MODELS`.
       target_grid: rows and columns of tokens of that model; None: square.
       model: attributes of the model, to warn of those that parameters do not show
         (`Family.conventions`) and that differ from the file's.
@@ -68,18 +64,19 @@ def load_pretrained(
     from vit_jax.pretrained.fit.adapt import adapt_params, report_text
     from vit_jax.pretrained.infer import known_grid, model_sizes
 
-    scanned = is_scanned(flatten_names(like))
+    table, family = table_of(kind), MODELS[kind]
+    scanned = any(map(table.is_stacked, flatten_names(like)))
     # Loaded arrays only need shapes; reset ones are taken from `like` unchanged.
-    flat_like = flatten_names(jax.eval_shape(unstack_blocks, like))
+    flat_like = flatten_names(jax.eval_shape(table.unstack, like))
     flat_like |= {name: leaf for name, leaf in flatten_names(like).items() if name in flat_like}
-    default_heads = model_sizes(flat_like).get("num_heads")
+    default_heads = model_sizes(flat_like, kind).get("num_heads")
     stored = read_source(source, num_heads=num_heads, default_heads=default_heads, grid=grid)
-    family = MODELS[recognise(flat_like)]
     of_head = () if options.get("reset_head", True) else family.head_conventions
     _warn_of_conventions(source, stored, model or {}, (*family.conventions, *of_head))
     flat, report = adapt_params(
         stored.params,
         flat_like,
+        kinds=(stored.kind, kind),
         grid=target_grid,
         source_grid=grid or known_grid(stored),
         dropped=stored.dropped,
@@ -88,7 +85,7 @@ def load_pretrained(
     )
     logging.info("%s (%s):\n%s", source, stored.format, report_text(report))
     tree = unflatten_names(flat)
-    return (stack_blocks(tree) if scanned else tree), report
+    return (table.stack(tree) if scanned else tree), report
 
 
 def read_source(
@@ -129,17 +126,17 @@ def read_source(
     if path.is_dir():
         stored = _read_checkpoint(full_path(path), part)
     else:
-        description, part = _description_of(path, part)
+        ours, part = _description_of(path, part)
         with local_copy(path) as local:
             arrays = read_arrays(local, part)
-            if description is not None and _is_ours(arrays, part):
-                stored = _read_own(local, arrays, part)
+            if ours is not None and ours.names_all(arrays):
+                stored = _read_own("npz", local, arrays, ours)
             else:
                 from vit_jax.pretrained.formats.table import read_weights  # of other projects
 
-                grid = grid or (description.grid if description else None)
+                grid = grid or (ours.description.grid if ours else None)
                 stored = read_weights(local, arrays, num_heads, default_heads, grid, part)
-        stored.description = description
+                stored.description = ours.description if ours else None
     if entry is not None:
         _add_entry(stored, entry)
     for name, array in stored.params.items():
@@ -161,35 +158,40 @@ def _split_part(source: str | os.PathLike[str]) -> tuple[str | os.PathLike[str],
     return source, ""
 
 
-def _is_ours(names: Iterable[str], part: str) -> bool:
-    """Whether our models have parameters of all these names, or of those of a part."""
-    prefix = f"{part}/" if part else ""
-    try:
-        return all(parameter_row(n).prefix == prefix for n in names if n.startswith(prefix))
-    except ValueError:
-        return False
+class _Ours(NamedTuple):
+    """What our `model.json` says of a model in a file."""
+
+    description: Description
+    part: str  # the prefix of its parameters
+    others: frozenset[str]  # names of parameters that belong to the objective, not to a model
+
+    def own(self, arrays: Iterable[str]) -> dict[str, str]:
+        """{name in the file: our name} of this model's parameters."""
+        prefix = f"{self.part}/" if self.part else ""
+        inside = (name for name in arrays if name.startswith(prefix) and name not in self.others)
+        return {name: name.removeprefix(prefix) for name in inside}
+
+    def names_all(self, arrays: Iterable[str]) -> bool:
+        """Whether the file has our names, not those of another project."""
+        table = table_of(self.description.model["name"])
+        return all(map(table.has, self.own(arrays).values()))
 
 
-def _select_part(stored: Stored, arrays: Mapping[str, Any], part: str) -> Mapping[str, Any]:
-    """Returns the parameters of a part under its model's names; notes the others as dropped."""
-    if not part:
-        return arrays
+def _read_own(format: str, path: Path, arrays: Mapping[str, Any], ours: _Ours) -> Stored:
+    """One of the models in a file of ours; notes the rest as dropped."""
+    stored = Stored(format, description=ours.description)
+    names = ours.own(arrays)
     for name in arrays:
-        if not name.startswith(f"{part}/"):
-            stored.dropped[name] = f"not part of {part!r}"
-    prefix = f"{part}/"
-    found = {n.removeprefix(prefix): x for n, x in arrays.items() if n.startswith(prefix)}
-    if not found:
-        raise UserError(f"no parameters of {part!r}, only of {list_names(list(arrays))}.")
-    return found
-
-
-def _read_own(path: Path, arrays: Arrays, part: str) -> Stored:
-    stored = Stored("npz")
+        if name in ours.others:
+            stored.dropped[name] = "of the training objective"
+        elif name not in names:
+            stored.dropped[name] = f"not part of {ours.part!r}"
     try:
-        arrays = dict(_select_part(stored, arrays, part))
-        for name, array in flatten_names(unstack_blocks(unflatten_names(arrays))).items():
-            stored.add(name, array)
+        if not names:
+            raise UserError(f"no parameters of {ours.part!r}, only of {list_names(list(arrays))}.")
+        tree = unflatten_names({ours_name: arrays[name] for name, ours_name in names.items()})
+        for name, array in flatten_names(table_of(stored.kind).unstack(tree)).items():
+            stored.add(name, np.asarray(array))
     except UserError as error:
         raise UserError(f"{path}: {error}") from error
     return stored
@@ -206,21 +208,19 @@ def _read_checkpoint(path: Path, part: str) -> Stored:
             f"{path} holds {list_names(others)} only, which is not supported; download its "
             "model.safetensors or pytorch_model.bin."
         )
-    flat = flatten_names(unstack_blocks(restore_params(str(path))))
+    flat = flatten_names(restore_params(str(path)))
     # A work directory, its folder of checkpoints, or a single checkpoint.
     workdir = next((p.parent for p in (path, path.parent) if p.name == CHECKPOINTS), path)
-    description, part = _description_of(workdir / PARAMS_FILE, part)
-    stored = Stored("orbax", description=description)
-    try:
-        params = _select_part(stored, flat, part)
-    except UserError as error:
-        raise UserError(f"{path}: {error}") from error
-    stored.params = {name: np.asarray(array, np.float32) for name, array in params.items()}
-    return stored
+    ours, part = _description_of(workdir / PARAMS_FILE, part)
+    if ours is None:  # copied without its model.json
+        tree = table_of(recognise(flat)).unstack(unflatten_names(flat))
+        params = {n: np.asarray(x, np.float32) for n, x in flatten_names(tree).items()}
+        return Stored("orbax", params)
+    return _read_own("orbax", path, flat, ours)
 
 
-def _description_of(file: Path, part: str) -> tuple[Description | None, str]:
-    """Our description beside a file (NAME.json, or `model.json` in our folders), of a part.
+def _description_of(file: Path, part: str) -> tuple[_Ours | None, str]:
+    """What is beside a file (NAME.json, or `model.json` in our folders), and the part it is of.
 
     Without a part, of the first; (None, part) if there is none.
     """
@@ -229,10 +229,12 @@ def _description_of(file: Path, part: str) -> tuple[Description | None, str]:
     if not path.is_file():
         return None, part
     try:
-        parts = parts_from_json(read_object(path))
+        content = read_object(path)
+        parts = parts_from_json(content)
         chosen = part or next(iter(parts))
         if chosen in parts:
-            return check_description(parts[chosen]), chosen
+            others = frozenset(map(str, content.get(OBJECTIVE_PARAMETERS, ())))
+            return _Ours(check_description(parts[chosen]), chosen, others), chosen
     except UserError as error:
         raise as_user_error(f"{path}: {error} Fix or delete it.", error) from error
     except (ValueError, KeyError, TypeError, OverflowError) as error:
@@ -256,10 +258,9 @@ def _add_entry(stored: Stored, entry: ZooEntry) -> None:
     stored.eval_preprocess = entry.preprocess or stored.eval_preprocess
     if not stored.class_names and entry.labels:
         stored.class_names = class_names(entry.labels)
-    found = infer_model(stored.params, stored.conventions)
-    family = MODELS[found["name"]]
+    found, family = infer_model(stored.params, stored.kind, stored.conventions), MODELS[stored.kind]
     unverified = (*_UNVERIFIED, *family.conventions, *family.head_conventions)
-    for key, expected in {**variant_defaults(found["name"]), **entry.model}.items():
+    for key, expected in {**variant_defaults(stored.kind), **entry.model}.items():
         value = found.get(key, expected)
         is_start = key == "layer_scale_init" and value and expected  # a file does not tell which
         if value == expected or is_start:

@@ -25,6 +25,7 @@ def create_mixing(
     probability: float = 1.0,
     cutmix_probability: float = 0.5,
     per_example: bool = False,
+    labels: bool = True,
 ) -> Mixing | None:
     """A function (batch, rng) -> mixed batch, or None if both alphas are 0.
 
@@ -47,13 +48,20 @@ def create_mixing(
       cutmix_probability: of CutMix when mixing, if both alphas are positive.
       per_example: draw coefficient, kind and box per example; else once per batch, as
         in all three papers.
+      labels: whether the objective reads any.
 
     Raises:
-      UserError: a negative alpha, a probability outside [0, 1], or a setting without effect.
+      UserError: a negative alpha, a probability outside [0, 1], a setting without effect, or no
+        labels to mix.
     """
     _check(mixup_alpha, cutmix_alpha, probability, cutmix_probability, per_example)
     if not mixup_alpha and not cutmix_alpha:
         return None
+    if not labels:
+        raise UserError(
+            "mix.* mixes images with their labels, which this objective does not read; set both "
+            "alphas to 0."
+        )
     if not mixup_alpha:
         cutmix_probability = 1.0
     elif not cutmix_alpha:

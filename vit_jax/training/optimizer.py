@@ -1,7 +1,8 @@
 """Optimizers (paper, section 4.1 and tables 3 and 4).
 
-Keyword-only parameters of a row of `OPTIMIZERS` are the keys of that kind in `config.optimizer`,
-besides those of `create_optimizer`, which all kinds have.
+Each is built as `kind(table, *, key=default, ...)` from the table of the run's parameters; its
+keyword-only parameters are the keys of that kind in `config.optimizer`, besides those of
+`create_optimizer`, which all kinds have.
 """
 
 from __future__ import annotations
@@ -14,13 +15,14 @@ import optax
 
 from vit_jax.errors import UserError, check_known
 from vit_jax.parameters.groups import add_multiplied_decay, freeze_parameters, scale_by_layer
-from vit_jax.parameters.names import is_stacked, parameter_row, path_name
+from vit_jax.parameters.table import ParameterTable
 from vit_jax.training.preconditioners import (
     scale_by_factored_rms,
     scale_by_muon,
     scale_by_trust_ratio,
 )
 from vit_jax.training.schedule import Schedule
+from vit_jax.trees import path_name
 
 DECAY_MASKS = {
     # Kernels of dense layers, attention and convolutions; no biases, norms, cls, positions.
@@ -32,7 +34,12 @@ MOMENTUM_DTYPES = ("float32", "bfloat16")
 
 
 def adamw(
-    *, b1: float = 0.9, b2: float = 0.999, eps: float = 1e-8, momentum_dtype: str = "float32"
+    _table: ParameterTable,
+    *,
+    b1: float = 0.9,
+    b2: float = 0.999,
+    eps: float = 1e-8,
+    momentum_dtype: str = "float32",
 ) -> optax.GradientTransformation:
     """Adam, the paper's optimizer; `create_optimizer` adds the decay.
 
@@ -45,7 +52,9 @@ def adamw(
     return optax.scale_by_adam(b1, b2, eps, mu_dtype=momentum_dtype)
 
 
-def sgd(*, momentum: float = 0.9, momentum_dtype: str = "float32") -> optax.GradientTransformation:
+def sgd(
+    _table: ParameterTable, *, momentum: float = 0.9, momentum_dtype: str = "float32"
+) -> optax.GradientTransformation:
     """Stochastic gradient descent with momentum.
 
     Args:
@@ -58,6 +67,7 @@ def sgd(*, momentum: float = 0.9, momentum_dtype: str = "float32") -> optax.Grad
 
 
 def adafactor(
+    table: ParameterTable,
     *,
     momentum: float = 0.9,
     b2: float = 0.999,
@@ -77,7 +87,7 @@ def adafactor(
     """
     _check_fractions(momentum=momentum, b2=b2)
     _check_positive(factored_decay=factored_decay)
-    scale = scale_by_factored_rms(factored_decay, b2)
+    scale = scale_by_factored_rms(factored_decay, b2, table)
     if not momentum:
         return scale
     ema = optax.ema(momentum, debias=False, accumulator_dtype=momentum_dtype)
@@ -85,7 +95,7 @@ def adafactor(
 
 
 def lion(
-    *, b1: float = 0.9, b2: float = 0.99, momentum_dtype: str = "float32"
+    _table: ParameterTable, *, b1: float = 0.9, b2: float = 0.99, momentum_dtype: str = "float32"
 ) -> optax.GradientTransformation:
     """The sign of the momentum (Chen et al., 2302.06675, algorithm 2).
 
@@ -101,6 +111,7 @@ def lion(
 
 
 def lamb(
+    table: ParameterTable,
     *,
     b1: float = 0.9,
     b2: float = 0.999,
@@ -120,11 +131,15 @@ def lamb(
         scale only parameters that decay.
     """
     check_known("optimizer.adapted_parameters", adapted_parameters, DECAY_MASKS)
-    return adamw(b1=b1, b2=b2, eps=eps, momentum_dtype=momentum_dtype)
+    return adamw(table, b1=b1, b2=b2, eps=eps, momentum_dtype=momentum_dtype)
 
 
 def lars(
-    *, momentum: float = 0.9, trust_coefficient: float = 0.001, momentum_dtype: str = "float32"
+    table: ParameterTable,
+    *,
+    momentum: float = 0.9,
+    trust_coefficient: float = 0.001,
+    momentum_dtype: str = "float32",
 ) -> optax.GradientTransformation:
     """SGD with layer-wise rates for large batches (You et al., 1708.03888, algorithm 1).
 
@@ -137,11 +152,12 @@ def lars(
       momentum_dtype: storage of the momentum: float32 or bfloat16.
     """
     _check_positive(trust_coefficient=trust_coefficient)
-    scale = scale_by_trust_ratio(DECAY_MASKS["kernels"], trust_coefficient)
-    return optax.chain(scale, sgd(momentum=momentum, momentum_dtype=momentum_dtype))
+    scale = scale_by_trust_ratio(DECAY_MASKS["kernels"], table, trust_coefficient)
+    return optax.chain(scale, sgd(table, momentum=momentum, momentum_dtype=momentum_dtype))
 
 
 def muon(
+    table: ParameterTable,
     *,
     momentum: float = 0.95,
     b1: float = 0.9,
@@ -166,20 +182,19 @@ def muon(
 
     def is_matrix(path: Any, _: Any) -> bool:
         name = path_name(path)
-        in_block = is_stacked(name) or parameter_row(name).block is not None
-        return in_block and name.endswith("/kernel")
+        return name.endswith("/kernel") and table.is_in_block(name)
 
     def matrices(tree: Any) -> Any:
-        found = jax.tree_util.tree_map_with_path(is_matrix, tree)
-        if not any(jax.tree.leaves(found)):
+        mask = jax.tree_util.tree_map_with_path(is_matrix, tree)
+        if not any(jax.tree.leaves(mask)):
             raise UserError("optimizer.name='muon' finds no kernel in a block; use 'adamw'.")
-        return found
+        return mask
 
     def others(tree: Any) -> Any:
-        return jax.tree.map(lambda each: not each, matrices(tree))
+        return jax.tree.map(lambda is_matrix: not is_matrix, matrices(tree))
 
-    orthogonal = scale_by_muon(momentum, momentum_dtype)
-    adam = adamw(b1=b1, b2=b2, eps=eps, momentum_dtype=momentum_dtype)
+    orthogonal = scale_by_muon(momentum, momentum_dtype, table)
+    adam = adamw(table, b1=b1, b2=b2, eps=eps, momentum_dtype=momentum_dtype)
     # optax.contrib.muon would add its labels to the paths of the moments, see freeze_parameters.
     return optax.chain(optax.masked(orthogonal, matrices), optax.masked(adam, others))
 
@@ -199,6 +214,7 @@ def create_optimizer(
     name: str,
     *,
     schedule: Schedule,
+    table: ParameterTable,
     weight_decay: float = 0.0,
     decay_parameters: str = "kernels",
     decay_multipliers: Sequence[tuple[str, float]] = (),
@@ -215,6 +231,7 @@ def create_optimizer(
 
     Args:
       schedule: from `create_schedule`.
+      table: of the parameters.
       weight_decay: decoupled, multiplied by the learning rate.
       decay_parameters: which parameters to decay: kernels | all.
       decay_multipliers: pairs (regular expression, factor). The first pair that matches the full
@@ -243,19 +260,21 @@ def create_optimizer(
     if decay_multipliers and not weight_decay:
         raise UserError("optimizer.decay_multipliers needs optimizer.weight_decay > 0; it is 0.")
     steps = [] if clip_norm is None else [optax.clip_by_global_norm(clip_norm)]
-    steps.append(OPTIMIZERS[name](**kwargs))
+    steps.append(OPTIMIZERS[name](table, **kwargs))
     if weight_decay:
-        decay = add_multiplied_decay(weight_decay, DECAY_MASKS[decay_parameters], decay_multipliers)
+        decay = add_multiplied_decay(
+            weight_decay, DECAY_MASKS[decay_parameters], decay_multipliers, table
+        )
         steps.insert(len(steps) - (name == "lars"), decay)
     if name == "lamb":
         adapted = {"adapted_parameters": "all", **kwargs}["adapted_parameters"]
-        steps.append(scale_by_trust_ratio(DECAY_MASKS[adapted]))
+        steps.append(scale_by_trust_ratio(DECAY_MASKS[adapted], table))
     steps.append(optax.scale_by_learning_rate(schedule))
     tx = optax.chain(*steps)
     if freeze:
-        tx = freeze_parameters(tx, freeze)
+        tx = freeze_parameters(tx, freeze, table)
     # Outside of freezing, which hides blocks: all of them count.
-    return tx if layer_decay == 1.0 else optax.chain(tx, scale_by_layer(layer_decay))
+    return tx if layer_decay == 1.0 else optax.chain(tx, scale_by_layer(layer_decay, table))
 
 
 def _check_fractions(**values: float) -> None:

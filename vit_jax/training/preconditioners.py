@@ -14,13 +14,16 @@ import jax.numpy as jnp
 import optax
 from optax.contrib import MuonDimensionNumbers
 
-from vit_jax.parameters.names import is_stacked, parameter_row, path_name
+from vit_jax.parameters.table import ParameterTable
+from vit_jax.trees import path_name
 
 # For Adafactor: smaller matrices have an unfactored second moment; big_vision's value.
 MIN_FACTORED_SIZE = 32
 
 
-def scale_by_factored_rms(decay: float, decay_cap: float) -> optax.GradientTransformation:
+def scale_by_factored_rms(
+    decay: float, decay_cap: float, table: ParameterTable
+) -> optax.GradientTransformation:
     """Divides gradients by the root of a second moment that is stored as a row and a column.
 
     In update t = 1, 2, ... the moment decays by min(decay_cap, 1 - t ** -decay): the first update
@@ -48,7 +51,10 @@ def scale_by_factored_rms(decay: float, decay_cap: float) -> optax.GradientTrans
     def init(params: Any) -> optax.FactoredState:
         leaves, treedef = jax.tree_util.tree_flatten_with_path(params)
         stacked = jax.vmap(one.init, out_axes=per_layer)
-        states = [(stacked if is_stacked(path_name(p)) else one.init)(leaf) for p, leaf in leaves]
+        states = [
+            (stacked if table.is_stacked(path_name(path)) else one.init)(leaf)
+            for path, leaf in leaves
+        ]
         return gather(treedef, states, jnp.zeros([], jnp.int32))
 
     def update(updates: Any, state: Any, _params: Any = None) -> tuple[Any, Any]:
@@ -57,7 +63,7 @@ def scale_by_factored_rms(decay: float, decay_cap: float) -> optax.GradientTrans
         moments = [jax.tree.leaves(part) for part in (state.v_row, state.v_col, state.v)]
         found = []
         for (path, gradient), *parts in zip(leaves, *moments, strict=True):
-            leaf_update = stacked if is_stacked(path_name(path)) else one.update
+            leaf_update = stacked if table.is_stacked(path_name(path)) else one.update
             # Only shape and dtype of the parameter are used: the gradient has the same.
             leaf_state = optax.FactoredState(state.count, *parts)
             found.append(leaf_update(gradient, leaf_state, gradient))
@@ -68,7 +74,9 @@ def scale_by_factored_rms(decay: float, decay_cap: float) -> optax.GradientTrans
     return optax.GradientTransformation(init, update)
 
 
-def scale_by_trust_ratio(pattern: str, coefficient: float = 1.0) -> optax.GradientTransformation:
+def scale_by_trust_ratio(
+    pattern: str, table: ParameterTable, coefficient: float = 1.0
+) -> optax.GradientTransformation:
     """The layer-wise rate of LAMB and LARS: coefficient * ||parameters|| / ||update||.
 
     The factor is 1 if one of them is zero, and for names that do not match `pattern`.
@@ -77,27 +85,31 @@ def scale_by_trust_ratio(pattern: str, coefficient: float = 1.0) -> optax.Gradie
 
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
         def scaled(path: Any, leaf: jax.Array, param: jax.Array) -> jax.Array:
-            if not re.fullmatch(pattern, path_name(path)):
+            name = path_name(path)
+            if not re.fullmatch(pattern, name):
                 return leaf
 
             def function(leaf: jax.Array, param: jax.Array) -> jax.Array:
                 return one.update(leaf, state, param)[0]
 
-            return (jax.vmap(function) if is_stacked(path_name(path)) else function)(leaf, param)
+            return (jax.vmap(function) if table.is_stacked(name) else function)(leaf, param)
 
         return jax.tree_util.tree_map_with_path(scaled, updates, params), state
 
     return optax.GradientTransformation(one.init, update)
 
 
-def scale_by_muon(momentum: float, momentum_dtype: str) -> optax.GradientTransformation:
+def scale_by_muon(
+    momentum: float, momentum_dtype: str, table: ParameterTable
+) -> optax.GradientTransformation:
     """Orthogonalised and scaled momentum of kernels as matrices [inputs, outputs], see `muon`."""
 
     def matrix_axes(path: Any, leaf: jax.Array) -> MuonDimensionNumbers:
         name = path_name(path)
-        axes = range(int(is_stacked(name)), leaf.ndim)
+        parameter = table.find(name)
+        axes = range(int(parameter.is_stacked), leaf.ndim)
         # Query, key and value are [D, heads, D / heads]; other kernels have one output axis.
-        num_inputs = 1 if parameter_row(name).row.axes[0] == "embed" else len(axes) - 1
+        num_inputs = 1 if parameter.row.axes[0] == "embed" else len(axes) - 1
         return MuonDimensionNumbers(tuple(axes[:num_inputs]), tuple(axes[num_inputs:]))
 
     def all_axes(tree: Any) -> Any:

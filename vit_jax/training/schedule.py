@@ -6,6 +6,7 @@ besides those of `create_schedule`, which all kinds have.
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import math
 from collections.abc import Callable, Sequence
@@ -16,7 +17,28 @@ import jax.numpy as jnp
 
 from vit_jax.errors import UserError, check_known
 
-Schedule = Callable[[Any], jax.Array]
+
+@dataclasses.dataclass(frozen=True)
+class Schedule:
+    """The learning rate of the next update, from the number of completed ones."""
+
+    rate: Callable[[Any], jax.Array]
+    total_steps: int
+    warmup_steps: int
+
+    def __call__(self, step: Any) -> jax.Array:
+        return self.rate(step)
+
+    def relative(self, step: Any) -> jax.Array:
+        """(rate - end) / (peak - end) of the next update, for `training.gradients`.
+
+        The peak is the rate after the warm-up, the end that after the last update. 0 for rates
+        below the end, as in warm-up; 1 if peak and end are equal.
+        """
+        peak, end = self.rate(self.warmup_steps), self.rate(self.total_steps)
+        span = peak - end
+        ratio = (self.rate(step) - end) / jnp.where(span > 0.0, span, 1.0)
+        return jnp.where(span > 0.0, jnp.maximum(ratio, 0.0), 1.0)
 
 
 def to_steps(
@@ -58,18 +80,6 @@ def to_steps(
             "required."
         )
     return total_steps
-
-
-def fit_warmup(total_steps: int, *, warmup_steps: int, cooldown_steps: int, **_: object) -> int:
-    """`warmup_steps`, or a tenth of the training if it was shortened to fewer steps."""
-    key = f"schedule.warmup_steps={warmup_steps}"
-    if total_steps <= warmup_steps and not cooldown_steps:
-        short = total_steps // 10
-        logging.info(f"{key} does not fit into {total_steps} steps; using {short}.")
-        return short
-    if 2 * warmup_steps > total_steps:
-        logging.warning(f"{key} is more than half of the {total_steps} steps.")
-    return warmup_steps
 
 
 class Position(NamedTuple):
@@ -147,13 +157,13 @@ def create_schedule(
     cooldown_steps: int = 0,
     **kwargs: Any,
 ) -> Schedule:
-    """A function from the number of completed updates to the learning rate of the next one.
+    """The schedule called `name`.
 
     Args:
       total_steps: updates in all.
       learning_rate: the peak, after warm-up.
       warmup_steps: the rate is multiplied by step / warmup_steps until then; it is 0 in the first
-        update, as in the official code.
+        update, as in the official code. A training of fewer steps takes a tenth of its own.
       cooldown_steps: the rate decays linearly to 0 over this many final updates.
 
     Raises:
@@ -167,13 +177,19 @@ def create_schedule(
         raise UserError(f"schedule.decay_at={kwargs['decay_at']} must be fractions from 0 to 1.")
     if not (math.isfinite(learning_rate) and learning_rate >= 0.0):
         raise UserError(f"schedule.learning_rate={learning_rate} must be finite and not negative.")
+    key = f"schedule.warmup_steps={warmup_steps}"
+    if 0 < total_steps <= warmup_steps and not cooldown_steps:
+        warmup_steps = total_steps // 10
+        logging.info(f"{key} does not fit into {total_steps} steps; using {warmup_steps}.")
+    elif 2 * warmup_steps > total_steps:
+        logging.warning(f"{key} is more than half of the {total_steps} steps.")
     if warmup_steps < 0 or cooldown_steps < 0 or warmup_steps + cooldown_steps >= total_steps:
         raise UserError(
-            f"schedule.warmup_steps={warmup_steps} and schedule.cooldown_steps={cooldown_steps} "
+            f"{key} and schedule.cooldown_steps={cooldown_steps} "
             f"must not be negative, and leave room in a training of {total_steps} steps."
         )
 
-    def schedule(step: Any) -> jax.Array:
+    def rate_after(step: Any) -> jax.Array:
         step = jnp.asarray(step, jnp.float32)
         progress = jnp.clip((step - warmup_steps) / (total_steps - warmup_steps), 0.0, 1.0)
         at = Position(progress, jnp.maximum(step - warmup_steps, 0.0), step, total_steps)
@@ -184,20 +200,4 @@ def create_schedule(
             rate = rate * jnp.clip((total_steps - step) / cooldown_steps, 0.0, 1.0)
         return rate
 
-    return schedule
-
-
-def create_relative_rate(schedule: Schedule, *, total_steps: int, warmup_steps: int) -> Schedule:
-    """(rate - end) / (peak - end) of the next update, for `training.gradients`.
-
-    The peak is the rate after `warmup_steps`, the end that after `total_steps`. 0 for rates below
-    the end, as in warm-up; 1 if peak and end are equal.
-    """
-
-    def relative_rate(step: Any) -> jax.Array:
-        peak, end = schedule(warmup_steps), schedule(total_steps)
-        span = peak - end
-        ratio = (schedule(step) - end) / jnp.where(span > 0.0, span, 1.0)
-        return jnp.where(span > 0.0, jnp.maximum(ratio, 0.0), 1.0)
-
-    return relative_rate
+    return Schedule(rate_after, total_steps, warmup_steps)

@@ -13,7 +13,6 @@ import optax
 from jax.sharding import PartitionSpec
 
 from vit_jax.errors import UserError
-from vit_jax.parameters.groups import stop_frozen_gradients
 from vit_jax.parameters.sharding import BATCH_AXES, keep_batch_sharding
 from vit_jax.training.gradients import (
     Batch,
@@ -24,6 +23,7 @@ from vit_jax.training.gradients import (
     plain_gradient,
 )
 from vit_jax.training.mixing import Mixing
+from vit_jax.trees import merge_trees
 
 
 @flax.struct.dataclass
@@ -34,6 +34,9 @@ class TrainState:
     params: Any  # nested dict of float32 arrays
     opt_state: Any
     polyak_params: Any = None  # running average of `params` (Polyak averaging), or None
+    # What updates change and no gradient does: statistics of batch norms, an averaged teacher, a
+    # centre. Names as for parameters; {} for most objectives.
+    buffers: Any = flax.struct.field(default_factory=dict)
 
     @property
     def eval_params(self) -> Any:
@@ -42,20 +45,32 @@ class TrainState:
 
 
 def create_train_state(
-    params: Any, *, tx: optax.GradientTransformation, polyak_decay: float
+    params: Any,
+    *,
+    tx: optax.GradientTransformation,
+    polyak_decay: float,
+    split: Callable[[Any], tuple[Any, Any]] = lambda params: (params, {}),
 ) -> TrainState:
     """State before the first update; the average starts from the parameters.
+
+    Args:
+      params: all arrays that the model starts from.
+      tx: the optimizer.
+      polyak_decay: 0: no average.
+      split: `params` -> (what gradients change, what else updates change).
 
     Raises:
       UserError: `polyak_decay` is outside [0, 1).
     """
     if not 0.0 <= polyak_decay < 1.0:
         raise UserError(f"train_step.polyak_decay={polyak_decay} must be in [0, 1).")
+    params, buffers = split(params)
     return TrainState(
         step=jnp.zeros((), jnp.int32),
         params=params,
         opt_state=tx.init(params),
         polyak_params=jax.tree.map(jnp.copy, params) if polyak_decay else None,
+        buffers=jax.tree.map(jnp.copy, buffers),  # a copy of a parameter has memory of its own
     )
 
 
@@ -72,44 +87,46 @@ def make_train_step(
     relative_rate: Callable[[jax.Array], jax.Array] = jnp.ones_like,
     accumulation_steps: int = 1,
     polyak_decay: float = 0.0,
-    freeze: str = "",
     mixing: Mixing | None = None,
-    merge: Callable[[Any], Any] = lambda params: params,
+    to_model: Callable[[Any], Any] = lambda params: params,
 ) -> Callable[[TrainState, Any, Batch], tuple[TrainState, Metrics]]:
     """Returns `train_step(state, constants, batch) -> (state, metrics)`.
 
     Args:
-      objective: has `loss({**params, **constants}, batch, rng) -> (scalar, metrics)`; one that
-        `spans_batch` is accumulated by its `embed` and `loss_of`; and `prepare`, for whole batches.
+      objective: has `loss(params, batch, rng) -> (scalar, metrics)`, where `params` include the
+        state's buffers and the constants; one that `spans_batch` is accumulated by its `embed` and
+        `loss_of`; `prepare`, for whole batches; and `update(buffers, params, seen)`, the buffers
+        after the update, where `seen` is the loss's entry `buffers` among the metrics.
       seed: all randomness of update t is a function of (seed, t).
       gradient: from `create_gradient`.
       relative_rate: from `create_relative_rate`, for the gradient.
       accumulation_steps: number of parts to split the batch into.
       polyak_decay: d of average = d * average + (1 - d) * params; 0 disables it.
-      freeze: as in the optimizer; frozen parameters have no gradient and no part in `grad_norm`.
       mixing: from `create_mixing`; applied before the batch is split.
-      merge: maps the parameters of the state to those of the objective, see `Lora.merge`.
+      to_model: maps the parameters of the state to those of the objective: merges adapters, stops
+        the gradients of frozen ones, which then have no part in `grad_norm`.
 
     Metrics are float32 scalars: `loss`, `grad_norm` (before clipping), `param_norm` (after the
     update) and the objective's own.
     """
 
     def train_step(state: TrainState, constants: Any, batch: Batch) -> tuple[TrainState, Metrics]:
-        value_and_grad = _value_and_grad(
-            objective, constants, freeze, merge, num_steps=accumulation_steps
-        )
+        fixed = merge_trees(state.buffers, constants)
+        value_and_grad = _value_and_grad(objective, fixed, to_model, num_steps=accumulation_steps)
         rng = jax.random.fold_in(jax.random.key(seed), state.step)
         if mixing is not None:
             batch = mixing(batch, jax.random.fold_in(rng, MIXING_STREAM))
         batch = objective.prepare(batch)
         rate = relative_rate(state.step)
         (loss, metrics), grads = gradient(value_and_grad, state.params, batch, rng, rate)
+        seen: Any = metrics.pop("buffers", {})
         updates, opt_state = tx.update(grads, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
         polyak_params = state.polyak_params
         if polyak_decay:
             polyak_params = optax.incremental_update(params, polyak_params, 1.0 - polyak_decay)
-        state = TrainState(state.step + 1, params, opt_state, polyak_params)
+        buffers = objective.update(state.buffers, params, seen)
+        state = TrainState(state.step + 1, params, opt_state, polyak_params, buffers)
         norms = {"grad_norm": optax.tree.norm(grads), "param_norm": optax.tree.norm(params)}
         return state, {"loss": loss, **norms, **metrics}
 
@@ -117,15 +134,16 @@ def make_train_step(
 
 
 def _value_and_grad(
-    objective: Any, constants: Any, freeze: str, merge: Callable[[Any], Any], *, num_steps: int
+    objective: Any, fixed: Any, to_model: Callable[[Any], Any], *, num_steps: int
 ) -> ValueAndGrad:
-    """Of the loss in the trainable parameters, accumulated over `num_steps` parts of a batch."""
+    """Of the loss in the trainable parameters, accumulated over `num_steps` parts of a batch.
+
+    `fixed` are the arrays that the objective reads besides them.
+    """
 
     def call(method: Callable[..., Any], params: Any, *args: Any) -> Any:
-        if freeze:
-            params = stop_frozen_gradients(params, freeze)
         with keep_batch_sharding():
-            return method({**merge(params), **constants}, *args)
+            return method(merge_trees(to_model(params), fixed), *args)
 
     value_and_grad = jax.value_and_grad(partial(call, objective.loss), has_aux=True)
     if num_steps == 1:

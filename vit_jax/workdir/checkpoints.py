@@ -8,6 +8,7 @@ before the rename: a step without it, or that does not match it, is never restor
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import errno
 import logging
 import math
@@ -35,7 +36,7 @@ from vit_jax.files.paths import (
     to_path,
 )
 from vit_jax.multihost.agreement import run_on_first_process
-from vit_jax.parameters.names import flatten_names
+from vit_jax.trees import flatten_names, merge_trees
 from vit_jax.workdir import orbax_parts
 from vit_jax.workdir.description import CHECKPOINTS, CONFIG_FILE
 from vit_jax.workdir.orbax_parts import ITEM, newest_intact, steps_in
@@ -172,7 +173,7 @@ class CheckpointManager:
         Newer steps that do not match are reported and moved to `workdir/checkpoints_damaged/`.
 
         Args:
-          abstract_state: the state with jax.ShapeDtypeStruct leaves that carry the shardings to
+          abstract_state: a dataclass with jax.ShapeDtypeStruct leaves that carry the shardings to
             restore to; mesh and process count may differ from those of the save.
 
         Raises:
@@ -190,7 +191,10 @@ class CheckpointManager:
                 f"Checkpoint {item.parent} does not fit this model or optimizer: "
                 f"{list_names(differing)}. Use its own config, or another --workdir."
             )
-        return step, handler.restore(item, args=ocp.args.StandardRestore(abstract_state))
+        # By the fields of the file: a version before may have lacked one that is empty here.
+        fields = {name: getattr(abstract_state, name) for name in saved}
+        arrays = handler.restore(item, args=ocp.args.StandardRestore(fields))
+        return step, dataclasses.replace(abstract_state, **arrays)
 
     def _choose_step(self) -> int | None:
         """The newest intact step; damaged ones are moved away. Runs on process 0."""
@@ -236,7 +240,7 @@ def best_checkpoint(workdir: str | os.PathLike[str]) -> Path:
 def restore_params(path: str | os.PathLike[str]) -> dict[str, Any]:
     """The parameters of one of our checkpoints, or their average if the run kept one, as numpy.
 
-    Adapters are merged, with the scale in the run's config.
+    With the buffers of the state. Adapters are merged, with the scale in the run's config.
 
     `path` is a workdir, its `checkpoints` folder (the newest intact step is used) or one step.
 
@@ -258,10 +262,11 @@ def restore_params(path: str | os.PathLike[str]) -> dict[str, Any]:
     name = "polyak_params" if tree.get("polyak_params") else "params"  # may exist but be None
     if not tree.get(name):
         raise UserError(f"{item.parent} holds no params, only {', '.join(sorted(tree))}.")
-    target = {name: tree[name]}
+    target = {key: tree[key] for key in (name, "buffers") if tree.get(key)}
     as_numpy = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), target)
     args = ocp.args.PyTreeRestore(item=target, restore_args=as_numpy, partial_restore=True)
-    params = handler.restore(item, args=args)[name]
+    restored = handler.restore(item, args=args)
+    params = merge_trees(restored[name], restored.get("buffers", {}))
     if not any(each.endswith("/lora_a") for each in flatten_names(params)):
         return params
     from vit_jax.parameters.lora import Lora  # few runs need it

@@ -43,7 +43,7 @@ _DATASET = "dataset.json"
 # Results of a run that another run must not mix with its own.
 _RESULTS = (CHECKPOINTS, PARAMS_FILE, "metrics.jsonl")
 _HELD: dict[Path, Callable[[], None]] = {}  # folders locked by this process -> release function
-_ABSENT = object()
+_ABSENT: tuple[()] = ()  # of a key; no value in JSON
 # Config keys; one that ends in a dot stands for its section. The processes of a run may
 # differ in these: where the data are stored, how a host works.
 LOCAL_KEYS = ("dataset.data_dir", "loader.", "log.")
@@ -199,17 +199,21 @@ def another_run(path: Path, value: dict[str, Any], may_differ: tuple[str, ...]) 
 
 
 def _differences(saved: Any, value: dict[str, Any], may_differ: tuple[str, ...]) -> str:
-    """`key: saved -> new` for the first ten dotted keys that differ."""
+    """`key: saved -> new` for the first ten dotted keys that differ.
+
+    A key that only one of them has was added or removed between versions: it differs unless it is
+    off there (False, None, 0, empty).
+    """
     old, new = _flatten(saved), _flatten(value)
     sections = tuple(key for key in may_differ if key.endswith("."))
-    found = [
-        f"{key}: {_shown(old, key)} -> {_shown(new, key)}"
-        for key in sorted(old.keys() | new.keys())
-        if old.get(key, _ABSENT) != new.get(key, _ABSENT)
-        and key not in may_differ
-        and not key.startswith(sections)
-    ]
-    return list_names(found, 10)
+    texts = []
+    for key in sorted(old.keys() | new.keys()):
+        before, after = old.get(key, _ABSENT), new.get(key, _ABSENT)
+        is_off = _ABSENT in (before, after) and not (before or after)
+        if before == after or is_off or key in may_differ or key.startswith(sections):
+            continue
+        texts.append(f"{key}: {_shown(old, key)} -> {_shown(new, key)}")
+    return list_names(texts, 10)
 
 
 def _flatten(tree: dict[str, Any]) -> dict[str, Any]:

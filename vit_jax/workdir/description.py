@@ -14,7 +14,7 @@ import shlex
 import statistics
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,8 @@ from vit_jax.files.paths import (
 from vit_jax.models.create import MODELS
 from vit_jax.models.description import Description, parts_to_json
 from vit_jax.models.variants import SIZES
-from vit_jax.parameters.names import count_parameters, flatten_names, unstack_blocks
+from vit_jax.parameters.table import ParameterTable
+from vit_jax.trees import count_parameters, flatten_names
 from vit_jax.workdir.metrics import read_metrics
 
 # Contents of a work directory.
@@ -50,13 +51,15 @@ _PACKAGES = ["jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "num
 _PACKAGES += ["tensorflow-datasets", "opencv-python-headless"]
 
 
-def write_params(path: str | os.PathLike[str], params: Any) -> None:
+def write_params(path: str | os.PathLike[str], params: Any, table: ParameterTable) -> None:
     """Writes a parameter tree (either form of the blocks) as `.npz`, float32, with Flax names."""
-    flat = flatten_names(unstack_blocks(params))
+    flat = flatten_names(table.unstack(params))
     write_arrays(path, {name: np.asarray(x, np.float32) for name, x in flat.items()})
 
 
-def write_results(workdir: str, params: Any, results: dict[str, float]) -> dict[str, float]:
+def write_results(
+    workdir: str, params: Any, table: ParameterTable, results: dict[str, float]
+) -> dict[str, float]:
     """Writes `params.npz`, then `results.json`, which marks the run as finished.
 
     Returns `results` with `images_per_second`, the median from the log. `params`: host arrays.
@@ -66,7 +69,7 @@ def write_results(workdir: str, params: Any, results: dict[str, float]) -> dict[
     results = {"images_per_second": statistics.median(speeds) if speeds else 0.0, **results}
     if jax.process_index() == 0:
         folder = to_path(workdir)
-        write_params(folder / PARAMS_FILE, params)
+        write_params(folder / PARAMS_FILE, params, table)
         write_json(folder / RESULTS_FILE, results)
         for line in closing_lines(workdir, results, rows):
             logging.info(line)
@@ -135,6 +138,7 @@ def describe(
     workdir: str,
     *,
     descriptions: Mapping[str, Description],
+    objective_parameters: Iterable[str],
     params: Any,
     datasets: Sequence[Any],
     total_steps: int,
@@ -142,15 +146,15 @@ def describe(
 ) -> None:
     """Writes `model.json`, the parameter table and random splits; logs what is about to be trained.
 
-    `descriptions`: by prefix; `params`: arrays or shapes; `datasets`: the training data,
-    then the evaluators'.
+    `descriptions`: by prefix; `objective_parameters`: names of those of no model; `params`:
+    arrays or shapes; `datasets`: the training data, then the evaluators'.
     """
     train, description = datasets[0], next(iter(descriptions.values()))
     if jax.process_index() == 0:
         from clu import parameter_overview
 
         folder = to_path(workdir)
-        write_json(folder / MODEL_FILE, parts_to_json(descriptions))
+        write_json(folder / MODEL_FILE, parts_to_json(descriptions, objective_parameters))
         table = parameter_overview.get_parameter_overview(params, include_stats=False)
         write_atomically(folder / PARAMETERS_FILE, table + "\n")
         _write_splits(datasets, folder / "splits.csv")

@@ -11,8 +11,8 @@ import numpy as np
 
 from vit_jax.errors import UserError, check_known, counted, list_names
 from vit_jax.models.family import axis_of
-from vit_jax.parameters.names import image_kernel, last_norms, parameter_row, role_of, with_role
-from vit_jax.pretrained.fit.mismatch import describe_mismatch
+from vit_jax.parameters.table import ParameterTable, table_of
+from vit_jax.pretrained.fit.mismatch import Kinds, describe_mismatch
 from vit_jax.pretrained.fit.resize import (
     CHANNEL_METHODS,
     METHODS,
@@ -31,6 +31,7 @@ def adapt_params(
     loaded: Mapping[str, Any],
     like: Mapping[str, Any],
     *,
+    kinds: Kinds,
     grid: tuple[int, int] | None,
     source_grid: tuple[int, int] | None = None,
     reset_head: bool = True,
@@ -48,6 +49,7 @@ def adapt_params(
 
     Args:
       loaded, like: flat names to arrays, loop form; `like`, the new model, may be shapes only.
+      kinds: of both models, names in `MODELS`.
       grid, source_grid: rows and columns of tokens of `like` and `loaded`; None: square.
       reset_head: take `head` and `head_dist` from `like`; if False they must fit.
       posemb: interpolation of position embeddings, a key of `resize.METHODS`.
@@ -70,28 +72,29 @@ def adapt_params(
     check_known("pretrained.posemb", posemb, METHODS)
     check_known("pretrained.channels", channels, ("", *CHANNEL_METHODS))
     check_known("pretrained.class_token", class_token, ("", "add", "drop"))
-    fit = _Fit(dict(loaded), like, dict(dropped or {}), dict(changed or {}))
-    tokens = position_tokens(loaded)
+    theirs, ours = map(table_of, kinds)
+    fit = _Fit(dict(loaded), like, theirs, ours, dict(dropped or {}), dict(changed or {}))
+    tokens = position_tokens(loaded, theirs)
     fit.tokens(class_token)
     reset = fit.heads(reset_head)
     if reset_head:
         reset += fit.last_norm()
     tokens = fit.token_positions(tokens)
     both = like.keys() & fit.arrays.keys()
-    for name in with_role("positions", both):
+    for name in ours.with_role("positions", both):
         fit.positions(name, tokens, grid, source_grid, posemb)
-    for name in with_role("axis_positions", both):
+    for name in ours.with_role("axis_positions", both):
         fit.axis_positions(name, posemb)
-    for name in with_role("offsets", both):
+    for name in ours.with_role("offsets", both):
         fit.offsets(name, tokens, grid, source_grid, posemb)
-    for name in with_role("offset_grid", both):
+    for name in ours.with_role("offset_grid", both):
         fit.offset_grid(name, posemb)
     if resize_patches:
         fit.patches()
     if channels:
         fit.channels(channels)
     kept = {name: leaf for name, leaf in like.items() if name not in reset}
-    if problem := describe_mismatch(fit.arrays, kept, {**fit.arrays, **loaded}):
+    if problem := describe_mismatch(fit.arrays, kept, {**fit.arrays, **loaded}, kinds):
         raise UserError(problem)
     report = {
         "loaded": [name for name in kept if name not in fit.adapted],
@@ -99,17 +102,18 @@ def adapt_params(
         "reset": reset,
         "dropped": fit.dropped,
     }
+    heads = ours.with_role("head", like)
+    new = {name: _zero_kernel(name, like[name]) if name in heads else like[name] for name in reset}
     return {
-        name: _start(name, leaf) if name in reset else np.asarray(fit.arrays[name], np.float32)
-        for name, leaf in like.items()
+        name: new[name] if name in new else np.asarray(fit.arrays[name], np.float32)
+        for name in like
     }, report
 
 
-def _start(name: str, leaf: Any) -> Any:
+def _zero_kernel(name: str, leaf: Any) -> Any:
     """Of a shape alone: a new head's kernel is zero (section 3.2), whatever a new model's is."""
-    is_kernel = role_of(name) == "head" and name.endswith("/kernel")
-    is_shape = isinstance(leaf, jax.ShapeDtypeStruct)
-    return np.zeros(leaf.shape, np.float32) if is_kernel and is_shape else leaf
+    is_shape = isinstance(leaf, jax.ShapeDtypeStruct) and name.endswith("/kernel")
+    return np.zeros(leaf.shape, np.float32) if is_shape else leaf
 
 
 def report_text(report: Mapping[str, Any]) -> str:
@@ -132,6 +136,8 @@ class _Fit:
 
     arrays: dict[str, Any]
     like: Mapping[str, Any]
+    theirs: ParameterTable  # of the file's model
+    ours: ParameterTable  # of the model to fill
     dropped: dict[str, str]
     adapted: dict[str, str]
 
@@ -143,21 +149,30 @@ class _Fit:
         del self.arrays[name]
         self.dropped[name] = why
 
+    def _role(self, name: str) -> str:
+        return self.ours.role_of(name) or self.theirs.role_of(name)
+
+    def _title(self, token: str) -> str:
+        table = self.ours if self.ours.has(token) else self.theirs
+        return table.find(token).row.title
+
     def tokens(self, class_token: str) -> None:
         """Adds or drops class and distillation tokens; `positions` handles their positions."""
-        for token in with_role("token", {**self.like, **self.arrays}):
+        ours = self.ours.with_role("token", self.like)
+        theirs = self.theirs.with_role("token", self.arrays)
+        for token in dict.fromkeys([*ours, *theirs]):
             if class_token == "drop" and token not in self.like:
-                self._drop(token, f"{_title(token)}, dropped")
+                self._drop(token, f"{self._title(token)}, dropped")
             elif class_token == "add" and token not in self.arrays:
                 zero = np.zeros(self.like[token].shape, np.float32)  # [1, 1, D]
-                self._replace(token, zero, f"{_title(token)} added, zero")
+                self._replace(token, zero, f"{self._title(token)} added, zero")
 
     def heads(self, reset_head: bool) -> list[str]:
         """Drops what is not kept, and returns the names of `like` that are reset."""
-        heads = [name for name in self.like if role_of(name) == "head"]
-        dropped_token = with_role("token", self.dropped)
+        heads = [name for name in self.like if self.ours.role_of(name) == "head"]
+        dropped_token = self.theirs.with_role("token", self.dropped)
         for name in list(self.arrays):
-            role = role_of(name)
+            role = self._role(name)
             if role == "training" and name not in self.like:
                 self._drop(name, "only used in its pre-training task")
             elif role == "head" and reset_head:
@@ -165,11 +180,11 @@ class _Fit:
             elif role == "head" and not heads:
                 self._drop(name, "the model has no head")
             elif role == "head" and name not in self.like and dropped_token:
-                self._drop(name, f"head of the dropped {_title(dropped_token[-1])}")
+                self._drop(name, f"head of the dropped {self._title(dropped_token[-1])}")
         # A kept head was trained on top of pre_logits, and would see other features without them.
-        keeps_head = any(role_of(name) == "head" for name in self.arrays)
-        if not keeps_head and not with_role("pre_logits", self.like):
-            for name in with_role("pre_logits", self.arrays):
+        keeps_head = any(self._role(name) == "head" for name in self.arrays)
+        if not keeps_head and not self.ours.with_role("pre_logits", self.like):
+            for name in self.theirs.with_role("pre_logits", self.arrays):
                 self._drop(name, "the model has no pre_logits")
         return heads if reset_head else []
 
@@ -178,7 +193,8 @@ class _Fit:
 
         So MAE is fine-tuned (2111.06377; `main_finetune.py`): with the norm after pooling.
         """
-        ours, theirs = (set(last_norms(each)) for each in (self.like, self.arrays))
+        ours = set(self.ours.last_norms(self.like))
+        theirs = set(self.theirs.last_norms(self.arrays))
         if ours <= theirs or theirs <= ours:
             return []
         for name in [n for n in self.arrays if n.rpartition("/")[0] in theirs - ours]:
@@ -190,10 +206,11 @@ class _Fit:
 
         Returns the tokens whose positions are still in the array.
         """
-        ours, theirs = (with_role("positions", each) for each in (self.like, self.arrays))
+        ours = self.ours.with_role("positions", self.like)
+        theirs = self.theirs.with_role("positions", self.arrays)
         if len(ours) != 1 or len(theirs) != 1 or ours == theirs:
             return tokens
-        if parameter_row(ours[0]).row.of_tokens:
+        if self.ours.find(ours[0]).row.of_tokens:
             return tokens
         positions = np.asarray(self.arrays.pop(theirs[0]))  # [1, P + h*w, D]
         for i, token in enumerate(tokens):
@@ -211,7 +228,7 @@ class _Fit:
         method: str,
     ) -> None:
         """Adapts positions to the model's grid and tokens; `tokens` are those of the file's."""
-        new = position_tokens(self.like)
+        new = position_tokens(self.like, self.ours)
         grid = grid or find_source_grid(self.like[name].shape, (1, 1), len(new))
         before = np.asarray(self.arrays[name])
         source_grid = find_source_grid(before.shape, grid, len(tokens), source_grid)
@@ -219,8 +236,8 @@ class _Fit:
         how = []
         if posemb is not before:
             how.append(f"{method} {source_grid[0]}x{source_grid[1]} -> {grid[0]}x{grid[1]}")
-        how += [f"{_title(t)} and its position dropped" for t in tokens if t not in new]
-        how += [f"zero position of the {_title(t)} added" for t in new if t not in tokens]
+        how += [f"{self._title(t)} and its position dropped" for t in tokens if t not in new]
+        how += [f"zero position of the {self._title(t)} added" for t in new if t not in tokens]
         if how:
             self._replace(name, replace_prefix(posemb, tokens, new), ", ".join(how))
 
@@ -239,7 +256,7 @@ class _Fit:
         before = np.asarray(self.arrays[name])
         if before.ndim != 2:
             return  # reported as a mismatch
-        new = position_tokens(self.like)
+        new = position_tokens(self.like, self.ours)
         new_shape, old_shape = (
             (1, (each.shape[0] + 1) // 2, 1) for each in (self.like[name], before)
         )
@@ -249,8 +266,8 @@ class _Fit:
         if source_grid != grid:
             before = interpolate_offsets(before, grid, source_grid, method)
             how.append(f"{method} {source_grid[0]}x{source_grid[1]} -> {grid[0]}x{grid[1]}")
-        how += [f"offsets of the {_title(t)} dropped" for t in tokens if t not in new]
-        how += [f"zero offsets of the {_title(t)} added" for t in new if t not in tokens]
+        how += [f"offsets of the {self._title(t)} dropped" for t in tokens if t not in new]
+        how += [f"zero offsets of the {self._title(t)} added" for t in new if t not in tokens]
         if (added := len(new) - len(tokens)) > 0:
             before = np.pad(before, ((added, added), (0, 0)))
         elif added:
@@ -267,7 +284,7 @@ class _Fit:
             self._replace(name, array, f"{method} {old} -> {new}")
 
     def patches(self) -> None:
-        for name in with_role("patches", self.like.keys() & self.arrays.keys()):
+        for name in self.ours.with_role("patches", self.like.keys() & self.arrays.keys()):
             before, after = (each[name].shape[:2] for each in (self.arrays, self.like))
             if before != after and self.arrays[name].ndim == 4:
                 how = f"pseudo-inverse resize {before[0]}x{before[1]} -> {after[0]}x{after[1]}"
@@ -275,13 +292,9 @@ class _Fit:
                 self._replace(name, resize_patch_kernel(kernel, after), how)
 
     def channels(self, method: str) -> None:
-        name = image_kernel(self.like)
+        name = self.ours.image_kernel(self.like)
         before, after = (axis_of(params, name, 4, 2) for params in (self.arrays, self.like))
         if before and after and before != after:
             how = f"{method} {before} -> {after} channels"
             kernel = np.asarray(self.arrays[name])
             self._replace(name, mix_channels(kernel, after, method), how)
-
-
-def _title(token: str) -> str:
-    return parameter_row(token).row.title

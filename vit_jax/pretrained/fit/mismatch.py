@@ -7,11 +7,13 @@ from typing import Any
 from vit_jax.errors import list_names
 from vit_jax.models.create import MODELS
 from vit_jax.models.family import Shapes, axis_of, patch_size_of
-from vit_jax.parameters.names import image_kernel, with_role
+from vit_jax.parameters.table import table_of
 from vit_jax.pretrained.infer import missing_sizes, model_sizes, num_tokens
 
+Kinds = tuple[str, str]  # names in `MODELS`: of the file's model, and of the one to fill
 
-def describe_mismatch(arrays: Shapes, like: Shapes, original: Shapes) -> str:
+
+def describe_mismatch(arrays: Shapes, like: Shapes, original: Shapes, kinds: Kinds) -> str:
     """One line that lists what does not fit and how to fix it; "" if everything fits.
 
     `original` has the shapes before adapting, without anything dropped or reset.
@@ -21,17 +23,21 @@ def describe_mismatch(arrays: Shapes, like: Shapes, original: Shapes) -> str:
         for name in like
         if name in arrays and tuple(arrays[name].shape) != tuple(like[name].shape)
     ]
-    kinds = {
+    problems = {
         "missing": [name for name in like if name not in arrays],
         "unexpected": [name for name in arrays if name not in like],
         "of another shape": different,
     }
-    parts = [f"{len(names)} {kind} ({list_names(names)})" for kind, names in kinds.items() if names]
+    parts = [
+        f"{len(names)} {kind} ({list_names(names)})" for kind, names in problems.items() if names
+    ]
     if not parts:
         return ""
-    hints = _option_hints(arrays, like)
-    given = " ".join(hints)
-    hints += [each for each in _size_hints(arrays, like) if each.partition("=")[0] not in given]
+    hints = _option_hints(arrays, like, kinds)
+    known = " ".join(hints)
+    hints += [
+        hint for hint in _size_hints(arrays, like, kinds) if hint.partition("=")[0] not in known
+    ]
     hints = hints or ["check that the file is complete and matches the model (model.*)"]
     return (
         f"the pre-trained parameters do not fit the model: {', '.join(parts)}. "
@@ -39,27 +45,31 @@ def describe_mismatch(arrays: Shapes, like: Shapes, original: Shapes) -> str:
     )
 
 
-def _option_hints(arrays: Shapes, like: Shapes) -> list[str]:
+def _option_hints(arrays: Shapes, like: Shapes, kinds: Kinds) -> list[str]:
     """Hints about what `pretrained.*` can adapt."""
     hints = []
-    for name in with_role("patches", like):
+    theirs, ours = map(table_of, kinds)
+    for name in ours.with_role("patches", like):
         size, now = patch_size_of(arrays, name), patch_size_of(like, name)
         if None not in (size, now) and size != now:
             hints.append(f"pretrained.resize_patches=True or model.patch_size={size}")
-    old, new = (axis_of(params, image_kernel(like), 4, 2) for params in (arrays, like))
+    old, new = (axis_of(params, ours.image_kernel(like), 4, 2) for params in (arrays, like))
     if None not in (old, new) and old != new:
         hints.append(
             f"pretrained.channels=sum, mean or tile, or images of {old} "
             f"{'channel' if old == 1 else 'channels'} (now {new})"
         )
-    for token in with_role("token", {**arrays, **like}):
+    tokens = [*ours.with_role("token", like), *theirs.with_role("token", arrays)]
+    for token in dict.fromkeys(tokens):
         if (token in arrays) != (token in like):
             how, has = ("drop", "has") if token in arrays else ("add", "has no")
-            others = [f" or model.{key}={old}" for key, old, _ in _different(arrays, like)[:1]]
+            others = [
+                f" or model.{key}={old}" for key, old, _ in _different(arrays, like, kinds)[:1]
+            ]
             hints.append(
                 f"pretrained.class_token={how}{''.join(others)} (the file {has} {token!r})"
             )
-    for name in with_role("head", like):
+    for name in ours.with_role("head", like):
         if not name.endswith("/kernel"):
             continue
         head = name.removesuffix("/kernel")
@@ -71,13 +81,13 @@ def _option_hints(arrays: Shapes, like: Shapes) -> list[str]:
     return hints
 
 
-def _different(arrays: Shapes, like: Shapes) -> list[tuple[str, Any, Any]]:
+def _different(arrays: Shapes, like: Shapes, kinds: Kinds) -> list[tuple[str, Any, Any]]:
     """Attributes that differ between file and model, the kind of model first.
 
     Omits what cannot be inferred from a damaged file.
     """
-    before, after = model_sizes(arrays), model_sizes(like)
-    family, is_whole = MODELS[before["name"]], not missing_sizes(before)
+    before, after = model_sizes(arrays, kinds[0]), model_sizes(like, kinds[1])
+    family, is_whole = MODELS[kinds[0]], not missing_sizes(before)
     conventions = (*family.head_conventions, *family.conventions)
     return [
         (key, before[key], after.get(key))
@@ -88,16 +98,16 @@ def _different(arrays: Shapes, like: Shapes) -> list[tuple[str, Any, Any]]:
     ]
 
 
-def _size_hints(arrays: Shapes, like: Shapes) -> list[str]:
+def _size_hints(arrays: Shapes, like: Shapes, kinds: Kinds) -> list[str]:
     """Hints about differences that only another model can resolve."""
-    different = _different(arrays, like)
-    kinds = [MODELS[model_sizes(params)["name"]] for params in (arrays, like)]
-    if kinds[0].blocks != kinds[1].blocks:
-        return [f"model.name={model_sizes(arrays)['name']}, as in the file, with its sizes"]
+    different = _different(arrays, like, kinds)
+    theirs, ours = map(table_of, kinds)
+    if MODELS[kinds[0]].blocks != MODELS[kinds[1]].blocks:
+        return [f"model.name={kinds[0]}, as in the file, with its sizes"]
     hints = [f"model.{key}={old} (now {new})" for key, old, new in different]
-    if with_role("pre_logits", arrays) and not with_role("pre_logits", like):
+    if theirs.with_role("pre_logits", arrays) and not ours.with_role("pre_logits", like):
         hints.append("pretrained.reset_head=True (the kept head depends on pre_logits)")
-    old, new = num_tokens(arrays), num_tokens(like)
-    if None not in (old, new) and old != new and not with_role("positions", like):
+    old, new = num_tokens(arrays, kinds[0]), num_tokens(like, kinds[1])
+    if None not in (old, new) and old != new and not ours.with_role("positions", like):
         hints.append(f"images with {old} tokens, as in the file (now {new})")
     return hints

@@ -22,18 +22,13 @@ import numpy as np
 
 from vit_jax.errors import UserError
 from vit_jax.models import bit
+from vit_jax.models.create import MODELS, recognise
 from vit_jax.models.positions import infer_positions
 from vit_jax.models.vit import BLOCKS, POSITIONS
-from vit_jax.parameters.names import (
-    all_rows,
-    flatten_names,
-    is_scanned,
-    role_of,
-    unflatten_names,
-    unstack_blocks,
-)
+from vit_jax.parameters.table import ParameterTable, table_of
 from vit_jax.pretrained.formats.rows import Op, Row, norm, numbers, read_rows, write_rows
 from vit_jax.pretrained.formats.stored import ONE_TABLE, Holds, Stored
+from vit_jax.trees import flatten_names, unflatten_names
 
 # What Google's code computes for all its files.
 ASSUMED = {"gelu": "tanh", "layer_norm_epsilon": 1e-6}
@@ -56,7 +51,8 @@ _TRAIN_STATE = re.compile(r"(?:opt|optimizer|opt_state|state|chrono|extra|step|e
 
 def find_prefix(names: Collection[str], part: str = "") -> str | None:
     """The prefix of the parameters' names, or None if there are no such parameters."""
-    inputs = [row.pattern for row in all_rows() if row.role in ("image", "patches", "vocabulary")]
+    rows = [row for family in MODELS.values() for row in family.rows]
+    inputs = [row.pattern for row in rows if row.role in ("image", "patches", "vocabulary")]
     prefixes = (f"params/{part}/", f"{part}/") if part else PREFIXES
     return next((p for p in prefixes if any(f"{p}{name}" in names for name in inputs)), None)
 
@@ -72,9 +68,11 @@ def read_google(
     """Reads any of the three naming schemes; UserError if two arrays are the same parameter."""
     prefix = find_prefix(arrays, part)
     assert prefix is not None  # the format was detected by it
-    stored = Stored(_format(arrays, prefix))
+    names = [name.removeprefix(prefix) for name in arrays if name.startswith(prefix)]
+    table = table_of(recognise(names))
+    stored = Stored(_format(arrays, prefix, table))
     taken: dict[str, str] = {}  # our name -> name in the file
-    is_text = any(role_of(name.removeprefix(prefix)) == "vocabulary" for name in arrays)
+    is_text = table.with_role("vocabulary", names)
     for name in list(arrays):
         if not name.startswith(prefix) or (not prefix and _TRAIN_STATE.fullmatch(name)):
             if prefix.count("/") > 1 and name.startswith("params/"):
@@ -96,7 +94,7 @@ def read_google(
         if _GROUP_NORM.fullmatch(ours) and array.shape[:-1] == (1, 1, 1):
             array = array.reshape(-1)  # [C]
         stored.add(ours, array)
-    stored.params = flatten_names(unstack_blocks(unflatten_names(stored.params)))
+    stored.params = flatten_names(table.unstack(unflatten_names(stored.params)))
     if "cls" in stored.params and not taken.get(POSITIONS, POSITIONS).endswith(POSITIONS):
         _place_posemb(stored, taken[POSITIONS], grid)
     stored.conventions = dict(ASSUMED)
@@ -107,11 +105,13 @@ def read_google(
     return stored
 
 
-def _format(arrays: dict[str, np.ndarray], prefix: str) -> str:
+def _format(arrays: dict[str, np.ndarray], prefix: str, table: ParameterTable) -> str:
     names = [name.removeprefix(prefix) for name in arrays if name.startswith(prefix)]
     if any(part in name for name in names for part in _PRE_LINEN) or prefix.endswith("target/"):
         return "npz_published"
-    if prefix or is_scanned(dict.fromkeys(names)) or "pos_embedding" in names or "probe" in names:
+    if prefix or any(map(table.is_stacked, names)):
+        return "big_vision"
+    if "pos_embedding" in names or "probe" in names:
         return "big_vision"
     norms = (arrays[name] for name in names if _GROUP_NORM.fullmatch(name))
     return "npz_published" if any(array.ndim == 4 for array in norms) else "npz"

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from vit_jax.errors import UserError
-from vit_jax.models.create import create_model
+from vit_jax.models.create import create_model, recognise
 from vit_jax.models.description import Description
 
 # In a folder; beside the weights there may be the JSON files of the format.
@@ -40,6 +40,11 @@ class Stored:
     class_names: tuple[str, ...] = ()
     eval_preprocess: str = ""
     probabilities_by: str = "softmax"
+
+    @property
+    def kind(self) -> str:
+        """The model's name in `MODELS`: as described, else by the names of its parameters."""
+        return self.description.model["name"] if self.description else recognise(self.params)
 
     def add(self, name: str, array: np.ndarray) -> None:
         """Adds an array of the file as one of our parameters, as float32; UserError: not float."""

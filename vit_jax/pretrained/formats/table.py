@@ -72,7 +72,7 @@ class Format(NamedTuple):
         # Folder formats of others only have learned positions.
         if description.model.get("position_embedding") == "sincos2d":
             table = sincos2d(description.grid, description.model["hidden_size"])
-            padding = ((0, 0), (num_prefix_tokens(params), 0), (0, 0))
+            padding = ((0, 0), (num_prefix_tokens(params, description.model["name"]), 0), (0, 0))
             params = {**params, POSITIONS: np.pad(table, padding)}  # [1, P + h*w, D]
         arrays, settings = convert(params, description, inputs)
         path.mkdir(parents=True, exist_ok=True)

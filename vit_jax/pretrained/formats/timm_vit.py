@@ -136,7 +136,7 @@ def read_vit(
     )
     rows.read_rows(stored, arrays, found + decoder, num_heads=num_heads)
     for i, bias in biases.items():
-        known = grid or grid_of_images(stored.params, stored.image_size)
+        known = grid or grid_of_images(stored.params, stored.kind, stored.image_size)
         modern.read_relative_bias(stored, i, bias, known)
     if frequencies is not None:
         for (i,) in blocks:
@@ -205,13 +205,13 @@ def _place_positions(stored: Stored, args: Mapping[str, Any], grid: tuple[int, i
     follows from their number: that of the tokens of `grid`, else of the images, else a square.
     """
     is_modern = "position_embedding" not in stored.conventions
-    tokens, posemb = num_prefix_tokens(stored.params), stored.params.get(POSITIONS)
+    tokens, posemb = num_prefix_tokens(stored.params, stored.kind), stored.params.get(POSITIONS)
     if is_modern:
         tokens = sum(stored.params[n].shape[1] for n in ("cls", "registers") if n in stored.params)
     if posemb is None or posemb.ndim != 3:
         return
     count = posemb.shape[1]
-    grid = grid or grid_of_images(stored.params, stored.image_size)
+    grid = grid or grid_of_images(stored.params, stored.kind, stored.image_size)
     alone = count == math.prod(grid) if grid else math.isqrt(count) ** 2 == count
     alone = alone or args.get("no_embed_class") is True or not tokens
     if is_modern:

@@ -2,14 +2,7 @@ import numpy as np
 import pytest
 
 from vit_jax.errors import UserError
-from vit_jax.parameters.names import (
-    count_parameters,
-    flatten_names,
-    is_scanned,
-    stack_blocks,
-    unflatten_names,
-    unstack_blocks,
-)
+from vit_jax.trees import count_parameters, flatten_names, unflatten_names
 
 
 def loop_tree() -> dict:

@@ -1,0 +1,122 @@
+"""The arrays of a run before its first update."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import optax
+from ml_collections import ConfigDict
+
+from vit_jax.data.datasets import Dataset
+from vit_jax.data.pipeline import batch_spec
+from vit_jax.errors import UserError, as_user_error
+from vit_jax.models.create import family_of
+from vit_jax.objectives.objective import Objective
+from vit_jax.parameters.groups import stop_frozen_gradients
+from vit_jax.parameters.table import ParameterTable
+from vit_jax.training.initial import Init, with_strong_types
+from vit_jax.trees import flatten_names, merge_trees, unflatten_names
+
+
+@dataclasses.dataclass(frozen=True)
+class Start:
+    """What a run starts from, and how its objective sees the parameters of the state."""
+
+    objective: Objective
+    table: ParameterTable
+    init: Init  # draws all parameters
+    shapes: Any  # of these
+    # Those of `pretrained.source` in these shapes, with shapes where an array is to be random (a
+    # new head); None without a source.
+    load: Callable[[], Any] | None
+    freeze: str  # regular expression of those that are not trained
+    lora: Any  # `Lora`, or None
+
+    def split(self, params: Any) -> tuple[Any, Any]:
+        """All arrays of the start -> (parameters, buffers: statistics and the objective's own)."""
+        flat = flatten_names(params)
+        names = [name for name in flat if self.table.find(name).row.is_statistic]
+        statistics = unflatten_names({name: flat.pop(name) for name in names})
+        params = unflatten_names(flat)
+        return params, merge_trees(statistics, self.objective.start_buffers(params))
+
+    def merge(self, params: Any) -> Any:
+        """Parameters of the state to those of the objective: without adapters."""
+        return params if self.lora is None else self.lora.merge(params)
+
+    def to_model(self, params: Any) -> Any:
+        """`merge` in an update: frozen parameters have no gradient."""
+        if self.freeze:
+            params = stop_frozen_gradients(params, self.freeze, self.table)
+        return self.merge(params)
+
+    @functools.cached_property
+    def model_shapes(self) -> Any:
+        """Shapes of everything that the objective reads."""
+        params, buffers = jax.eval_shape(self.split, self.shapes)
+        constants = jax.eval_shape(lambda: self.objective.constants)
+        return merge_trees(jax.eval_shape(self.merge, params), buffers, constants)
+
+
+def create_start(
+    config: ConfigDict, objective: Objective, dataset: Dataset, grid: tuple[int, int] | None
+) -> Start:
+    """The start of a run of that objective; `grid`: rows and columns of tokens.
+
+    Raises:
+      UserError: adapters without pre-trained weights, or a parameter that no row describes.
+    """
+    families = {prefix: family_of(model) for prefix, model in objective.models.items()}
+    table = ParameterTable(families, objective.own_parameters)
+    lora, spec = _create_lora(config), batch_spec(dataset, 1)
+
+    def init(rng: jax.Array) -> Any:
+        params = objective.init(rng, optax.tree.zeros_like(spec))
+        return params if lora is None else lora.add(params, rng, table)
+
+    strong = with_strong_types(init)
+    shapes = jax.eval_shape(strong, jax.random.key(0))
+    freeze = config.optimizer.freeze
+    if lora is not None:
+        freeze = lora.frozen(shapes, freeze, table)
+    start = Start(objective, table, strong, shapes, None, freeze, lora)
+    table.check(flatten_names(start.model_shapes), f"objective.name={config.objective.name!r}")
+    if not config.pretrained.source:
+        return start
+    prefix = objective.prefix
+    like = jax.eval_shape(start.merge, shapes)
+    load = functools.partial(_load, config, like, prefix, grid)
+    return dataclasses.replace(start, load=load)
+
+
+def _create_lora(config: ConfigDict) -> Any:
+    """The adapters of a run, or None; UserError if there is nothing to adapt."""
+    if not config.lora.rank:
+        return None
+    if not config.pretrained.source:
+        raise UserError(
+            f"lora.rank={config.lora.rank} adapts pre-trained weights, but the weights are random; "
+            "set pretrained.source."
+        )
+    from vit_jax.parameters.lora import Lora  # few runs need it
+
+    return Lora(**config.lora)
+
+
+def _load(config: ConfigDict, shapes: Any, prefix: str, grid: tuple[int, int] | None) -> Any:
+    from vit_jax.pretrained.load import load_pretrained  # imports readers of many formats
+
+    options = {key: value for key, value in config.pretrained.items() if key != "keep"}
+    like = shapes[prefix] if prefix else shapes
+    try:
+        params, _ = load_pretrained(
+            **options, like=like, kind=config.model.name, target_grid=grid, model=config.model
+        )
+    except UserError as error:
+        where = f"pretrained.source={config.pretrained.source!r}"
+        raise as_user_error(f"{where}: {error}", error) from error
+    return {**shapes, prefix: params} if prefix else params

@@ -1,0 +1,127 @@
+"""What a run learns from what: its data, and what its objective is built from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from ml_collections import ConfigDict
+
+from vit_jax.data.datasets import Dataset, create_dataset
+from vit_jax.errors import UserError, as_user_error
+from vit_jax.evaluators.create import OF_OUTPUTS, open_eval_data
+from vit_jax.models.create import create_model, family_of
+from vit_jax.models.description import Description
+from vit_jax.objectives.create import OBJECTIVES
+from vit_jax.objectives.objective import Objective, Task, of_batches
+
+
+def open_checked(**options: Any) -> Dataset:
+    return create_dataset(**options).check()
+
+
+def open_data(
+    config: ConfigDict, open_dataset: Callable[..., Dataset]
+) -> tuple[Dataset, dict[str, dict[str, Dataset]]]:
+    """The data of the training and of each evaluator, with labels if the objective needs them."""
+    name, data = config.objective.name, config.dataset
+    kind = OBJECTIVES[name]
+    dataset = open_dataset(
+        name=data.name,
+        data_dir=data.data_dir,
+        split=data.split,
+        label_key=data.label_key,
+        preprocess=data.preprocess,
+        on_bad_image=data.on_bad_image,
+        needs_label="label" in kind.example_keys,
+    ).balanced(data.balance)
+    dataset.check_keys(f"objective.name={name!r}", kind.example_keys)
+    kind.check_labels(name, dataset)
+    eval_data = open_eval_data(config.evaluators, data, open_dataset, dataset.image_shape, kind)
+    for key, splits in eval_data.items():
+        if config.evaluators[key].name in OF_OUTPUTS:
+            for split in splits.values():
+                kind.check_labels(name, split)
+    return dataset, eval_data
+
+
+def create_task(config: ConfigDict, dataset: Dataset) -> Task:
+    seen = {
+        "image_shape": dataset.image_shape,
+        "dtype": config.model.dtype,
+        "preprocess": config.dataset.preprocess,
+    }
+
+    def load_teacher(source: str) -> Any:
+        from vit_jax.inference.load import load_teacher  # imports readers of many formats
+
+        return load_teacher("objective.teacher", source, class_names=dataset.class_names, **seen)
+
+    def load_tower(source: str) -> Any:
+        from vit_jax.inference.load import load_tower
+
+        return load_tower("objective.image", source, **seen)
+
+    return Task(
+        build_model=lambda num_outputs: create_model(**config.model, num_classes=num_outputs),
+        image_shape=dataset.image_shape,
+        class_names=dataset.class_names,
+        load_teacher=load_teacher,
+        load_tower=load_tower,
+        eval_preprocess=config.dataset.eval_preprocess,
+        read_labels=dataset.labels,
+    )
+
+
+def describe(config: ConfigDict, objective: Objective, dataset: Dataset) -> Description:
+    """The description of the objective's model; UserError if the data do not fit its input."""
+    model = objective.model
+    taken = family_of(model).input
+    if taken not in objective.example_keys:
+        raise UserError(
+            f"model.name={config.model.name!r} takes a {taken}, but objective.name="
+            f"{config.objective.name!r} reads {', '.join(objective.example_keys)}."
+        )
+    vocab_size = getattr(model, "vocab_size", None)
+    for op in dataset.preprocess.ops:
+        num_tokens = getattr(op, "num_tokens", 0)
+        if vocab_size is not None and num_tokens > vocab_size:
+            raise UserError(f"model.vocab_size={vocab_size} must be {num_tokens} for {op}.")
+    return Description(
+        model={**config.model, "num_classes": objective.num_outputs},
+        image_shape=dataset.element_spec[taken].shape,
+        grid=None if taken == "text" else model.token_grid(dataset.image_shape[:2]),
+        class_names=objective.class_names,
+        eval_preprocess=config.dataset.eval_preprocess,
+        probabilities_by=objective.probabilities_by,
+    )
+
+
+def feature_of(
+    objective: Objective, image_shape: tuple[int, int, int], shapes: Any, name: str, key: str
+) -> Callable[[Any, Any], jax.Array]:
+    """(params, batch) -> [B, D], see `vector_feature`; of the first model that takes images.
+
+    `shapes`: of all that the objective reads.
+    """
+    from vit_jax.models.features import vector_feature  # few runs need it
+
+    images = {p: m for p, m in objective.models.items() if family_of(m).input == "image"}
+    prefix, model = next(iter(images.items()))
+    params = shapes[prefix] if prefix else shapes
+    return of_batches(vector_feature(model, name, image_shape, params, key), prefix=prefix)
+
+
+def with_classes(class_names: tuple[str, ...], key: str, dataset: Dataset) -> Dataset:
+    """Relabels data by class name if its classes are a subset or permutation of `class_names`."""
+    if not class_names or dataset.class_names == class_names:
+        return dataset
+    from vit_jax.inference.class_order import match_classes, relabel  # imports class name lists
+
+    hint = "classes of an evaluator must be among those of the training"
+    try:
+        outputs = match_classes(dataset.class_names, class_names, len(class_names), hint=hint)
+    except UserError as error:
+        raise as_user_error(f"evaluators.{key}: {error}", error) from error
+    return relabel(dataset, outputs, len(class_names))
