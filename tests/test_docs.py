@@ -1,4 +1,4 @@
-"""README.md and docs/: what they link to and name exists, and blocks after `<!-- run -->` run.
+"""The pages of the repository: what they link to and name exists, `<!-- run -->` blocks run.
 
 Whether the site builds is for scripts/docs.sh, whose tools tests do not need.
 """
@@ -23,7 +23,8 @@ from vit_jax.command_line import load_recipe
 from vit_jax.pretrained.zoo.entries import find_entry
 
 DOCS = tiny.ROOT / "docs"
-PAGES = [tiny.ROOT / "README.md", tiny.ROOT / "CONTRIBUTING.md", *sorted(DOCS.glob("*.md"))]
+PAGES = [*sorted(tiny.ROOT.glob("*.md")), *sorted(DOCS.glob("*.md"))]
+PAGES.append(tiny.ROOT / "benchmarks/diary.md")
 SITE = runpy.run_path(str(DOCS / "site/source_pages.py"))
 FENCE = re.compile(r"^( *)```(\w*)[^\n]*\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
 RUN = re.compile(r"^<!-- run -->\n```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
