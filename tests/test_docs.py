@@ -31,7 +31,7 @@ RUN = re.compile(r"^<!-- run -->\n```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTAL
 # What stands for something else: FOLDER, B/16[,EPOCHS], ...
 PLACEHOLDER = re.compile(r"[A-Z]{3,}|[\[…]|\.\.\.")
 # Of programs of others, and of setup.sh.
-OTHER_FLAGS = {"gpus-per-task", "signal", "target", "tests", "upgrade"}
+OTHER_FLAGS = {"gpus-per-task", "newest", "signal", "target", "tests", "upgrade"}
 # The same blocks on fewer and smaller arrays.
 SMALLER = [
     "duration.steps=1",

@@ -38,7 +38,7 @@ def standardize(loaded: Any, feature_of: Callable[[Any, Any], jax.Array], reader
     params = jax.tree.map(place, loaded, parameter_shardings(loaded, reader.mesh))
     logging.info("Standardising the features on %s.", counted(reader.dataset.num_examples, "image"))
     step = compile_outputs(lambda p, batch: {"feature": feature_of(p, batch)}, reader.mesh)
-    count, total, squares = 0, np.float64(0), np.float64(0)
+    count, total, squares = 0, np.zeros(()), np.zeros(())
     for part in stream_outputs(step, params, reader):
         x = np.asarray(part["feature"], np.float64)
         count, total, squares = count + len(x), total + x.sum(0), squares + (x * x).sum(0)
