@@ -6,15 +6,19 @@
 #   ./scripts/setup.sh                      from any folder; quickstart.sh calls it
 #   ./scripts/setup.sh --tests              with the test tools and the PyTorch libraries that
 #                                           tests compare with; test.sh calls it
+#   ./scripts/setup.sh --newest             like --tests with the newest releases, into .venv-newest;
+#                                           a further call upgrades it
 #   PYTHON=python3.12 ./scripts/setup.sh    with this interpreter
 #
-# Without PYTHON: that of an existing .venv, else the first of python3, python3.13, python3.12 and
-# python3.11 that is tested (3.11 to 3.13), else a newer python3, without pinned versions.
+# Without PYTHON: that of an existing environment, else the first of python3, python3.13, python3.12
+# and python3.11 that is tested (3.11 to 3.13), else a newer python3, without pinned versions.
 set -euo pipefail
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-stamp=.venv/.vit_jax_installed # what .venv was built from, once it is complete
-unfinished=.setup.unfinished   # exists while .venv is being changed: left by a killed call
+venv=.venv
+[[ "${1:-}" != --newest ]] || venv=.venv-newest
+stamp="$venv/.vit_jax_installed"            # what it was built from, once it is complete
+unfinished=".setup.unfinished${venv#.venv}" # exists while it is changed: left by a killed call
 extras=embedded,export,hf
 # Do not find modules of another installation, nor install into the user's home.
 unset PYTHONPATH PYTHONHOME
@@ -38,7 +42,8 @@ if (3, 11) <= sys.version_info < (3, int(sys.argv[1]) + 1):
   return 1
 }
 
-# Whether .venv is up to date; more extras do no harm. Sets the variables of the installation.
+# Whether the environment is up to date, which --newest never knows; more extras do no harm. Sets
+# the variables of the installation.
 is_installed() {
   if [[ -n "${PYTHON:-}" ]]; then
     if ! choose 99 "$PYTHON"; then
@@ -47,19 +52,20 @@ is_installed() {
       die "PYTHON=$PYTHON is not Python 3.11 or newer with its venv module (${words:0:400})."
     fi
   else
-    choose 99 .venv/bin/python || choose 13 python3 python3.13 python3.12 python3.11 ||
+    choose 99 "$venv/bin/python" || choose 13 python3 python3.13 python3.12 python3.11 ||
       choose 99 python3 || die "no Python 3.11 or newer with its venv module; install one" \
       "(Debian, Ubuntu: with python3-venv) or name it: PYTHON=/path/to/python $0"
   fi
   made_for="$version $PWD"
   wanted="$made_for $(cat setup.py pyproject.toml constraints.txt | cksum) $extras"
   found="$(cat "$stamp" 2>/dev/null)" || found=""
-  [[ ! -e "$unfinished" && "$found" == "$wanted"* ]]
+  [[ ! -e "$unfinished" && "$found" == "$wanted"* && "$venv" == .venv ]]
 }
 
 pip_install() {
   local errors offline status=0
-  errors="$(.venv/bin/python -m pip install "$@" 2>&1 >&3)" || status=$?
+  [[ "$venv" == .venv ]] || set -- --upgrade "$@"
+  errors="$("$venv/bin/python" -m pip install "$@" 2>&1 >&3)" || status=$?
   ((status)) || return 0
   [[ "$errors" != *"No space left"* ]] || die "the disk is full; about 3 GB are needed."
   ((status < 128)) || die "pip was killed (signal $((status - 128))); call me again."
@@ -73,22 +79,23 @@ pip_install() {
 # With the package indexes of pip's configuration, which uv does not read.
 uv_install() {
   local settings each
-  settings="$(.venv/bin/python -m pip config list)"
+  settings="$("$venv/bin/python" -m pip config list)"
   setting() { sed -n "s/^.*\.$1='\(.*\)'\$/\1/p" <<<"$settings" | xargs; }
   for each in $(setting find-links); do
     [[ "$each" != *://* && ! -e "$each" ]] || set -- "$@" --find-links "$each"
   done
   [[ "$(setting no-index)" =~ ^(|0|[Ff]alse|no|off)$ ]] || set -- "$@" --no-index
+  [[ "$venv" == .venv ]] || set -- --upgrade "$@"
   UV_DEFAULT_INDEX="$(setting index-url)" UV_INDEX="$(setting extra-index-url)" \
-    UV_SYSTEM_CERTS=1 .venv/bin/python -m uv pip install --no-config \
-    --index-strategy=unsafe-best-match "$@" 2>&3
+    UV_SYSTEM_CERTS=1 "$venv/bin/python" -m uv pip install --no-config \
+    --python "$venv/bin/python" --index-strategy=unsafe-best-match "$@" 2>&3
 }
 
 case "${1:-}" in
   "") ;;
-  --tests) extras+=,dev,gcs,heic,peers,text ;;
+  --tests | --newest) extras+=,dev,gcs,heic,peers,text ;;
   -h | --help) exec sed -n '2,/^set /{/^#/s/^# \{0,1\}//p;}' scripts/setup.sh ;;
-  *) die "unknown argument '$1'; known: --tests, --help" ;;
+  *) die "unknown argument '$1'; known: --tests, --newest, --help" ;;
 esac
 ! is_installed || exit 0
 if command -v flock >/dev/null; then
@@ -96,19 +103,21 @@ if command -v flock >/dev/null; then
   flock -n 9 || { echo "setup: waiting for another setup of $PWD" && flock 9; }
   ! is_installed || exit 0
 fi
-echo "setup: Python $version ($python) -> $PWD/.venv"
-[[ ! -e .venv || -e "$unfinished" || "$found" || -x ".venv/bin/python$version" ]] ||
-  die "$PWD/.venv is not of Python $version and was not made by this script; move it away."
+echo "setup: Python $version ($python) -> $PWD/$venv"
+[[ ! -e "$venv" || -e "$unfinished" || "$found" || -x "$venv/bin/python$version" ]] ||
+  die "$PWD/$venv is not of Python $version and was not made by this script; move it away."
 if [[ -e "$unfinished" || ("$found" && "$found" != "$made_for "*) ]]; then
   touch "$unfinished"
-  rm -rf .venv # of a killed call, another Python or another folder
+  rm -rf "$venv" # of a killed call, another Python or another folder
 fi
 touch "$unfinished"
-if ! .venv/bin/python -m pip --version >/dev/null 2>&1; then
-  errors="$("$python" -m venv .venv 2>&1)" || die "cannot make $PWD/.venv (disk full?): $errors"
+if ! "$venv/bin/python" -m pip --version >/dev/null 2>&1; then
+  errors="$("$python" -m venv "$venv" 2>&1)" || die "cannot make $PWD/$venv (disk full?): $errors"
 fi
 constraints=constraints.txt
-if [[ "$version" != 3.1[123] ]]; then
+if [[ "$venv" != .venv ]]; then
+  constraints=/dev/null
+elif [[ "$version" != 3.1[123] ]]; then
   echo "setup: Python $version is not tested: installing the newest releases"
   constraints=/dev/null
 fi
@@ -125,7 +134,7 @@ uv_install -c "$constraints" --no-build-isolation -e ".[$extras]" ||
   # It would compile several GB for a minute, most of which is never imported. What we import is
   # compiled on import, or else by the first script that imports it.
   pip_install -c "$constraints" --no-build-isolation --no-compile -e ".[$extras]"
-compile() { env -u PYTHONDONTWRITEBYTECODE .venv/bin/python -c "$1" >/dev/null 2>&1 || true; }
+compile() { env -u PYTHONDONTWRITEBYTECODE "$venv/bin/python" -c "$1" >/dev/null 2>&1 || true; }
 compile "import vit_jax.train, vit_jax.data.pipeline, vit_jax.inference.model, matplotlib.pyplot
 import sklearn.datasets, tensorboardX, tensorflow_datasets" &
 compiling=$!
@@ -134,5 +143,5 @@ wait "$compiling"
 echo "$wanted" >"$stamp"
 rm "$unfinished"
 if command -v nvidia-smi >/dev/null; then
-  echo "setup: for JAX on this NVIDIA GPU: .venv/bin/python -m pip install -c $constraints -e '.[cuda13]'"
+  echo "setup: for JAX on this NVIDIA GPU: $venv/bin/python -m pip install -c $constraints -e '.[cuda13]'"
 fi

@@ -1,9 +1,10 @@
-"""The benchmarks run and write what docs/performance.md shows; how fast is no test's business."""
+"""The benchmarks run and write what their pages show; how fast is no test's business."""
 
 import functools
 import json
 import multiprocessing
 import os
+import re
 import signal
 import types
 from collections.abc import Callable, Sequence
@@ -14,9 +15,9 @@ import jax
 import numpy as np
 import pytest
 
-from benchmarks import calibrate, common, gpu, step, tpu
+from benchmarks import calibrate, common, gpu, step, tables, tpu
 from benchmarks import input as input_benchmark
-from benchmarks.common import NUM_CLASSES, compare, create_config, markdown, noise_run, take_turns
+from benchmarks.common import NUM_CLASSES, compare, create_config, noise_run, take_turns
 from benchmarks.peers import check_peer, create_timm, import_timm, timm_model
 from tests import forks, tiny
 from vit_jax.errors import UserError
@@ -302,13 +303,11 @@ def test_a_peer_that_is_not_here_is_one_line(peer: str, variant: str, message: s
         check_peer(peer, create_config(variant, jax.device_count()).model, "/nowhere")
 
 
-def test_the_kept_results_make_the_tables_of_the_docs() -> None:
-    page = (tiny.ROOT / "docs" / "performance.md").read_text()
-    kept = sorted((tiny.ROOT / "benchmarks" / "results").glob("*_*.json"))
-    assert len(kept) > 5
-    for path in kept:
-        if not path.stem.startswith("calibration"):  # of a form of its own
-            assert markdown(json.loads(path.read_text())) in page, path.name
-    for name in ("calibration", "calibration_maxtext", "calibration_published"):
-        rows = json.loads((tiny.ROOT / "benchmarks" / "results" / f"{name}.json").read_text())
-        assert calibrate.markdown(rows) in page
+def test_the_kept_results_make_the_tables_of_the_pages() -> None:
+    """After a change of results/: `python benchmarks/tables.py`."""
+    index = tables.index()
+    assert (tables.RESULTS / "README.md").read_text() == index
+    assert index.count("\n## ") > 30
+    pages = [page.read_text() for page in tables.PAGES]
+    assert [tables.with_tables(page) for page in pages] == pages
+    assert set(re.findall(r"<!-- table: (\w+) -->", str(pages))) == set(tables.TABLES)

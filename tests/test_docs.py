@@ -1,4 +1,4 @@
-"""README.md and docs/: what they link to and name exists, and blocks after `<!-- run -->` run.
+"""The pages of the repository: what they link to and name exists, `<!-- run -->` blocks run.
 
 Whether the site builds is for scripts/docs.sh, whose tools tests do not need.
 """
@@ -23,14 +23,15 @@ from vit_jax.command_line import load_recipe
 from vit_jax.pretrained.zoo.entries import find_entry
 
 DOCS = tiny.ROOT / "docs"
-PAGES = [tiny.ROOT / "README.md", tiny.ROOT / "CONTRIBUTING.md", *sorted(DOCS.glob("*.md"))]
+PAGES = [*sorted(tiny.ROOT.glob("*.md")), *sorted(DOCS.glob("*.md"))]
+PAGES.append(tiny.ROOT / "benchmarks/diary.md")
 SITE = runpy.run_path(str(DOCS / "site/source_pages.py"))
 FENCE = re.compile(r"^( *)```(\w*)[^\n]*\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
 RUN = re.compile(r"^<!-- run -->\n```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 # What stands for something else: FOLDER, B/16[,EPOCHS], ...
 PLACEHOLDER = re.compile(r"[A-Z]{3,}|[\[…]|\.\.\.")
 # Of programs of others, and of setup.sh.
-OTHER_FLAGS = {"gpus-per-task", "signal", "target", "tests", "upgrade"}
+OTHER_FLAGS = {"gpus-per-task", "newest", "signal", "target", "tests", "upgrade"}
 # The same blocks on fewer and smaller arrays.
 SMALLER = [
     "duration.steps=1",

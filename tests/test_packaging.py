@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 import uv
+import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
@@ -232,9 +233,12 @@ class Clone:
             time.sleep(0.05)
         return process
 
-    def packages(self) -> set[str]:
-        found = self.root.glob(".venv/lib/python3*/site-packages/*.dist-info")
-        return {path.name.partition("-")[0] for path in found} - {"pip", "setuptools", "uv"}
+    def packages(self, environment: str = ".venv") -> dict[str, str]:
+        """Versions by name."""
+        paths = self.root.glob(f"{environment}/lib/python3*/site-packages/*.dist-info")
+        versions = dict(path.stem.split("-") for path in paths)
+        tools = ("pip", "setuptools", "uv")
+        return {name: version for name, version in versions.items() if name not in tools}
 
 
 @pytest.fixture
@@ -252,15 +256,27 @@ def test_two_calls_at_once_install_once_and_later_ones_what_is_missing(clone: Cl
         _, stderr = process.communicate()
         assert (process.returncode, stderr) == (0, "")
     assert (clone.root / "builds").read_text() == "x"
-    assert clone.packages() == {"vit_jax", "data"}
+    assert clone.packages().keys() == {"vit_jax", "data"}
 
     assert clone.setup() == (0, "", "")
     status, _, stderr = clone.setup("--tests")
     assert (status, stderr) == (0, "")
-    assert clone.packages() == {"vit_jax", "data", "tools"}
+    assert clone.packages().keys() == {"vit_jax", "data", "tools"}
     assert clone.setup() == clone.setup("--tests") == (0, "", "")
     clone.write("setup.py", "# another dependency")
     assert "vit-jax==1" in clone.setup("--tests")[1]
+
+
+def test_the_newest_releases_have_an_environment_of_their_own(clone: Clone) -> None:
+    clone.write("constraints.txt", "setuptools==84\ndata==1\n")
+    pinned = {"vit_jax": "1", "data": "1", "tools": "1"}
+    assert clone.setup("--tests")[::2] == (0, "")
+    for newest in ("2", "3"):
+        clone.wheel("data", version=newest)
+        assert clone.setup("--newest")[0] == 0
+        assert clone.packages(".venv-newest") == pinned | {"data": newest}
+    assert clone.packages() == pinned
+    assert clone.setup("--tests") == (0, "", "")
 
 
 def test_a_killed_or_failed_call_is_recovered_by_the_next(clone: Clone) -> None:
@@ -271,7 +287,7 @@ def test_a_killed_or_failed_call_is_recovered_by_the_next(clone: Clone) -> None:
     (clone.root / "hang").unlink()
     status, _, stderr = clone.setup()
     assert (status, stderr) == (0, "")
-    assert clone.packages() == {"vit_jax", "data"}
+    assert clone.packages().keys() == {"vit_jax", "data"}
     assert not (clone.root / ".venv/half a package").exists()
 
     # So is one without a network or with a full disk, which says so in one line.
@@ -294,7 +310,7 @@ def test_a_killed_or_failed_call_is_recovered_by_the_next(clone: Clone) -> None:
 
 def test_what_is_not_ours_is_refused(clone: Clone) -> None:
     status, _, stderr = clone.setup("--test")
-    known = "unknown argument '--test'; known: --tests, --help"
+    known = "unknown argument '--test'; known: --tests, --newest, --help"
     assert (status, stderr) == (1, f"setup: error: {known}\n")
     stderr = clone.setup(PYTHON="/no/python")[2]
     assert re.fullmatch(r"setup: error: PYTHON=/no/python is not Python 3.11 or newer .*\n", stderr)
@@ -349,6 +365,23 @@ def test_the_dockerfile_installs_what_setup_py_and_the_constraints_name() -> Non
     extras = SETUP["EXTRAS_REQUIRE"]
     for line in re.findall(r"-e '\.\[(.*)\]'", text):
         assert set(line.split(",")) <= set(extras)
+
+
+def test_files_for_hosts_and_tools_say_what_is_so() -> None:
+    workflow = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text())
+    jobs = workflow["jobs"]
+    pythons = {name: job["strategy"]["matrix"]["python"] for name, job in jobs.items()}
+    commands = {name: job["steps"][-1]["run"] for name, job in jobs.items()}
+    assert pythons == {"tested": [SUPPORTED[0], SUPPORTED[-1]], "newest": [*SUPPORTED[1:]]}
+    assert commands == {"tested": "./.ci/run", "newest": "./scripts/test.sh --newest"}
+    [hooks] = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"]
+    for hook in hooks["hooks"]:
+        tool = Path(hook["entry"].partition(" ")[0])
+        assert tool.parent == Path(".venv/bin")
+        assert Path(sys.executable).with_name(tool.name).exists()
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert f'version="{citation["version"]}"' in (ROOT / "setup.py").read_text()
+    assert f"\n## {citation['version']} " in (ROOT / "CHANGELOG.md").read_text()
 
 
 def test_images_hold_no_more_than_what_runs() -> None:

@@ -12,7 +12,7 @@ of the time of a step. Here threefry draws only two words per token, and a hash 
 feature's index makes the rest in nine operations. XLA fuses them into their consumers, forward and
 backward, so that no mask is ever in memory.
 
-The speedups are in docs/performance.md.
+The speedups are in benchmarks/diary.md.
 """
 
 from __future__ import annotations

@@ -177,7 +177,7 @@ class AttentionFn:
         if name == "cudnn":
             qkv = (_heads(x, *layer, name) for name, layer in layers.items())
             out = ATTENTIONS["cudnn"](*qkv)
-        # On v4 XLA's tiles of the wide product are slow: docs/performance.md.
+        # On v4 XLA's tiles of the wide product are slow: benchmarks/diary.md.
         elif name == "pallas" and device_of_program()[1] != "TPU v4":
             out = _joint(x, *zip(*layers.values(), strict=True))
         return None if out is None else saved(jnp.reshape(out, shape), "attention")
