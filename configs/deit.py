@@ -102,7 +102,7 @@ def pre_training(variant: str, dataset: str) -> ConfigDict:
     config.optimizer.weight_decay = 0.05
     images = data.num_examples or pretrain.DATASETS["imagenet2012"].num_examples
     config.schedule.warmup_steps = WARMUP_EPOCHS * images // BATCH_SIZE
-    if not pretrain.is_resnet(config):
+    if "stochastic_depth_rate" in config.model:
         config.model.stochastic_depth_rate = 0.1
     config.loader.num_workers = 8
     config.loader.num_threads = 4

@@ -40,10 +40,9 @@ Differences: RandAugment is TensorFlow's `randaug(2, 9)`, where they use timm's
 
 Linear probing (main_linprobe.py there): the encoder is frozen; LARS with rate 0.1 * batch / 256,
 batch 16384, 90 epochs, 10 of warm-up, cosine decay, no weight decay; random crops and flips only.
-Their head is behind a batch norm without affine parameters; here the features are standardised
-once, before the first update, over the training images with one draw of crops and flips each
-(`pretrained.standardize`), where theirs has the statistics of the batch in training and their
-running means in evaluation. Their head starts at a deviation of 0.01, ours at 0.
+The head is behind a batch norm without affine parameters (`model.head_norm`), with the statistics
+of the batch in training and their running averages in evaluation. Their head starts at a deviation
+of 0.01, ours at 0.
 scripts/probe.py --kinds=linear_probe is the fast alternative: logistic regression by L-BFGS.
 
 Expected top-1 on ImageNet at 224 pixels, after 1600 epochs: fine-tuned B/16 83.6, L/16 85.9,
@@ -93,7 +92,8 @@ def get_config(argument: str = "B/16,imagenet2012") -> ConfigDict:
             "B/16,imagenet2012, or [linear,]quickstart."
         )
     check_known("VARIANT", variant, SIZES)
-    config = pretrain.pretraining(f"MAE-{variant}" if tune is mask else variant, dataset)
+    name, objective = (f"MAE-{variant}", "mae") if tune is mask else (variant, "classification")
+    config = pretrain.pretraining(name, dataset, objective=objective)
     config.dataset.eval_preprocess = "deit_eval(224)"
     config.model.head_bias_init = 0.0
     config.optimizer.weight_decay = 0.05
@@ -149,7 +149,7 @@ def linear(config: ConfigDict, size: Size) -> None:
 
 def probe(config: ConfigDict, *, learning_rate: float) -> None:
     config.objective.loss = "softmax"
-    config.pretrained.standardize = True
+    config.model.head_norm = True
     set_kind(config, "optimizer", "lars", freeze="(?!head/).*", weight_decay=0.0, clip_norm=None)
     config.schedule.learning_rate = learning_rate
 
@@ -160,7 +160,7 @@ STAGES = {"finetune": (finetune, 5), "linear": (linear, 10)}
 
 def small_linear() -> ConfigDict:
     config = quickstart.get_config("pretrain")
-    config.dataset.name = "glyphs(size=12, num_examples=20_000)"  # all are read once more
+    config.dataset.name = "glyphs(size=12, num_examples=20_000)"
     config.duration.steps = 600
     probe(config, learning_rate=6.4)  # as published: steps are relative to the head's norm
     return config

@@ -42,7 +42,7 @@ Loss: not given in the paper. The authors state a sigmoid cross-entropy, summed 
 ImageNet-21k and JFT with head bias -10 (issues 2 and 34); their ImageNet-1k recipe
 (scenic, imagenet_vit_config.py) has the same with label smoothing 1e-4. The head has a hidden layer
 of the model's width with tanh (section 3.1); ResNets have neither it nor dropout.
-DeiT-distilled-* (no such layer, no teacher) and RegNetY (stored batch statistics) are rejected.
+DeiT-distilled-* and MAE-*, which other objectives train, are rejected.
 
 Sharpness-aware, as in "When Vision Transformers Outperform ResNets" (2106.01548) with equal images,
 or with GSAM: configs/sam.py, at twice the cost. The first author perturbs each of 64 chips by its
@@ -79,7 +79,7 @@ from configs import finetune
 from vit_jax.config import evaluator, section, set_kind
 from vit_jax.config import get_config as default_config
 from vit_jax.errors import UserError
-from vit_jax.models.create import get_variant
+from vit_jax.models.create import MODELS, get_variant
 
 
 class Data(NamedTuple):
@@ -181,10 +181,10 @@ TABLE_6: dict[tuple[str, int], float] = {
 def get_config(argument: str = "B/16,imagenet2012") -> ConfigDict:
     variant, dataset, epochs = parse_argument("pretrain", argument)
     config = pretraining(variant, dataset)
-    rate, published_epochs = JFT[row_of_jft(variant)]
     dataset = without_version(dataset)
     is_jft = dataset in ("jft", "jft_3b")
     if is_jft:
+        rate, published_epochs = JFT[row_of_jft(variant)]
         config.schedule.learning_rate = rate
         config.optimizer.weight_decay = 0.1
         set_kind(config, "schedule", "linear")
@@ -235,8 +235,8 @@ def row_of_jft(variant: str) -> str:
     if resnet:
         depth = int(resnet[1])
         return "R50x1" if depth <= 50 else "R101x1" if depth <= 101 else "R152x1"
-    width = get_variant(variant)["hidden_size"]
-    return "B/16" if width <= 768 else "L/16" if width <= 1024 else "H/14"
+    sizes = get_variant(variant)
+    return ("B/16", "L/16", "H/14")[MODELS[sizes["name"]].scale(sizes)]
 
 
 def published(variant: str, dataset: str, epochs: int) -> str:
@@ -258,24 +258,19 @@ def published(variant: str, dataset: str, epochs: int) -> str:
     )
 
 
-def pretraining(variant: str, dataset: str) -> ConfigDict:
+def pretraining(variant: str, dataset: str, *, objective: str = "classification") -> ConfigDict:
     """The common part of all pre-training recipes: model, data, evaluation, launch; no numbers yet.
 
     Sigmoid loss, bias -10, batch 4096, 10,000 steps of warm-up, Adam: `get_config` and the recipes
-    of later papers set the rest, or override. UserError: a variant that they cannot train.
+    of later papers set the rest, or override. UserError: a variant that another objective trains.
     """
     config = default_config()
     config.model = section("model", **get_variant(variant))
-    if variant.startswith("DeiT-distilled"):
+    needed = MODELS[config.model.name].objective
+    if needed != objective:
         raise UserError(
-            f"model variant {variant} does not work with pre-training recipes: one of its heads "
-            "learns from a teacher, which they lack, and it does not support their "
-            f"hidden layers and pooling; use {variant.replace('-distilled', '')}."
-        )
-    if config.model.name == "regnet":
-        raise UserError(
-            f"model variant {variant} cannot be pre-trained: its batch norms use stored "
-            "statistics; fine-tune its published weights (configs/finetune.py)."
+            f"model variant {variant} is pre-trained with objective.name={needed!r}, which this "
+            "recipe does not have; use the recipe of its paper (docs/systems.md)."
         )
     config.model.head_bias_init = -10.0
     _launch(config)
@@ -302,25 +297,18 @@ def pretraining(variant: str, dataset: str) -> ConfigDict:
 
 def _launch(config: ConfigDict) -> None:
     """How `config.model` is computed, stored and fed: our choice, by the model's size."""
+    scale = MODELS[config.model.name].scale(config.model)
     config.model.dtype = "bfloat16"
-    if is_resnet(config):
-        is_large = is_huge = config.model.resnet_width_factor >= 3
-    else:
-        is_large, is_huge = config.model.hidden_size >= 1024, config.model.hidden_size >= 1152
-        config.model.scan = is_large
-    if is_large:
+    if scale >= 1:
         config.model.remat = "full"
-    if is_huge:
+    if "scan" in config.model:
+        config.model.scan = scale >= 1
+    if scale >= 2:
         config.mesh.fsdp = 4
     # A worker holds a batch per thread, and one in transfer.
     config.loader.num_workers = 8
     config.loader.num_threads = 4
     config.loader.prefetch = 1
-
-
-def is_resnet(config: ConfigDict) -> bool:
-    """Whether the model has no patches, and none of the other keys of Transformers."""
-    return "patch_size" not in config.model
 
 
 def add_validation(config: ConfigDict, split: str, every_steps: int) -> None:

@@ -17,11 +17,22 @@ import jax
 import numpy as np
 
 from vit_jax.models.create import VARIANTS, create_model, family_of
-from vit_jax.parameters import names
+from vit_jax.parameters import table as parameter_table
+from vit_jax.parameters.groups import stop_frozen_gradients
+from vit_jax.parameters.table import table_of
 from vit_jax.trees import flatten_names, unflatten_names
 
 FOLDER = Path(__file__).parent / "data" / "golden"
 RECIPES = ("r02", "fanin")
+VIT = table_of("vit")
+MIXER = table_of("mixer")
+
+
+def frozen(pattern: str) -> Any:
+    """`to_model` of an update in which these parameters of a ViT have no gradient."""
+    return lambda params: stop_frozen_gradients(params, pattern, VIT) if pattern else params
+
+
 SHAPES = {"image": (1, 224, 224, 3), "text": (1, 16)}  # of batches
 
 
@@ -83,7 +94,9 @@ jit = functools.partial(jax.jit, compiler_options=USERS_COMPILER)
 @functools.cache  # the models are traced again and again otherwise
 def abstract_params(model: Any, input_shape: tuple[int, ...] = ()) -> Any:
     """Shapes of a model's parameters without computing any."""
-    return names.abstract_params(model, (input_shape or SHAPES[family_of(model).input])[1:])
+    return parameter_table.abstract_params(
+        model, (input_shape or SHAPES[family_of(model).input])[1:]
+    )
 
 
 def shapes(model: Any, input_shape: tuple[int, ...] = ()) -> dict[str, tuple[int, ...]]:

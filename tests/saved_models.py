@@ -10,7 +10,7 @@ from vit_jax.files.paths import write_json
 from vit_jax.inference.load import attributes
 from vit_jax.models.create import create_model
 from vit_jax.models.description import Description
-from vit_jax.parameters.table import abstract_params
+from vit_jax.parameters.table import abstract_params, table_of
 from vit_jax.workdir.description import MODEL_FILE, PARAMS_FILE, write_params
 
 SIZES = {"name": "vit", "patch_size": 8, "hidden_size": 16, "num_layers": 1, "mlp_dim": 24}
@@ -41,7 +41,7 @@ def save_model(
     rng = np.random.default_rng(seed)
     params = jax.tree.map(lambda s: np.float32(scale * rng.standard_normal(s.shape)), shapes)
     folder.mkdir(parents=True)
-    write_params(folder / PARAMS_FILE, params)
+    write_params(folder / PARAMS_FILE, params, table_of(module))
     grid = module.token_grid((height, width))
     description = Description(
         model=attributes(module, sizes["name"]),

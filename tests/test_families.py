@@ -39,6 +39,7 @@ from vit_jax.models.create import MODELS, VARIANTS, create_model, recognise, var
 from vit_jax.models.features import available_features
 from vit_jax.models.look import INSIDE, can_show
 from vit_jax.parameters.sharding import batch_sharding, create_mesh
+from vit_jax.parameters.table import ParameterTable, table_of
 from vit_jax.plan.plan import make_plan, remedies
 from vit_jax.plan.topology import parse_topology
 from vit_jax.pretrained.infer import infer_model
@@ -46,7 +47,6 @@ from vit_jax.pretrained.load import load_pretrained
 from vit_jax.report.report import write_report
 from vit_jax.run import create_run
 from vit_jax.train import train_and_evaluate
-from vit_jax.training.initial import initial_state
 from vit_jax.trees import flatten_names
 from vit_jax.workdir.description import PARAMS_FILE, write_params
 
@@ -90,7 +90,7 @@ def saved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     kind, names = request.param, tuple(map(str, range(10)))
     folder = save_model(tmp_path_factory.mktemp("saved") / kind, class_names=names, **small(kind))
     module = create_model(**small(kind), num_classes=10)
-    write_params(folder / PARAMS_FILE, golden.filled(module, (1, *IMAGE)))  # no negative variance
+    write_params(folder / PARAMS_FILE, golden.filled(module, (1, *IMAGE)), table_of(module))
     return folder
 
 
@@ -144,8 +144,7 @@ def test_eight_devices_update_it_as_one(kind: str) -> None:
         mesh = create_mesh(**layout, devices=jax.devices()[: math.prod(layout.values())])
         with jax.set_mesh(mesh):
             run = create_run(config, mesh)
-            parts = run.initial, run.start_state, run.abstract_state
-            state, step = initial_state(*parts, seed=0, loaded=start), run.jit_train_step()
+            state, step = run.initial_state(0, start), run.jit_train_step()
             first = jax.device_get(state.params)
             for _ in range(2):
                 state, _ = step(state, {}, to_device(host, batch_sharding(mesh), 16))
@@ -168,7 +167,7 @@ def test_a_file_of_others_tells_what_the_model_is(kind: str) -> None:
     sizes = small(kind)
     params = shapes_of(create_model(**sizes, num_classes=3), shape_of(kind))
     assert recognise(params) == kind
-    found = infer_model(params, {})
+    found = infer_model(params, kind, {})
     assert {**sizes, "num_classes": 3}.items() <= found.items()
     assert set(found) <= {"name", "num_classes", *MODELS[kind].keys}
     assert create_model(**found)
@@ -179,14 +178,15 @@ def test_blocks_stack_and_unstack(kind: str) -> None:
     family = MODELS[kind]
     module = create_model(**small(kind), num_classes=3)
     params = weights.seeded(module, shape_of(kind))
-    tree = {"a": {"b": golden.params({k: v.shape for k, v in params.items()}, "r02")}}
-    stacked = stack_blocks(tree)
-    assert flatten_names(unstack_blocks(stacked)).keys() == flatten_names(tree).keys()
-    blocks = {name for name in params if parameter_row(name).block is not None}
+    table = ParameterTable({"a": family})
+    tree = {"a": golden.params({k: v.shape for k, v in params.items()}, "r02")}
+    stacked = table.stack(tree)
+    assert flatten_names(table.unstack(stacked)).keys() == flatten_names(tree).keys()
+    blocks = {name for name in params if table_of(kind).find(name).block is not None}
     assert bool(blocks) == bool(family.blocks)
     if "scan" in family.keys:
         scanned = shapes_of(module.clone(scan=True), shape_of(kind))
-        assert {f"a/b/{name}" for name in scanned} == flatten_names(stacked).keys()
+        assert {f"a/{name}" for name in scanned} == flatten_names(stacked).keys()
 
 
 @pytest.mark.parametrize("kind", MODELS)
@@ -330,8 +330,8 @@ def test_it_exports(run: Path, tmp_path: Path) -> None:
 
 def test_it_is_fine_tuned(saved: Path, loaded: Model) -> None:
     like = golden.abstract_params(create_model(**small(saved.name), num_classes=3), (1, *IMAGE))
-    params, report = load_pretrained(saved, like=like)
-    heads = [name for name in flatten_names(like) if parameter_row(name).row.role == "head"]
+    params, report = load_pretrained(saved, like=like, kind=saved.name)
+    heads = [n for n in flatten_names(like) if table_of(saved.name).role_of(n) == "head"]
     assert report["reset"] == heads
     found = flatten_names(params)
     for name, array in flatten_names(loaded.params).items():

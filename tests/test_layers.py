@@ -34,7 +34,7 @@ LAYERS: dict[int, tuple[str, ...]] = {
         "vit_jax.sweep",
     ),
     # Recipes are plain numbers: they may look up names and sizes, and build nothing.
-    6: ("vit_jax.run", "configs", "vit_jax.command_line"),
+    6: ("vit_jax.run", "vit_jax.start", "vit_jax.task", "configs", "vit_jax.command_line"),
     5: ("vit_jax.config", "vit_jax.inference", "vit_jax.data_preparation"),
     4: ("vit_jax.training", "vit_jax.pretrained"),
     3: ("vit_jax.workdir", "vit_jax.evaluators"),

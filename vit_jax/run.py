@@ -103,9 +103,13 @@ class Run:
     def _with_shardings(self, shapes: Any) -> Any:
         return with_shardings(shapes, parameter_shardings(shapes, self.mesh, self.start.table))
 
-    def initial_state(self, seed: int) -> TrainState:
-        """The state before the first update, on the devices."""
-        loaded = self.start.load() if self.start.load else {}
+    def initial_state(self, seed: int, loaded: Any = None) -> TrainState:
+        """The state before the first update, on the devices.
+
+        `loaded`: parameters to start from, instead of those of `pretrained.source`.
+        """
+        if loaded is None:
+            loaded = self.start.load() if self.start.load else {}
         return initial_state(
             self.start.init,
             self.update.start_state,

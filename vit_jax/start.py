@@ -72,7 +72,8 @@ def create_start(
     """
     families = {prefix: family_of(model) for prefix, model in objective.models.items()}
     table = ParameterTable(families, objective.own_parameters)
-    lora, spec = _create_lora(config), batch_spec(dataset, 1)
+    lora = _create_lora(**config.lora, source=config.pretrained.source)
+    spec = batch_spec(dataset, 1)
 
     def init(rng: jax.Array) -> Any:
         params = objective.init(rng, optax.tree.zeros_like(spec))
@@ -93,18 +94,18 @@ def create_start(
     return dataclasses.replace(start, load=load)
 
 
-def _create_lora(config: ConfigDict) -> Any:
+def _create_lora(*, rank: int, alpha: float, source: str) -> Any:
     """The adapters of a run, or None; UserError if there is nothing to adapt."""
-    if not config.lora.rank:
+    if not rank:
         return None
-    if not config.pretrained.source:
+    if not source:
         raise UserError(
-            f"lora.rank={config.lora.rank} adapts pre-trained weights, but the weights are random; "
-            "set pretrained.source."
+            f"lora.rank={rank} adapts pre-trained weights, but the weights are random; set "
+            "pretrained.source."
         )
     from vit_jax.parameters.lora import Lora  # few runs need it
 
-    return Lora(**config.lora)
+    return Lora(rank, alpha)
 
 
 def _load(config: ConfigDict, shapes: Any, prefix: str, grid: tuple[int, int] | None) -> Any:

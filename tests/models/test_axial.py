@@ -23,7 +23,7 @@ from vit_jax.models.create import create_model
 from vit_jax.models.flops import forward_flops
 from vit_jax.parameters.table import abstract_params
 from vit_jax.pretrained.fit.adapt import adapt_params
-from vit_jax.trees import count_parameters, flatten_names
+from vit_jax.trees import count_parameters, flatten_names, unflatten_names
 
 VIT: dict[str, Any] = {**weights.SMALL, "classifier": "gap", "num_classes": 5}
 
@@ -61,8 +61,8 @@ def test_a_row_block_of_one_row_is_a_vits() -> None:
         params = {name: 0 * x if any(z in name for z in zero) else x for name, x in flat.items()}
         plain = {n.replace(f"/{part}", ""): x for n, x in params.items() if f"/{other}/" not in n}
         image = images if part == "row" else np.swapaxes(images, 1, 2)
-        found = weights.logits(axial_model, golden.names.unflatten_names(params), image)
-        expected = weights.logits(create_model(**VIT), golden.names.unflatten_names(plain), image)
+        found = weights.logits(axial_model, unflatten_names(params), image)
+        expected = weights.logits(create_model(**VIT), unflatten_names(plain), image)
         np.testing.assert_allclose(found, expected, rtol=0, atol=5e-6)  # sums in another order
 
 
@@ -75,7 +75,7 @@ def test_a_token_sees_its_row_then_the_columns() -> None:
     changed[:, 8:16, 16:] += 1.0  # the patch in row 1 and column 2
 
     def moved(params: Any) -> np.ndarray:
-        tree = golden.names.unflatten_names(params)
+        tree = unflatten_names(params)
         logits = [weights.logits(model, tree, x) for x in (image, changed)]
         return (np.abs(logits[0] - logits[1]).max(axis=-1) > 1e-4).reshape(3, 3)
 
@@ -93,7 +93,7 @@ def test_axial_attention_by_its_equation(axis: int) -> None:
     module = AxialAttention(axis)
     shapes = jax.eval_shape(lambda: module.init(jax.random.key(0), x)["params"])
     flat = {n: golden.fill(n, s.shape, "fanin") for n, s in flatten_names(shapes).items()}
-    params = {"params": golden.names.unflatten_names(flat)}
+    params = {"params": unflatten_names(flat)}
     found = np.asarray(jax.jit(module.apply)(params, x))
 
     def norm(values: np.ndarray, name: str) -> np.ndarray:
@@ -169,7 +169,14 @@ def test_bits_conventions_are_not_its_own(key: str, value: Any) -> None:
 def test_its_offsets_are_interpolated_to_other_images() -> None:
     model = create_model(**small("axial_resnet"), num_classes=3)
     before, like = (weights.seeded(model, (size, size, 3)) for size in (16, 32))
-    params, report = adapt_params(before, like, grid=(4, 4), source_grid=(2, 2), reset_head=False)
+    params, report = adapt_params(
+        before,
+        like,
+        kinds=("axial_resnet", "axial_resnet"),
+        grid=(4, 4),
+        source_grid=(2, 2),
+        reset_head=False,
+    )
     assert report["adapted"] == {
         f"block{stage}/unit1/{axis}/relative_embedding": "bilinear 7 -> 15"
         for stage in (1, 2)

@@ -16,7 +16,7 @@ from vit_jax.files.paths import write_arrays
 from vit_jax.inference.load import load_model
 from vit_jax.models.bert import BLOCKS
 from vit_jax.models.create import create_model
-from vit_jax.parameters.table import abstract_params
+from vit_jax.parameters.table import abstract_params, table_of
 from vit_jax.trees import count_parameters, flatten_names, unflatten_names
 
 TINY: dict[str, Any] = {
@@ -96,7 +96,7 @@ def applied(model: Any, params: Any) -> jax.Array:
 def test_one_loop_and_recomputation_change_no_number() -> None:
     model = create_model(**TINY)
     tree = {"params": unflatten_names(weights.seeded(model, TEXTS.shape[1:]))}
-    stacked = {"params": stack_blocks(tree["params"])}
+    stacked = {"params": table_of("bert").stack(tree["params"])}
     looped = create_model(**TINY, scan=True, remat="full")
     np.testing.assert_allclose(applied(looped, stacked), applied(model, tree), atol=1e-6)
     apart, together = (

@@ -16,10 +16,23 @@ import numpy as np
 import pytest
 
 from tests import golden
-from vit_jax.models.create import VARIANTS, create_model
-from vit_jax.trees import count_parameters, flatten_names
+from vit_jax.models.create import VARIANTS, create_model, family_of
+from vit_jax.parameters.table import table_of
+from vit_jax.trees import count_parameters, flatten_names, unflatten_names
 
 CONFIGS = list(golden.table("vit_names"))
+
+
+def by_block(captured: Any, block_name: str) -> Any:
+    """Intermediates of a scan, or of a loop, as those of a loop."""
+    flat = {}
+    for name, value in flatten_names(captured).items():
+        head, scanned, tail = name.partition(f"{block_name}/")
+        for i in range(len(value)) if scanned else ():
+            flat[f"{head}{block_name}_{i}/{tail}"] = value[i]
+        if not scanned:
+            flat[name] = value
+    return unflatten_names(flat)
 
 
 def atol(config: str) -> float:
@@ -28,7 +41,7 @@ def atol(config: str) -> float:
 
 def apply(model: Any, params: Any, images: np.ndarray) -> np.ndarray:
     """In the scan form, which compiles faster; the details of Ti are of the loop."""
-    return np.asarray(logits_of(golden.scanned(model))(stack_blocks(params), images))
+    return np.asarray(logits_of(golden.scanned(model))(table_of(model).stack(params), images))
 
 
 @functools.lru_cache(maxsize=1)  # the recipes of one model come one after the other
@@ -142,14 +155,16 @@ def test_logits_intermediates_loss_and_gradients(key: str) -> None:
     gradients = not config.startswith("R26")
     # Large ones in the scan form, and not as users compile them: that takes longer than the rest.
     large = not config.endswith("Ti_16")
-    model, params = (golden.scanned(model), stack_blocks(params)) if large else (model, params)
+    model, params = (
+        (golden.scanned(model), table_of(model).stack(params)) if large else (model, params)
+    )
     compute = numbers_of(model, jax.jit if large else golden.jit, gradients=gradients)
     (loss, (logits, captured)), grads = jax.device_get(compute(params))
     np.testing.assert_allclose(logits, golden.arrays("vit_logits")[key], rtol=0, atol=atol(config))
     assert float(loss) == pytest.approx(expected["loss"], abs=2e-5)
 
     captured = jax.tree.map(lambda calls: calls[0], captured, is_leaf=lambda x: type(x) is tuple)
-    values = golden.by_module(unstack_blocks(captured))
+    values = golden.by_module(by_block(captured, family_of(model).block_name))
     values["(output)"] = values.pop("")
     assert set(expected["intermediates"]) <= set(values)
     for name, numbers in expected["intermediates"].items():
@@ -159,7 +174,7 @@ def test_logits_intermediates_loss_and_gradients(key: str) -> None:
         assert value.mean() == pytest.approx(mean, abs=1e-4 * scale), name
         assert value.std() == pytest.approx(std, abs=1e-4 * scale), name
     if gradients:
-        check_gradients(flatten_names(unstack_blocks(grads)), expected)
+        check_gradients(flatten_names(table_of(model).unstack(grads)), expected)
 
 
 def check_gradients(grads: dict[str, Any], expected: dict[str, Any]) -> None:

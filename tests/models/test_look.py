@@ -11,6 +11,7 @@ from tests import golden
 from vit_jax.errors import UserError
 from vit_jax.models.create import create_model
 from vit_jax.models.look import INSIDE, look
+from vit_jax.parameters.table import table_of
 
 SMALL = {"patch_size": 8, "hidden_size": 32, "num_layers": 3, "mlp_dim": 64, "num_heads": 4}
 IMAGES = golden.images(2, 16, 24)  # a grid of 2 x 3
@@ -22,7 +23,7 @@ def model_and_params(name: str = "vit", **model: Any) -> tuple[Any, Any]:
     plain = {**sizes, "scan": False, "attention": "reference"}
     loop = create_model(name, num_classes=5, **plain)
     params = golden.filled(loop, IMAGES.shape)
-    return module, stack_blocks(params) if module.scan else params
+    return module, table_of(module).stack(params) if module.scan else params
 
 
 @functools.cache

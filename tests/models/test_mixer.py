@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from tests import golden
+from tests.golden import MIXER
 from tests.pretrained import weights
 from vit_jax.errors import UserError
 from vit_jax.models.create import VARIANTS, create_model
@@ -48,7 +49,7 @@ def test_counts(variant: str) -> None:
 def test_big_vision_computes_the_same() -> None:
     model = create_model("Mixer-B/32", num_classes=10, scan=True)
     shapes = golden.shapes(model.clone(scan=False))
-    params = stack_blocks(golden.params(shapes, "fanin"))
+    params = MIXER.stack(golden.params(shapes, "fanin"))
     logits = golden.jit(lambda p, x: model.apply({"params": p}, x, train=False))(
         params, golden.images(2, 224, 224)
     )
@@ -74,7 +75,7 @@ def test_scan_remat_and_stochastic_depth_change_no_more_than_they_say(attributes
     assert np.abs(dropped - expected).max() > 1e-3
     for remat in ("none", "full", "dots"):
         scanned = plain.clone(scan=True, remat=remat)
-        found = apply(scanned, stack_blocks(params), train=True)
+        found = apply(scanned, MIXER.stack(params), train=True)
         np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6)
 
 
@@ -101,7 +102,7 @@ def test_another_number_of_tokens_is_refused_with_the_number() -> None:
     params = weights.seeded(model, (32, 32, 3))
     like = weights.seeded(model, (48, 48, 3))
     with pytest.raises(UserError, match=r"images with 4 tokens, as in the file \(now 9\)"):
-        adapt_params(params, like, grid=(3, 3))
+        adapt_params(params, like, kinds=("mixer", "mixer"), grid=(3, 3))
 
 
 def test_gates_halve_even_widths() -> None:

@@ -16,6 +16,7 @@ from vit_jax.models.create import create_model
 from vit_jax.models.features import feature_function
 from vit_jax.models.modern_vit import infer
 from vit_jax.models.rotary import axial_angles, rotate
+from vit_jax.parameters.table import table_of
 from vit_jax.trees import flatten_names
 
 IMAGES = golden.images(2, 16, 24)
@@ -33,7 +34,7 @@ def test_loop_and_scan_and_a_file_without_a_description(form: str) -> None:
         lambda model, p: model.apply({"params": p}, IMAGES, train=False), static_argnums=0
     )
     loop = np.asarray(apply(model, params))
-    scan = apply(model.clone(scan=True), stack_blocks(params))
+    scan = apply(model.clone(scan=True), table_of(model).stack(params))
     # The same operations, fused in another way.
     np.testing.assert_allclose(scan, loop, rtol=0, atol=1e-6)
     assert np.abs(loop).max() > 1e-3

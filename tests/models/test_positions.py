@@ -10,6 +10,7 @@ import pytest
 
 from configs import positions as recipe
 from tests import golden
+from tests.golden import VIT
 from tests.pretrained import weights
 from vit_jax.errors import UserError
 from vit_jax.inference.load import load_model
@@ -39,7 +40,7 @@ def logits_of(model: Any, params: dict[str, np.ndarray]) -> np.ndarray:
 
 @pytest.mark.parametrize("kind", LEARNED)
 def test_the_shapes_of_a_file_tell_the_kind(kind: str) -> None:
-    assert infer_model(flat_params(kind), {})["position_embedding"] == kind
+    assert infer_model(flat_params(kind), "vit", {})["position_embedding"] == kind
 
 
 def test_2d_is_1d_with_a_table_of_columns_and_rows() -> None:
@@ -111,8 +112,8 @@ def test_scan_and_remat_give_the_same_gradients(kind: str) -> None:
 
         return flatten_names(jax.jit(jax.grad(loss))(params))
 
-    expected = flatten_names(stack_blocks(unflatten_names(gradients(plain, params))))
-    found = gradients(plain.clone(scan=True, remat="full"), stack_blocks(params))
+    expected = flatten_names(VIT.stack(unflatten_names(gradients(plain, params))))
+    found = gradients(plain.clone(scan=True, remat="full"), VIT.stack(params))
     for name, array in expected.items():
         scale = np.abs(array).max() + 1.0
         np.testing.assert_allclose(found[name], array, rtol=0, atol=1e-5 * scale, err_msg=name)
@@ -146,13 +147,17 @@ def test_offsets_are_interpolated_by_location() -> None:
 def test_every_kind_is_interpolated_to_another_grid(kind: str) -> None:
     before, image = flat_params(kind), (32, 40, 3)
     like = flat_params(kind, image)
-    params, report = adapt_params(before, like, grid=(4, 5), source_grid=(2, 3), reset_head=False)
+    params, report = adapt_params(
+        before, like, kinds=("vit", "vit"), grid=(4, 5), source_grid=(2, 3), reset_head=False
+    )
     changed = [name for name in before if "pos" in name]
     assert set(report["adapted"]) == set(changed)
     hows = " ".join(report["adapted"].values())
     assert ("2 -> 4" in hows) if "2d" in kind else ("bilinear 2x3 -> 4x5" in hows)
     assert {name: x.shape for name, x in params.items()} == {n: x.shape for n, x in like.items()}
-    _, report = adapt_params(before, before, grid=(2, 3), source_grid=(2, 3), reset_head=False)
+    _, report = adapt_params(
+        before, before, kinds=("vit", "vit"), grid=(2, 3), source_grid=(2, 3), reset_head=False
+    )
     assert not report["adapted"]
 
 
@@ -161,11 +166,15 @@ def test_relative_positions_of_a_class_token_added_and_dropped_again() -> None:
         weights.seeded(model_of("relative", classifier=each), IMAGES.shape[1:])
         for each in ("token", "gap")
     )
-    more, report = adapt_params(gap, token, grid=(2, 3), source_grid=(2, 3), class_token="add")
+    more, report = adapt_params(
+        gap, token, kinds=("vit", "vit"), grid=(2, 3), source_grid=(2, 3), class_token="add"
+    )
     name = f"Transformer/encoderblock_1/{RELATIVE}/embedding"
     assert report["adapted"][name] == "zero offsets of the class token added"
     np.testing.assert_array_equal(more[name], np.pad(gap[name], ((1, 1), (0, 0))))
-    less, report = adapt_params(more, gap, grid=(2, 3), source_grid=(2, 3), class_token="drop")
+    less, report = adapt_params(
+        more, gap, kinds=("vit", "vit"), grid=(2, 3), source_grid=(2, 3), class_token="drop"
+    )
     assert report["adapted"][name] == "offsets of the class token dropped"
     np.testing.assert_array_equal(less[name], gap[name])
 

@@ -12,7 +12,7 @@ from tests import golden
 from vit_jax.errors import UserError
 from vit_jax.models.create import create_model
 from vit_jax.models.tokens import token_grid
-from vit_jax.training.optimizer import create_optimizer
+from vit_jax.parameters.table import table_of
 from vit_jax.trees import flatten_names
 
 TINY: dict[str, Any] = {
@@ -25,28 +25,31 @@ TINY: dict[str, Any] = {
 IMAGES = golden.images(2, 17, 20)
 
 
-def loss_and_grads(model: Any, params: Any) -> tuple[jax.Array, dict[str, Any]]:
-    def loss(p: Any) -> jax.Array:
-        return jnp.sum(model.apply({"params": p}, IMAGES, train=True) ** 2)
+def loss_and_grads(model: Any, params: Any) -> tuple[Any, dict[str, Any]]:
+    """The loss of an update with the new statistics, and its gradients."""
 
-    value, grads = jax.jit(jax.value_and_grad(loss))(params)
+    def loss(p: Any) -> Any:
+        logits, stored = model.apply({"params": p}, IMAGES, train=True, mutable=["buffers"])
+        return jnp.sum(logits**2), stored.get("buffers", {})
+
+    value, grads = jax.jit(jax.value_and_grad(loss, has_aux=True))(params)
     return value, jax.device_get(flatten_names(grads))
 
 
-def test_statistics_are_constants_and_all_else_learns() -> None:
-    sizes = {**TINY, "stage_layers": (1,), "stage_widths": (8,)}
+@pytest.mark.parametrize("frozen", [False, True])
+def test_statistics_have_no_gradient_and_all_else_learns(frozen: bool) -> None:
+    sizes = {**TINY, "stage_layers": (1,), "stage_widths": (8,), "frozen_norms": frozen}
     plain, full = create_model(**sizes), create_model(**sizes, remat="full")
     params = golden.filled(plain, IMAGES.shape)
-    value, grads = loss_and_grads(plain, params)
-    again, _ = loss_and_grads(full, params)
+    (value, stored), grads = loss_and_grads(plain, params)
+    (again, as_well), _ = loss_and_grads(full, params)
     assert float(again) == pytest.approx(float(value), rel=1e-5)
-    statistics = {name for name in grads if name.endswith(("/mean", "/var"))}
+    table = table_of(plain)
+    statistics = {name for name in grads if table.find(name).row.is_statistic}
     assert {name for name, grad in grads.items() if not np.any(grad)} == statistics
-    # Weight decay leaves them out too, also where it is for all parameters.
-    tx = create_optimizer("adamw", schedule=lambda _: 0.1, weight_decay=0.5, decay_parameters="all")
-    flat = flatten_names(params)
-    updates, _ = jax.device_get(jax.jit(lambda p, g: tx.update(g, tx.init(p), p))(flat, grads))
-    assert {name for name, update in updates.items() if not np.any(update)} == statistics
+    assert flatten_names(stored).keys() == (set() if frozen else statistics)
+    for name, array in flatten_names(stored).items():
+        np.testing.assert_allclose(flatten_names(as_well)[name], array, rtol=1e-5, atol=1e-6)
 
 
 def test_any_size_and_the_grid_that_it_gives() -> None:
@@ -78,6 +81,6 @@ def test_what_it_cannot_do_is_named(key: str, value: Any, message: str) -> None:
         create_model(**{**TINY, key: value})
 
 
-def test_it_cannot_be_pre_trained() -> None:
-    with pytest.raises(UserError, match="cannot be pre-trained: its batch norms"):
-        pretrain.get_config("RegNetY-16GF,imagenet2012")
+def test_it_can_be_pre_trained() -> None:
+    config = pretrain.get_config("RegNetY-16GF,imagenet2012")
+    assert not config.model.frozen_norms

@@ -7,9 +7,11 @@ import numpy as np
 import pytest
 
 from tests import golden
+from tests.golden import VIT
 from vit_jax.models.create import create_model
 from vit_jax.models.layers import StochasticDepth, drop_rates
 from vit_jax.models.vit import Encoder1DBlock, MlpBlock
+from vit_jax.parameters.table import table_of
 
 SMALL = {
     "name": "vit",
@@ -61,7 +63,7 @@ def test_branches_of_single_examples_are_dropped_at_the_rate_of_their_block(
                 method == "__call__" and isinstance(module, seen_types)
             ),
         )
-    )(stack_blocks(params) if scan else params)
+    )(VIT.stack(params) if scan else params)
     encoder = captured["intermediates"]["Transformer"]
     x = None
     for i, rate in enumerate((0.0, 0.3, 0.6)):
@@ -106,7 +108,7 @@ def test_remat_draws_the_same_again() -> None:
     results = []
     for remat in ("none", "full"):
         model = create_model(**TWO_BLOCKS, stochastic_depth_rate=0.6, scan=True, remat=remat)
-        params = stack_blocks(params_of(**TWO_BLOCKS))
+        params = VIT.stack(params_of(**TWO_BLOCKS))
 
         def loss(p: Any, model: Any = model) -> jax.Array:
             logits = model.apply({"params": p}, IMAGES[:8], train=True, rngs=RNGS)
@@ -122,7 +124,7 @@ def test_evaluation_is_that_of_the_model_without() -> None:
     """Of the distilled DeiT, which is a VisionTransformer with another end."""
     plain = create_model(**{**TWO_BLOCKS, "name": "deit"}, scan=True)
     model = create_model(**{**TWO_BLOCKS, "name": "deit"}, scan=True, stochastic_depth_rate=0.6)
-    params = stack_blocks(params_of(**{**TWO_BLOCKS, "name": "deit"}))
+    params = table_of("deit").stack(params_of(**{**TWO_BLOCKS, "name": "deit"}))
     logits, plain_logits = (logits_of(m, params, train=False) for m in (model, plain))
     np.testing.assert_array_equal(logits, plain_logits)
     trained = logits_of(model, params, train=True)
@@ -132,7 +134,7 @@ def test_evaluation_is_that_of_the_model_without() -> None:
 def test_it_takes_no_random_number_from_dropout() -> None:
     """At a rate so small that nothing is dropped, dropout's masks are those of a rate of 0."""
     kwargs = {**TWO_BLOCKS, "dropout_rate": 0.5, "scan": True}
-    params = stack_blocks(params_of(**TWO_BLOCKS))
+    params = VIT.stack(params_of(**TWO_BLOCKS))
     models = [create_model(**kwargs, stochastic_depth_rate=rate) for rate in (0.0, 1e-12)]
     logits = [logits_of(model, params, train=True) for model in models]
     np.testing.assert_array_equal(*logits)

@@ -11,10 +11,11 @@ from jax.sharding import PartitionSpec as P
 
 from tests import golden
 from vit_jax.errors import UserError
-from vit_jax.models.create import VARIANTS, create_model, recognise
+from vit_jax.models.create import VARIANTS, create_model, family_of, recognise
 from vit_jax.models.text import FAMILY
 from vit_jax.parameters.groups import layer_factors
 from vit_jax.parameters.sharding import create_mesh, parameter_spec
+from vit_jax.parameters.table import ParameterTable, table_of
 from vit_jax.trees import count_parameters, flatten_names
 
 TINY: dict[str, Any] = {
@@ -27,6 +28,7 @@ TINY: dict[str, Any] = {
     "num_heads": 3,
 }
 TEXTS = np.random.default_rng(0).integers(0, 50, (3, 7)).astype(np.int32)
+TEXT = table_of("text")
 POOLINGS = ("last", "first", "gap", "max", "map")
 
 
@@ -68,10 +70,10 @@ def test_the_order_of_blocks_in_a_scan() -> None:
     model = create_model(**TINY, pooling="map")
     params = golden.filled(model, TEXTS.shape)
     expected = applied(model)(params)[0]
-    scanned, stacked = create_model(**TINY, pooling="map", scan=True), stack_blocks(params)
+    scanned, stacked = create_model(**TINY, pooling="map", scan=True), TEXT.stack(params)
     assert golden.shapes(scanned, TEXTS.shape).keys() == flatten_names(stacked).keys()
     np.testing.assert_allclose(applied(scanned)(stacked)[0], expected, rtol=0, atol=1e-5)
-    other = applied(scanned)(stack_blocks(_swapped(params)))[0]
+    other = applied(scanned)(TEXT.stack(_swapped(params)))[0]
     assert np.abs(other - expected).max() > 1e-4
 
 
@@ -147,28 +149,29 @@ def test_two_towers_in_one_tree() -> None:
     towers = {"txt": golden.filled(text, TEXTS.shape), "img": golden.filled(image, (1, 32, 32, 3))}
     assert recognise(flatten_names(towers["txt"])) == "text"
     assert recognise(flatten_names(towers["img"])) == "vit"
-    stacked = stack_blocks(towers)  # of two depths
+    table = ParameterTable({"txt": family_of(text), "img": family_of(image)})
+    stacked = table.stack(towers)  # of two depths
     assert stacked["txt"]["Encoder_0"]["encoderblock"]["LayerNorm_0"]["bias"].shape == (2, 24)
     assert stacked["img"]["Transformer"]["encoderblock"]["LayerNorm_0"]["bias"].shape == (4, 32)
-    jax.tree.map(np.testing.assert_array_equal, unstack_blocks(stacked), towers)
-    factors = flatten_names(layer_factors(towers, 0.5))
+    jax.tree.map(np.testing.assert_array_equal, table.unstack(stacked), towers)
+    factors = flatten_names(layer_factors(towers, 0.5, table))
     assert factors["txt/Encoder_0/encoderblock_0/LayerNorm_0/bias"] == 0.5**2
     assert factors["img/Transformer/encoderblock_0/LayerNorm_0/bias"] == 0.5**4
     assert (factors["txt/Embed_0/embedding"], factors["txt/pos_embedding"]) == (0.5**3, 0.5**3)
     assert (factors["txt/head/bias"], factors["img/embedding/bias"]) == (1, 0.5**5)
-    of_stacked = flatten_names(layer_factors(stacked, 0.5))
+    of_stacked = flatten_names(layer_factors(stacked, 0.5, table))
     bias = of_stacked["txt/Encoder_0/encoderblock/LayerNorm_0/bias"]
     np.testing.assert_array_equal(bias[:, 0], [0.5**2, 0.5])
     query = "txt/Encoder_0/encoderblock_1/MultiHeadDotProductAttention_0/query/kernel"
-    found = parameter_row(query)
+    found = table.find(query)
     assert (found.prefix, found.block, found.general) == ("txt/", 1, query.replace("1/M", "*/M"))
     mesh = create_mesh(data=2, fsdp=2, tensor=2)
-    assert parameter_spec(query, (24, 4, 8), mesh) == P("fsdp", "tensor", None)
-    assert parameter_spec(query.replace("_1/M", "/M"), (2, 24, 4, 8), mesh)[0] is None
-    assert parameter_spec("txt/Embed_0/embedding", (50, 24), mesh) == P("tensor", "fsdp")
-    assert parameter_spec("txt/Embed_0/embedding", (51, 24), mesh) == P(None, "fsdp")
+    assert parameter_spec(query, (24, 4, 8), mesh, table) == P("fsdp", "tensor", None)
+    assert parameter_spec(query.replace("_1/M", "/M"), (2, 24, 4, 8), mesh, table)[0] is None
+    assert parameter_spec("txt/Embed_0/embedding", (50, 24), mesh, table) == P("tensor", "fsdp")
+    assert parameter_spec("txt/Embed_0/embedding", (51, 24), mesh, table) == P(None, "fsdp")
     # Not a grid: loading never interpolates them.
-    assert with_role("positions", ["txt/pos_embedding"]) == []
+    assert table.with_role("positions", ["txt/pos_embedding"]) == []
 
 
 @pytest.mark.parametrize(

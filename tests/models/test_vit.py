@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 from tests import golden
+from tests.golden import VIT
 from vit_jax.errors import UserError
 from vit_jax.models.create import VARIANTS, create_model, get_variant
 from vit_jax.models.layers import REMAT_POLICIES
-from vit_jax.models.resnet import ResNetStage
+from vit_jax.models.resnet import ResNetLayers, ResNetStage
 from vit_jax.models.tokens import patch_shape, sincos2d, token_grid
 from vit_jax.models.variants import PATCH_SIZES, SIZES
 from vit_jax.trees import flatten_names
@@ -52,9 +53,9 @@ def plain_numbers() -> tuple[Any, jax.Array, Any]:
 def test_remat_and_scan_give_the_same_numbers(remat: str, scan: bool) -> None:
     other = create_model(**SMALL, remat=remat, scan=scan)
     params, logits, grads = plain_numbers()
-    other_logits, other_grads = logits_and_grads(other, stack_blocks(params) if scan else params)
+    other_logits, other_grads = logits_and_grads(other, VIT.stack(params) if scan else params)
     np.testing.assert_allclose(other_logits, logits, rtol=0, atol=1e-5)
-    expected = flatten_names(stack_blocks(grads) if scan else grads)
+    expected = flatten_names(VIT.stack(grads) if scan else grads)
     for name, grad in flatten_names(other_grads).items():
         scale = np.abs(expected[name]).max() + 1.0
         np.testing.assert_allclose(grad, expected[name], rtol=0, atol=1e-5 * scale, err_msg=name)
@@ -158,7 +159,9 @@ def test_initialisation_is_the_papers() -> None:
 
 
 def test_the_last_norm_of_a_residual_unit_starts_at_zero() -> None:
-    stage = ResNetStage(num_units=2, features=32, first_stride=(1, 1))
+    stage = ResNetStage(
+        2, 32, (1, 1), ResNetLayers(batch_norm=False, train=False, dtype=jnp.float32)
+    )
     params = flatten_names(jax.jit(stage.init)(jax.random.key(0), golden.images(1, 8, 8)))
     scales = {name: value for name, value in params.items() if name.endswith("gn3/scale")}
     assert len(scales) == 2

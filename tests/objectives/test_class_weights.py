@@ -11,6 +11,7 @@ import torch
 from sklearn.utils.class_weight import compute_class_weight
 
 from tests import tiny
+from tests.golden import VIT
 from vit_jax.errors import UserError
 from vit_jax.objectives.class_weights import balanced_weights, create_class_weights
 from vit_jax.objectives.classification import Classification, MultiLabel
@@ -94,7 +95,7 @@ def test_the_mean_is_that_of_the_global_batch(accumulation_steps: int) -> None:
     labels = torch.tensor(np.asarray(batch["label"])).long()
     expected = torch.nn.functional.cross_entropy(logits, labels, weight=torch.tensor(WEIGHTS))
     expected.backward()
-    tx = create_optimizer("sgd", schedule=lambda _: jnp.float32(1.0))
+    tx = create_optimizer("sgd", table=VIT, schedule=lambda _: jnp.float32(1.0))
     step = make_train_step(objective, tx, seed=0, accumulation_steps=accumulation_steps)
     mesh = create_mesh()
     with jax.set_mesh(mesh):

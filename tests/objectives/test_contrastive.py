@@ -25,7 +25,6 @@ from vit_jax.objectives.objective import Objective, scale_images
 from vit_jax.parameters.sharding import batch_sharding, create_mesh
 from vit_jax.run import create_run
 from vit_jax.train import train_and_evaluate
-from vit_jax.training.initial import initial_state
 from vit_jax.trees import flatten_names
 from vit_jax.workdir.checkpoints import restore_params
 
@@ -207,10 +206,8 @@ def test_parts_of_a_batch_and_layouts_change_nothing(tower: Path) -> None:
         mesh = create_mesh(**config.mesh, devices=jax.devices()[: 8 if len(overrides) > 1 else 1])
         with jax.set_mesh(mesh):
             run = create_run(config, mesh)
-            params = params or jax.tree.map(drawn, run.initial.shapes)
-            state = initial_state(
-                run.initial, run.start_state, run.abstract_state, seed=0, loaded=params
-            )
+            params = params or jax.tree.map(drawn, run.start.shapes)
+            state = run.initial_state(0, params)
             step = run.jit_train_step()
             with train_batches_on(
                 batch_sharding(mesh),
@@ -238,7 +235,7 @@ def test_both_towers_learn_when_nothing_is_locked(tower: Path, tmp_path: Path) -
     )
     assert 0 < np.abs(after - before).max() < 0.05
     new = create_run(lit("mu/8", objective__lock_image=False), create_mesh())
-    assert "img/cls" in flatten_names(new.initial.shapes)
+    assert "img/cls" in flatten_names(new.start.shapes)
     assert new.description.model["name"] == "vit"
     assert new.description.eval_preprocess == f"{IMAGES}|{TOKENS}"
 

@@ -14,7 +14,7 @@ from tests import golden, tiny
 from tests.saved_models import save_model
 from tests.test_train import as_of
 from vit_jax.errors import UserError
-from vit_jax.inference.load import load_model, load_teacher
+from vit_jax.inference.load import Teacher, load_model, load_teacher
 from vit_jax.models.create import create_model
 from vit_jax.objectives.distillation import HardDistillation, SoftDistillation
 from vit_jax.objectives.objective import Task
@@ -39,7 +39,7 @@ def make_task(answers: np.ndarray, model: str = "deit", **attributes: Any) -> Ta
             assert set(params) == {"of"}
             return jnp.asarray(answers) + 0.0 * jnp.sum(images)
 
-        return logits, {"of": np.ones(3, np.float32)}
+        return Teacher(None, logits, {"of": np.ones(3, np.float32)})
 
     return Task(
         build_model=lambda num_outputs: build(num_classes=num_outputs),
@@ -142,7 +142,7 @@ def test_the_teacher_gets_its_own_range_and_answers_in_the_order_of_the_data(
     ops = "decode|resize(16)|normalize((0.5, 0.0, 0.0), (0.25, 1.0, 2.0))"
     source = save_model(tmp_path / "m", class_names=("a", "b", "c"), eval_preprocess=ops)
     model = load_model(source)
-    logits, params = load_teacher(
+    _, logits, params = load_teacher(
         "objective.teacher",
         str(source),
         image_shape=(16, 16, 3),

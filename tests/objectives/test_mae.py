@@ -188,7 +188,7 @@ def test_the_recipe_of_the_linear_probe() -> None:
     assert (found.schedule.name, found.schedule.learning_rate) == ("cosine", 0.1 * 16384 / 256)
     assert found.schedule.warmup_steps == 10 * 1_281_167 // 16384
     assert (found.dataset.batch_size, found.duration.epochs) == (16384, 90.0)
-    assert found.pretrained.standardize
+    assert found.model.head_norm
     assert found.mix.mixup_alpha == found.objective.label_smoothing == 0.0
     assert found.sweep.published.startswith("75.8 linear")
     with pytest.raises(UserError, match=r"must be \[finetune,\|linear,\]VARIANT,DATASET"):
@@ -221,7 +221,9 @@ def test_a_run_resumes_and_is_fine_tuned_as_a_vision_transformer(tmp_path: Path)
     assert tuned.model.gelu == "exact"
     vit = create_model(**tuned.model, num_classes=10)
     like = abstract_params(vit, model.description.image_shape)
-    _, report = load_pretrained(tmp_path / "whole", like=like, model=tuned.model)
+    _, report = load_pretrained(
+        tmp_path / "whole", like=like, kind=tuned.model.name, model=tuned.model
+    )
     assert report["reset"] == ["head/bias", "head/kernel"]
     assert set(report["dropped"].values()) == {"only used in its pre-training task"}
     dropped = {"mask_token", "decoder_embed", "decoder", "decoder_pred"}

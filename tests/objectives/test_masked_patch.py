@@ -177,7 +177,7 @@ def test_training_needs_no_labels_and_fine_tuning_starts_from_it(tmp_path: Path)
     model = create_model("vit", num_classes=7, **SIZES)
     images = jnp.zeros((1, 16, 16, 3))
     like = jax.eval_shape(lambda: model.init(KEY, images, train=False))["params"]
-    loaded, report = load_pretrained(tmp_path / "run", like=like)
+    loaded, report = load_pretrained(tmp_path / "run", like=like, kind="vit")
     assert report["dropped"]["mask_embedding"] == "only used in its pre-training task"
     kernel = flatten_names(loaded)["embedding/kernel"]
     np.testing.assert_array_equal(kernel, params["embedding/kernel"])

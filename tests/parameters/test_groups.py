@@ -10,9 +10,11 @@ import optax
 import pytest
 
 from tests import golden
+from tests.golden import VIT
 from vit_jax.errors import UserError
 from vit_jax.models.create import VARIANTS, create_model
 from vit_jax.parameters.groups import decay_factors, frozen_mask, layer_factors
+from vit_jax.parameters.table import table_of
 from vit_jax.training.optimizer import create_optimizer
 from vit_jax.trees import flatten_names
 
@@ -29,7 +31,7 @@ def group_params(scan: bool, seed: int = 0) -> dict:
         lambda leaf: rng.normal(size=leaf.shape).astype(np.float32),
         golden.abstract_params(group_model()),
     )
-    return stack_blocks(tree) if scan else tree
+    return VIT.stack(tree) if scan else tree
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -54,15 +56,15 @@ FREEZE = {
 @pytest.mark.parametrize("scan", [False, True])
 @pytest.mark.parametrize("pattern", FREEZE)
 def test_freeze_leaves_exactly_these_to_train(pattern: str, scan: bool) -> None:
-    mask = flatten_names(frozen_mask(group_params(scan), pattern))
+    mask = flatten_names(frozen_mask(group_params(scan), pattern, VIT))
     assert {name for name, frozen in mask.items() if not frozen} == FREEZE[pattern]
 
 
 def test_single_blocks_can_be_frozen_in_the_loop_form_only() -> None:
-    mask = flatten_names(frozen_mask(group_params(scan=False), f"{BLOCK}_0/.*"))
+    mask = flatten_names(frozen_mask(group_params(scan=False), f"{BLOCK}_0/.*", VIT))
     assert {name.split("/")[1] for name, frozen in mask.items() if frozen} == {"encoderblock_0"}
     with pytest.raises(UserError, match=r"1 of the 2 blocks in .* set model.scan=False"):
-        frozen_mask(group_params(scan=True), f"{BLOCK}_0/.*")
+        frozen_mask(group_params(scan=True), f"{BLOCK}_0/.*", VIT)
 
 
 @pytest.mark.parametrize(
@@ -77,7 +79,7 @@ def test_single_blocks_can_be_frozen_in_the_loop_form_only() -> None:
     ],
 )
 def test_freeze_mistakes_are_named(pattern: str, message: str) -> None:
-    tx = create_optimizer("sgd", schedule=lambda _: 0.1, freeze=pattern)
+    tx = create_optimizer("sgd", table=VIT, schedule=lambda _: 0.1, freeze=pattern)
     with pytest.raises(UserError, match=message):
         tx.init(group_params(scan=False))
 
@@ -94,8 +96,8 @@ def test_what_is_frozen_stays_and_has_no_memory_and_no_norm(name: str, scan: boo
     """Two updates equal those of an optimizer that was given the head alone."""
     kwargs = {**OPTIMIZERS[name], "schedule": lambda _: jnp.float32(0.1), "clip_norm": 1.0}
     params = group_params(scan)
-    tx = create_optimizer(name, **kwargs, freeze="embedding/.*|cls|Transformer/.*")
-    alone = create_optimizer(name, **kwargs)
+    tx = create_optimizer(name, table=VIT, **kwargs, freeze="embedding/.*|cls|Transformer/.*")
+    alone = create_optimizer(name, table=VIT, **kwargs)
     head = {"head": params["head"]}
     state, head_state = jax.jit(tx.init)(params), jax.jit(alone.init)(head)
     sizes = [sum(leaf.size for leaf in jax.tree.leaves(each)) for each in (state, head_state)]
@@ -113,7 +115,7 @@ def test_what_is_frozen_stays_and_has_no_memory_and_no_norm(name: str, scan: boo
 def test_each_layer_has_its_rate() -> None:
     """Exact factors for every parameter of a model with two blocks: layers 0 to 3."""
     model = group_model(representation_size=4)
-    factors = flatten_names(layer_factors(golden.abstract_params(model), 0.5))
+    factors = flatten_names(layer_factors(golden.abstract_params(model), 0.5, VIT))
     by_factor = {
         factor: {name for name, value in factors.items() if value == factor}
         for factor in set(factors.values())
@@ -160,7 +162,9 @@ def test_every_parameter_of_every_model_has_a_layer() -> None:
     seen = set()
     for row in rows:
         params = golden.abstract_params(create_model(**row, num_classes=3))
-        for name, factor in flatten_names(layer_factors(params, 0.5)).items():
+        for name, factor in flatten_names(
+            layer_factors(params, 0.5, table_of(row["name"]))
+        ).items():
             top = name.split("/")[0]
             seen.add(top)
             if top != "Transformer":
@@ -168,7 +172,7 @@ def test_every_parameter_of_every_model_has_a_layer() -> None:
                 assert (top in first or top.startswith("block")) != (top in last), name
     assert first | last <= seen
     with pytest.raises(ValueError, match="new_part/kernel"):
-        layer_factors({**params, "new_part": {"kernel": jnp.zeros(2)}}, 0.5)
+        layer_factors({**params, "new_part": {"kernel": jnp.zeros(2)}}, 0.5, VIT)
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
@@ -176,19 +180,21 @@ def test_scan_and_loop_get_the_same_updates(name: str) -> None:
     kwargs = {**OPTIMIZERS[name], "schedule": lambda _: jnp.float32(0.1), "layer_decay": 0.5}
     after = []
     for scan in (False, True):
-        tx = create_optimizer(name, **kwargs)
+        tx = create_optimizer(name, table=VIT, **kwargs)
         params = group_params(scan)
         state = jax.jit(tx.init)(params)
         for seed in (1, 2):
             params, state = update(tx, group_params(scan, seed), state, params)
-        after.append(unstack_blocks(jax.device_get(params)))
+        after.append(VIT.unstack(jax.device_get(params)))
     jax.tree.map(np.testing.assert_array_equal, *after)
 
 
 def test_layer_decay_counts_blocks_that_are_frozen() -> None:
     params = group_params(scan=False)
     kwargs = {"schedule": lambda _: jnp.float32(0.1), "layer_decay": 0.5}
-    tx = create_optimizer("sgd", **kwargs, freeze=f"{BLOCK}_1/.*|Transformer/encoder_norm/.*")
+    tx = create_optimizer(
+        "sgd", table=VIT, **kwargs, freeze=f"{BLOCK}_1/.*|Transformer/encoder_norm/.*"
+    )
     grads = jax.tree.map(np.ones_like, params)
     updates = flatten_names(jax.jit(lambda x: tx.update(x, tx.init(params), params)[0])(grads))
     np.testing.assert_allclose(updates["cls"], -0.1 * 0.125)
@@ -198,10 +204,10 @@ def test_layer_decay_counts_blocks_that_are_frozen() -> None:
 
 @pytest.mark.parametrize("decay", [0.0, 1.5, -0.5])
 def test_layer_decay_mistakes_are_named(decay: float) -> None:
-    tx = create_optimizer("sgd", schedule=lambda _: 0.1, layer_decay=decay)
+    tx = create_optimizer("sgd", table=VIT, schedule=lambda _: 0.1, layer_decay=decay)
     with pytest.raises(UserError, match=f"layer_decay={decay}"):
         tx.init(group_params(scan=False))
-    tx = create_optimizer("sgd", schedule=lambda _: 0.1, layer_decay=0.5)
+    tx = create_optimizer("sgd", table=VIT, schedule=lambda _: 0.1, layer_decay=0.5)
     with pytest.raises(UserError, match="no encoder blocks"):
         tx.init({"head": {"kernel": jnp.zeros((2, 2))}})
 
@@ -219,7 +225,9 @@ def ones() -> Any:
 
 def decay(params: Any, **kwargs: Any) -> dict[str, np.ndarray]:
     """Flat: what one update of rate 0.1 takes from every parameter for decay of 0.5 alone."""
-    tx = create_optimizer("adamw", schedule=lambda _: jnp.float32(0.1), weight_decay=0.5, **kwargs)
+    tx = create_optimizer(
+        "adamw", table=VIT, schedule=lambda _: jnp.float32(0.1), weight_decay=0.5, **kwargs
+    )
 
     @jax.jit
     def update(params: Any) -> Any:
@@ -234,7 +242,7 @@ def decay(params: Any, **kwargs: Any) -> dict[str, np.ndarray]:
 def test_exactly_these_parameters_decay_so_much() -> None:
     """ViT-g's pairs, and a block of its own; the first that matches counts."""
     multipliers = (("head/kernel", 100.0), (f"{BLOCK}_1/.*", 0.5), (".*", 2.0))
-    factors = flatten_names(decay_factors(ones(), r".*/kernel", multipliers))
+    factors = flatten_names(decay_factors(ones(), r".*/kernel", multipliers, VIT))
     expected = {"head/kernel": 100.0, "embedding/kernel": 2.0}
     expected |= {f"{BLOCK}_0/{name}": 2.0 for name in KERNELS}
     expected |= {f"{BLOCK}_1/{name}": 0.5 for name in KERNELS}
@@ -249,7 +257,7 @@ def test_exactly_these_parameters_decay_so_much() -> None:
 def test_blocks_of_the_scan_form_have_factors_of_their_own() -> None:
     kwargs = {"decay_multipliers": ((f"{BLOCK}_1/.*", 3.0),), "layer_decay": 0.5}
     loop = decay(ones(), **kwargs)
-    scan = decay(stack_blocks(ones()), **kwargs)
+    scan = decay(VIT.stack(ones()), **kwargs)
     for name in KERNELS:
         stacked = np.stack([loop[f"{BLOCK}_{i}/{name}"] for i in (0, 1)])
         np.testing.assert_array_equal(scan[f"{BLOCK}/{name}"], stacked)

@@ -10,11 +10,11 @@ from jax.sharding import AbstractMesh, AxisType
 from jax.sharding import PartitionSpec as P
 
 from tests import golden
+from tests.golden import VIT
 from tests.kinds import FORMS, small
 from vit_jax.errors import UserError
-from vit_jax.models.create import MODELS, VARIANTS, create_model
+from vit_jax.models.create import MODELS, VARIANTS, create_model, family_of
 from vit_jax.models.positions import POSITION_EMBEDDINGS
-from vit_jax.objectives.create import OBJECTIVES
 from vit_jax.parameters.sharding import (
     MESH_AXES,
     check_batch_size,
@@ -23,6 +23,7 @@ from vit_jax.parameters.sharding import (
     parameter_spec,
     state_shardings,
 )
+from vit_jax.parameters.table import ParameterTable, table_of
 from vit_jax.training.optimizer import create_optimizer
 from vit_jax.training.step import create_train_state
 from vit_jax.trees import flatten_names
@@ -33,8 +34,9 @@ def models() -> list:
     names = ["Ti/16", "R+Ti/16", "R26+S/32", "ResMLP-S12/16"]
     rows = [{**VARIANTS[name], "num_layers": 2} for name in names]
     extras = [{"representation_size": 64}, {"classifier": "map"}, {"scan": True}]
+    extras += [{"head_norm": True}, {"resnet_layers": (1,), "resnet_batch_norm": True}]
     extras += [{"position_embedding": kind} for kind in POSITION_EMBEDDINGS]
-    rows += [{**VARIANTS["Ti/16"], "num_layers": 2, **extra} for extra in extras]
+    rows += [{**VARIANTS["Ti/16"], "num_layers": 2, "patch_size": 8, **extra} for extra in extras]
     rows += [small(kind) for kind in MODELS]
     rows += [small(f"modern_vit:{form}") for form in FORMS]
     return [create_model(**row, num_classes=10) for row in rows]
@@ -43,17 +45,17 @@ def models() -> list:
 def test_every_parameter_of_every_variant_matches_exactly_one_row() -> None:
     used = set()
     for model in models():
+        table, towers = table_of(model), ParameterTable({"student": family_of(model)})
         for name, leaf in flatten_names(golden.abstract_params(model)).items():
-            assert len(parameter_axes(name, len(leaf.shape))) == len(leaf.shape)
-            found = parameter_row(name)
-            assert found.prefix == ""
-            used.add(found.row)
-            below = parameter_row(f"image/student/{name}")
-            assert (below.row, below.prefix) == (found.row, "image/student/")
-    for kind in OBJECTIVES.values():
-        used |= {parameter_row(name).row for name in kind.own_parameters}
+            assert len(parameter_axes(name, len(leaf.shape), table)) == len(leaf.shape)
+            parameter = table.find(name)
+            assert parameter.prefix == ""
+            used.add(parameter.row)
+            below = towers.find(f"student/{name}")
+            assert (below.row, below.prefix) == (parameter.row, "student/")
+    rows = [row for family in MODELS.values() for row in family.rows]
     # What only a training task adds is in no freshly initialised model.
-    unused = {row.pattern for row in all_rows() if row not in used and row.role != "training"}
+    unused = {row.pattern for row in rows if row not in used and row.role != "training"}
     assert not unused, "a row that nothing matches"
 
 
@@ -61,11 +63,11 @@ def test_specs_on_a_mesh() -> None:
     mesh = create_mesh(data=2, fsdp=2, tensor=2)
     block = "Transformer/encoderblock_0"
     query = f"{block}/MultiHeadDotProductAttention_0/query/kernel"
-    assert parameter_spec(query, (192, 4, 48), mesh) == P("fsdp", "tensor", None)
+    assert parameter_spec(query, (192, 4, 48), mesh, VIT) == P("fsdp", "tensor", None)
     # 3 heads do not split in two: that axis stays whole, the other does not.
-    assert parameter_spec(query, (192, 3, 64), mesh) == P("fsdp", None, None)
+    assert parameter_spec(query, (192, 3, 64), mesh, VIT) == P("fsdp", None, None)
     scanned = query.replace("encoderblock_0", "encoderblock")
-    assert parameter_spec(scanned, (12, 192, 4, 48), mesh) == P(None, "fsdp", "tensor", None)
+    assert parameter_spec(scanned, (12, 192, 4, 48), mesh, VIT) == P(None, "fsdp", "tensor", None)
 
 
 def abstract_mesh(*, data: int = 1, fsdp: int = 1, tensor: int = 1) -> AbstractMesh:
@@ -77,25 +79,27 @@ def test_fsdp_takes_another_dimension_where_it_does_not_divide_its_own() -> None
     mesh = abstract_mesh(fsdp=256)
     block = "Transformer/encoderblock_0"
     mlp = f"{block}/MlpBlock_0/Dense_0/kernel"
-    assert parameter_spec(mlp, (1664, 8192), mesh) == P(None, "fsdp")  # G/14: 1664 = 13 * 128
-    assert parameter_spec(mlp, (1536, 8192), mesh) == P("fsdp", "tensor")
+    assert parameter_spec(mlp, (1664, 8192), mesh, VIT) == P(None, "fsdp")  # G/14: 1664 = 13 * 128
+    assert parameter_spec(mlp, (1536, 8192), mesh, VIT) == P("fsdp", "tensor")
     # Neither 16 heads nor 104 numbers of each divide by 256.
     query = f"{block}/MultiHeadDotProductAttention_0/query/kernel"
-    assert parameter_spec(query, (1664, 16, 104), mesh) == P(None, "tensor", None)
+    assert parameter_spec(query, (1664, 16, 104), mesh, VIT) == P(None, "tensor", None)
     # A dimension that `tensor` splits is taken; the layers of the scan form are not split.
-    assert parameter_spec(mlp, (1664, 8192), abstract_mesh(fsdp=256, tensor=2)) == P(None, "tensor")
+    assert parameter_spec(mlp, (1664, 8192), abstract_mesh(fsdp=256, tensor=2), VIT) == P(
+        None, "tensor"
+    )
     scanned = mlp.replace("encoderblock_0", "encoderblock")
-    assert parameter_spec(scanned, (256, 1000, 8), mesh) == P(None, None, "tensor")
+    assert parameter_spec(scanned, (256, 1000, 8), mesh, VIT) == P(None, None, "tensor")
     # The largest of several.
     conv = "block1/unit1/conv2/kernel"
-    assert parameter_spec(conv, (3, 3, 512, 100), mesh) == P(None, None, "fsdp", None)
+    assert parameter_spec(conv, (3, 3, 512, 100), mesh, VIT) == P(None, None, "fsdp", None)
 
 
 abstract_params = functools.cache(golden.abstract_params)
 
 
 def abstract_state(model: Any, **optimizer: Any) -> Any:
-    tx = create_optimizer(schedule=lambda _: 0.1, **optimizer)
+    tx = create_optimizer(schedule=lambda _: 0.1, table=VIT, **optimizer)
     params = abstract_params(model)
     return jax.eval_shape(lambda p: create_train_state(p, tx=tx, polyak_decay=0.9), params)
 
@@ -104,7 +108,7 @@ def leaf_specs(state: Any, mesh: Any) -> list[tuple[str, str, tuple[int, ...], P
     """(path, name of the parameter, shape, spec) of every leaf of a state."""
     rows = zip(
         jax.tree_util.tree_leaves_with_path(state),
-        jax.tree.leaves(state_shardings(state, mesh)),
+        jax.tree.leaves(state_shardings(state, mesh, VIT)),
         strict=True,
     )
     return [
@@ -190,7 +194,7 @@ def test_what_stays_whole_is_one_line_per_size(caplog: pytest.LogCaptureFixture)
     state = abstract_state(model, name="adamw")
     mesh = abstract_mesh(fsdp=256)
     with caplog.at_level(logging.INFO):
-        shardings = state_shardings(state, mesh)
+        shardings = state_shardings(state, mesh, VIT)
     (record,) = caplog.records
     assert record.levelno == logging.WARNING
     assert "mesh.fsdp=256 does not divide dimension 1664 of" in record.message
@@ -207,12 +211,12 @@ def test_what_stays_whole_is_one_line_per_size(caplog: pytest.LogCaptureFixture)
 
     caplog.clear()
     with caplog.at_level(logging.INFO):
-        state_shardings(state, abstract_mesh(fsdp=128))
+        state_shardings(state, abstract_mesh(fsdp=128), VIT)
     assert not caplog.records
 
     # A head of 10 classes does not split over 4 devices, which costs nothing: no warning.
     with caplog.at_level(logging.INFO):
-        state_shardings(state, abstract_mesh(fsdp=4, tensor=4))
+        state_shardings(state, abstract_mesh(fsdp=4, tensor=4), VIT)
     (record,) = caplog.records
     assert record.levelno == logging.INFO
     assert "mesh.tensor=4 does not divide dimension 10 of 2 parameters" in record.message

@@ -11,7 +11,8 @@ import numpy as np
 import optax
 import pytest
 
-from tests import tiny
+from tests import golden, tiny
+from tests.golden import VIT
 from vit_jax.errors import UserError
 from vit_jax.objectives.classification import Classification
 from vit_jax.objectives.create import OBJECTIVES
@@ -79,11 +80,11 @@ def compiled_step(
 
     Its rate of 1 shows the gradient.
     """
-    freeze = options.get("freeze", "")
-    tx = create_optimizer("sgd", schedule=lambda _: jnp.float32(1.0), freeze=freeze)
+    freeze = options.pop("freeze", "")
+    tx = create_optimizer("sgd", table=VIT, schedule=lambda _: jnp.float32(1.0), freeze=freeze)
     objective = TwoTowers(dropout)
     options = {"accumulation_steps": PARTS, **options}
-    step = make_train_step(objective, tx, seed=5, **options)
+    step = make_train_step(objective, tx, seed=5, to_model=golden.frozen(freeze), **options)
     with jax.set_mesh(mesh):
         state = create_train_state(towers(), tx=tx, polyak_decay=0.0)
         learned, constants = jax.device_put((state, objective.constants), replicated(mesh))

@@ -8,6 +8,7 @@ import numpy as np
 import optax
 import pytest
 
+from tests.golden import VIT
 from vit_jax.errors import UserError
 from vit_jax.training.optimizer import create_optimizer
 from vit_jax.trees import flatten_names, unflatten_names
@@ -82,7 +83,7 @@ def trained(tx: optax.GradientTransformation, params: Any, grads: list[Any]) -> 
 def test_five_updates_are_the_formulas(cap: float) -> None:
     """0.6 is reached by the fourth update: 1 - 4 ** -0.8 = 0.67."""
     tx = create_optimizer(
-        "adafactor", schedule=lambda _: jnp.float32(RATE), weight_decay=0.03, b2=cap
+        "adafactor", table=VIT, schedule=lambda _: jnp.float32(RATE), weight_decay=0.03, b2=cap
     )
     params, grads = arrays(0), [arrays(seed) for seed in range(1, 6)]
     after, _ = trained(tx, unflatten_names(params), [unflatten_names(grad) for grad in grads])
@@ -96,11 +97,11 @@ def test_five_updates_are_the_formulas(cap: float) -> None:
 
 def test_the_scan_form_is_factored_like_the_loop_form() -> None:
     """40 layers or more would otherwise be one of the two largest axes of a bias."""
-    tx = create_optimizer("adafactor", schedule=lambda _: jnp.float32(RATE))
+    tx = create_optimizer("adafactor", table=VIT, schedule=lambda _: jnp.float32(RATE))
     params, grads = unflatten_names(arrays(0)), [unflatten_names(arrays(seed)) for seed in (1, 2)]
     loop, loop_state = trained(tx, params, grads)
-    scan, scan_state = trained(tx, stack_blocks(params), [stack_blocks(grad) for grad in grads])
-    for name, value in flatten_names(stack_blocks(loop)).items():
+    scan, scan_state = trained(tx, VIT.stack(params), [VIT.stack(grad) for grad in grads])
+    for name, value in flatten_names(VIT.stack(loop)).items():
         # Some two float32 roundings of updates of RATE.
         np.testing.assert_allclose(
             flatten_names(scan)[name], value, rtol=1e-6, atol=1e-6 * RATE, err_msg=name
@@ -113,13 +114,13 @@ def test_the_scan_form_is_factored_like_the_loop_form() -> None:
 
 
 def test_a_bfloat16_momentum_is_all_that_is_as_large_as_the_parameters() -> None:
-    tx = create_optimizer("adafactor", schedule=lambda _: 0.1, momentum_dtype="bfloat16")
+    tx = create_optimizer("adafactor", table=VIT, schedule=lambda _: 0.1, momentum_dtype="bfloat16")
     params = {"head": {"kernel": jnp.zeros((400, 300))}}
     state = tx.init(params)
     large = [leaf for leaf in jax.tree.leaves(state) if leaf.size == 400 * 300]
     assert [str(leaf.dtype) for leaf in large] == ["bfloat16"]
     assert sum(leaf.size for leaf in jax.tree.leaves(state)) < 400 * 300 + 800
-    without = create_optimizer("adafactor", schedule=lambda _: 0.1, momentum=0.0)
+    without = create_optimizer("adafactor", table=VIT, schedule=lambda _: 0.1, momentum=0.0)
     assert max(leaf.size for leaf in jax.tree.leaves(without.init(params))) == 400
 
 
@@ -127,8 +128,8 @@ def test_a_bfloat16_momentum_is_all_that_is_as_large_as_the_parameters() -> None
 def test_it_works_with_freezing_and_layer_decay(name: str) -> None:
     params, grad = unflatten_names(arrays(0)), unflatten_names(arrays(1))
     kwargs = {"schedule": lambda _: jnp.float32(RATE), "weight_decay": 0.03}
-    plain, _ = trained(create_optimizer(name, **kwargs), params, [grad])
-    tx = create_optimizer(name, **kwargs, freeze=f"{BLOCK}0/.*", layer_decay=0.5)
+    plain, _ = trained(create_optimizer(name, table=VIT, **kwargs), params, [grad])
+    tx = create_optimizer(name, table=VIT, **kwargs, freeze=f"{BLOCK}0/.*", layer_decay=0.5)
     both, _ = trained(tx, params, [grad])
     for key, before in flatten_names(params).items():
         moved = flatten_names(both)[key] - before
@@ -141,4 +142,4 @@ def test_it_works_with_freezing_and_layer_decay(name: str) -> None:
 
 def test_an_exponent_that_is_none() -> None:
     with pytest.raises(UserError, match="factored_decay=0"):
-        create_optimizer("adafactor", schedule=lambda _: 0.1, factored_decay=0.0)
+        create_optimizer("adafactor", table=VIT, schedule=lambda _: 0.1, factored_decay=0.0)

@@ -8,11 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from tests.golden import VIT
 from tests.training.test_sam import toy_batch, toy_params
 from vit_jax.errors import UserError
 from vit_jax.training.gradients import create_gradient
 from vit_jax.training.optimizer import create_optimizer
-from vit_jax.training.schedule import create_relative_rate, create_schedule
+from vit_jax.training.schedule import create_schedule
 from vit_jax.training.step import create_train_state, make_train_step
 
 # What big_vision's trainers/proj/gsam/gsam.py (@0127fb6) gives for `toy_loss` and the settings of
@@ -59,7 +60,7 @@ def gradient_of(name: str, rate: float, **kwargs: float) -> Any:
 def test_it_is_big_visions(rate: float) -> None:
     steps = 100
     schedule = create_schedule("linear", total_steps=steps, learning_rate=3e-3, linear_end=3e-5)
-    relative = create_relative_rate(schedule, total_steps=steps, warmup_steps=0)
+    relative = schedule.relative
     step = round((3e-3 - rate) / (3e-3 - 3e-5) * steps)
     # That step's rate is only near `rate`: the fraction itself is what is compared.
     fraction = (rate - 3e-5) / (3e-3 - 3e-5)
@@ -82,10 +83,10 @@ def test_without_alpha_and_with_one_distance_it_is_sam() -> None:
 def test_the_relative_rate_at_the_start_the_peak_and_the_end() -> None:
     kwargs = {"total_steps": 100, "warmup_steps": 20}
     schedule = create_schedule("linear", learning_rate=3e-3, linear_end=3e-4, **kwargs)
-    relative = create_relative_rate(schedule, **kwargs)
+    relative = schedule.relative
     found = [float(relative(step)) for step in (0, 1, 20, 60, 100)]
     np.testing.assert_allclose(found, [0.0, 0.0, 1.0, 0.5, 0.0], atol=1e-6)
-    flat = create_relative_rate(create_schedule("constant", **kwargs), **kwargs)
+    flat = create_schedule("constant", **kwargs).relative
     assert [float(flat(step)) for step in (20, 100)] == [1.0, 1.0]
 
 
@@ -102,7 +103,10 @@ def test_the_step_hands_over_the_rate() -> None:
             outputs = jnp.tanh(batch["image"] @ params["below"]) @ params["head"]
             return jnp.mean(jnp.square(outputs - batch["label"][:, None])), {}
 
-    tx = create_optimizer("sgd", schedule=lambda _: jnp.float32(1.0))
+        def update(self, buffers: Any, _params: Any, _seen: Any) -> Any:
+            return buffers
+
+    tx = create_optimizer("sgd", table=VIT, schedule=lambda _: jnp.float32(1.0))
     state = create_train_state(toy_params(), tx=tx, polyak_decay=0.0)
 
     def after(relative_rate: Any, **kwargs: float) -> Any:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from tests import tiny
+from tests.golden import MIXER, VIT
 from tests.kinds import shape_of, small
 from tests.saved_models import save_model
 from vit_jax.errors import UserError
@@ -16,7 +17,7 @@ from vit_jax.inference.evaluate import evaluate
 from vit_jax.models.create import create_model
 from vit_jax.parameters.lora import Lora
 from vit_jax.parameters.sharding import parameter_axes
-from vit_jax.parameters.table import abstract_params
+from vit_jax.parameters.table import abstract_params, table_of
 from vit_jax.train import train_and_evaluate
 from vit_jax.trees import count_parameters, flatten_names, unflatten_names
 from vit_jax.workdir.checkpoints import restore_params
@@ -44,19 +45,20 @@ def drawn(shapes: Any) -> Any:
 def test_adapters_of_every_model_that_attends(kind: str, attributes: dict[str, Any]) -> None:
     model = create_model(**{**small(kind), **attributes}, num_classes=5)
     base = drawn(abstract_params(model, shape_of(kind)))
-    start = LORA.add(base, jax.random.key(0))
+    table = table_of(model)
+    start = LORA.add(base, jax.random.key(0), table)
     added = flatten_names(start).keys() - flatten_names(base).keys()
     # Two blocks with query and value, A and B each.
     adapters = {name: flatten_names(start)[name] for name in added}
     assert count_parameters(adapters) == 2 * 2 * 2 * WIDTH * LORA.rank
     for name, leaf in adapters.items():
-        assert len(parameter_axes(name, leaf.ndim)) == leaf.ndim
+        assert len(parameter_axes(name, leaf.ndim, table)) == leaf.ndim
     for before, after in zip(*map(jax.tree.leaves, (base, LORA.merge(start))), strict=True):
         np.testing.assert_array_equal(after, before)
 
     trained = drawn(start)
-    merged = flatten_names(unstack_blocks(LORA.merge(trained)))
-    flat = flatten_names(unstack_blocks(trained))
+    merged = flatten_names(table.unstack(LORA.merge(trained)))
+    flat = flatten_names(table.unstack(trained))
     for name, value in merged.items():
         parent = name.removesuffix("kernel")
         if f"{parent}lora_a" in flat:
@@ -70,7 +72,7 @@ def test_adapters_of_every_model_that_attends(kind: str, attributes: dict[str, A
 def test_a_model_without_attention_is_refused() -> None:
     params = drawn(abstract_params(create_model(**small("mixer"), num_classes=5), (16, 16, 3)))
     with pytest.raises(UserError, match="lora.rank=3: the model has no blocks with query"):
-        LORA.add(params, jax.random.key(0))
+        LORA.add(params, jax.random.key(0), MIXER)
     with pytest.raises(UserError, match="lora.alpha=0.0 must be positive"):
         Lora(rank=3, alpha=0.0)
     with pytest.raises(UserError, match="lora.rank=3 adapts pre-trained weights"):
@@ -112,7 +114,7 @@ def test_a_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with np.load(source / "params.npz") as before, np.load(workdir / "params.npz") as after:
         assert set(before.files) == set(after.files)
         changed = {name for name in before.files if np.any(before[name] != after[name])}
-        merged = flatten_names(unstack_blocks(restore_params(workdir)))
+        merged = flatten_names(VIT.unstack(restore_params(workdir)))
         for name in after.files:
             np.testing.assert_allclose(merged[name], after[name], rtol=0, atol=1e-7, err_msg=name)
     attention = "Transformer/encoderblock_0/MultiHeadDotProductAttention_0"

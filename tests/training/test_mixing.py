@@ -202,8 +202,9 @@ class Model:
     def __init__(self, logits: np.ndarray):
         self._logits = logits
 
-    def apply(self, _variables: Any, _images: Any, **_: Any) -> jax.Array:
-        return jnp.asarray(self._logits)
+    def apply(self, _variables: Any, _images: Any, mutable: Any = (), **_: Any) -> Any:
+        logits = jnp.asarray(self._logits)
+        return (logits, {}) if mutable else logits
 
 
 @pytest.mark.parametrize("loss", ["softmax", "sigmoid"])

@@ -7,6 +7,7 @@ import optax
 import pytest
 
 from tests import golden
+from tests.golden import VIT
 from vit_jax.errors import UserError
 from vit_jax.models.create import VARIANTS, create_model
 from vit_jax.parameters.groups import decay_factors
@@ -59,7 +60,7 @@ def test_rsqrt_halves_after_three_timescales_and_cools_down_to_zero() -> None:
     ("name", "kwargs", "message"),
     [
         ("cosin", {}, "Did you mean 'cosine'"),
-        ("cosine", {"warmup_steps": 100}, "warmup_steps=100"),
+        ("cosine", {"warmup_steps": 100, "cooldown_steps": 1}, "warmup_steps=100"),
         ("rsqrt", {"warmup_steps": 50, "cooldown_steps": 50}, "cooldown_steps=50"),
         ("rsqrt", {"timescale_steps": 0}, "timescale_steps=0 must be positive"),
         ("staircase", {"decay_at": (0.5, 30)}, r"decay_at=\(0.5, 30\) must be fractions"),
@@ -92,7 +93,7 @@ def test_nothing_to_do_is_refused(duration: dict) -> None:
 def test_exactly_these_parameters_decay() -> None:
     row = {**VARIANTS["Ti/16"], "num_layers": 1, "representation_size": 8}
     params = golden.abstract_params(create_model(**row, num_classes=3))
-    mask = flatten_names(decay_factors(params, r".*/kernel", ()))
+    mask = flatten_names(decay_factors(params, r".*/kernel", (), VIT))
     block = "Transformer/encoderblock_0"
     assert {name for name, decays in mask.items() if decays} == {
         "embedding/kernel",
@@ -111,7 +112,7 @@ ZEROS = jax.tree.map(jnp.zeros_like, PARAMS)
 
 
 def one_update(name: str, grads: dict, **kwargs: object) -> dict:
-    tx = create_optimizer(name, schedule=lambda _: jnp.float32(0.1), **kwargs)
+    tx = create_optimizer(name, table=VIT, schedule=lambda _: jnp.float32(0.1), **kwargs)
 
     @jax.jit
     def update(params: Any, grads: Any) -> Any:
@@ -140,7 +141,7 @@ def test_clipping_comes_before_momentum() -> None:
 def test_momentum_dtype_reaches_the_state() -> None:
     for name in ("sgd", "adamw", "lion", "lamb", "lars"):
         for dtype in ("float32", "bfloat16"):
-            tx = create_optimizer(name, schedule=lambda _: 0.1, momentum_dtype=dtype)
+            tx = create_optimizer(name, table=VIT, schedule=lambda _: 0.1, momentum_dtype=dtype)
             dtypes = {str(leaf.dtype) for leaf in jax.tree.leaves(tx.init(PARAMS))}
             assert ("bfloat16" in dtypes) == (dtype == "bfloat16"), (name, dtype)
 
@@ -163,7 +164,7 @@ def test_momentum_dtype_reaches_the_state() -> None:
 )
 def test_optimizer_mistakes_are_named(name: str, kwargs: dict, message: str) -> None:
     with pytest.raises(UserError, match=message):
-        create_optimizer(name, schedule=lambda _: 0.1, **kwargs)
+        create_optimizer(name, table=VIT, schedule=lambda _: 0.1, **kwargs)
 
 
 BLOCK = "Transformer/encoderblock_"
@@ -202,7 +203,7 @@ def two_updates(tx: optax.GradientTransformation, form: Any) -> dict[str, Any]:
     state = tx.init(params)
     for seed in (1, 2):
         params, state = update(params, state, form(draw(seed)))
-    return flatten_names(unstack_blocks(params))
+    return flatten_names(VIT.unstack(params))
 
 
 def optax_lars(learning_rate: Any, weight_decay: float) -> optax.GradientTransformation:
@@ -239,13 +240,15 @@ def test_updates_are_those_of_optax_and_the_scan_form_is_like_the_loop_form(
     name: str, theirs: Any
 ) -> None:
     schedule = optax.linear_schedule(0.1, 0.05, 2)
-    tx = create_optimizer(name, schedule=schedule, weight_decay=0.3, decay_parameters="all")
+    tx = create_optimizer(
+        name, table=VIT, schedule=schedule, weight_decay=0.3, decay_parameters="all"
+    )
     kwargs: Any = {"learning_rate": schedule, "weight_decay": 0.3}
     expected = two_updates(theirs(**kwargs), lambda tree: tree)
     if name == "muon":  # its Adam is Nesterov's
         adam = two_updates(optax.adamw(**kwargs), lambda tree: tree)
         expected |= {key: adam[key] for key in SHAPES if BLOCK not in key or "bias" in key}
-    for form in (lambda tree: tree, stack_blocks):
+    for form in (lambda tree: tree, VIT.stack):
         for key, value in two_updates(tx, form).items():
             # Five iterations of products of float32 matrices.
             np.testing.assert_allclose(value, expected[key], rtol=2e-5, atol=2e-5, err_msg=key)
@@ -271,9 +274,9 @@ def test_lamb_of_kernels_is_timms() -> None:
         theirs.step()
     kwargs: dict[str, Any] = {"schedule": lambda _: jnp.float32(0.1), "weight_decay": 0.3}
     kwargs |= {"clip_norm": 1.0, "eps": 1e-8}
-    everything = two_updates(create_optimizer("lamb", **kwargs), stack_blocks)
+    everything = two_updates(create_optimizer("lamb", table=VIT, **kwargs), VIT.stack)
     ours = two_updates(
-        create_optimizer("lamb", **kwargs, adapted_parameters="kernels"), stack_blocks
+        create_optimizer("lamb", table=VIT, **kwargs, adapted_parameters="kernels"), VIT.stack
     )
     for name, value in ours.items():
         np.testing.assert_allclose(value, tensors[name], rtol=2e-5, atol=2e-5, err_msg=name)
@@ -282,4 +285,4 @@ def test_lamb_of_kernels_is_timms() -> None:
 
 def test_muon_without_a_matrix_is_refused() -> None:
     with pytest.raises(UserError, match="finds no kernel in a block; use 'adamw'"):
-        create_optimizer("muon", schedule=lambda _: 0.1).init(PARAMS)
+        create_optimizer("muon", table=VIT, schedule=lambda _: 0.1).init(PARAMS)

@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests import tiny
+from tests import golden, tiny
+from tests.golden import VIT
 from vit_jax.errors import UserError
 from vit_jax.objectives.objective import Batch, Metrics, Objective
 from vit_jax.parameters.sharding import batch_sharding, create_mesh, replicated
@@ -59,9 +60,11 @@ def update(
 ) -> tuple[Any, dict[str, jax.Array]]:
     """The gradient of one update, and its metrics; with `rho` None the plain one."""
     gradient = create_gradient("plain") if rho is None else create_gradient("sam", rho=rho)
-    freeze = options.get("freeze", "")
-    tx = create_optimizer("sgd", schedule=lambda _: jnp.float32(1.0), freeze=freeze)
-    step = make_train_step(Toy(dropout), tx, seed=7, gradient=gradient, **options)
+    freeze = options.pop("freeze", "")
+    tx = create_optimizer("sgd", table=VIT, schedule=lambda _: jnp.float32(1.0), freeze=freeze)
+    step = make_train_step(
+        Toy(dropout), tx, seed=7, gradient=gradient, to_model=golden.frozen(freeze), **options
+    )
     mesh = mesh or create_mesh(devices=jax.devices()[:1])
     with jax.set_mesh(mesh):
         state = create_train_state(params, tx=tx, polyak_decay=0.0)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from tests import golden
+from tests.golden import VIT
 from vit_jax.objectives.classification import Classification
 from vit_jax.objectives.objective import Task
 from vit_jax.parameters.sharding import create_mesh, replicated
@@ -44,14 +45,14 @@ def one_update(accumulation_steps: int = 1, freeze: str = "") -> tuple[Any, Any,
 
     A plain step of rate 1 shows the gradient: params - gradient.
     """
-    tx = create_optimizer("sgd", schedule=lambda _: jnp.float32(1.0), freeze=freeze)
+    tx = create_optimizer("sgd", table=VIT, schedule=lambda _: jnp.float32(1.0), freeze=freeze)
     step = make_train_step(
         Classification(Task.of(golden_model())),
         tx,
         seed=0,
         accumulation_steps=accumulation_steps,
         polyak_decay=0.75,
-        freeze=freeze,
+        to_model=golden.frozen(freeze),
     )
     with jax.set_mesh(one_device()):
         state = create_train_state(golden_params(), tx=tx, polyak_decay=0.75)
@@ -93,7 +94,7 @@ def test_three_updates_of_the_official_code(key: str) -> None:
     rates = [float(schedule(i)) for i in range(3)]
     np.testing.assert_allclose(rates, row["lr_used"], rtol=1e-6, atol=1e-9)
     tx = create_optimizer(
-        "sgd", schedule=schedule, clip_norm=float(clip), momentum_dtype="bfloat16"
+        "sgd", table=VIT, schedule=schedule, clip_norm=float(clip), momentum_dtype="bfloat16"
     )
     step = make_train_step(
         Classification(Task.of(golden_model())), tx, seed=0, accumulation_steps=int(accum)

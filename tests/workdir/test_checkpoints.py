@@ -19,6 +19,7 @@ import pytest
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from tests import forks, tiny
+from tests.golden import MIXER
 from vit_jax.errors import TransientError, UserError
 from vit_jax.files import manifest as checksums
 from vit_jax.files.paths import write_json
@@ -123,7 +124,9 @@ def test_so_is_the_state_of_every_optimizer(tmp_path: Path, name: str) -> None:
     rng = np.random.default_rng(0)
     dense, head = ({"kernel": jnp.asarray(rng.normal(size=(8, 4)), jnp.float32)} for _ in range(2))
     params = {"MixerBlock_0": {"channel_mixing": {"Dense_0": dense}}, "head": head}
-    tx = create_optimizer(name, schedule=lambda _: 0.1, momentum_dtype="bfloat16", freeze="head/.*")
+    tx = create_optimizer(
+        name, table=MIXER, schedule=lambda _: 0.1, momentum_dtype="bfloat16", freeze="head/.*"
+    )
     _, opt_state = tx.update(params, tx.init(params), params)
     state = TrainState(step=jnp.int32(1), params=params, opt_state=opt_state)
     assert any(np.any(leaf) for leaf in jax.tree.leaves(opt_state) if leaf.dtype == jnp.bfloat16)
@@ -154,15 +157,14 @@ def test_restored_and_saved_states_may_be_donated(tmp_path: Path) -> None:
     # On CPU, Orbax hands one host buffer to all eight devices of a replicated leaf without a
     # copy, and reads the buffers of a state while it is saved: a donated step must not show.
     replicated = NamedSharding(mesh_of(8, 1), PartitionSpec())
-    fresh = jax.jit(lambda: {"params": jnp.arange(1 << 18, dtype=jnp.float32)})
-    state = jax.device_put(fresh(), replicated)
+    numbers = jnp.arange(1 << 18, dtype=jnp.float32)
+    state = jax.device_put(TrainState(jnp.int32(0), {"a": numbers}, None), replicated)
     step_fn = jax.jit(
-        lambda s: {"params": s["params"] * 2 + 1},
-        in_shardings=({"params": replicated},),
-        out_shardings={"params": replicated},
+        lambda s: s.replace(params={"a": s.params["a"] * 2 + 1}),
+        out_shardings=replicated,
         donate_argnums=0,
     )
-    target = {"params": jax.ShapeDtypeStruct((1 << 18,), jnp.float32, sharding=replicated)}
+    target = abstract(state, mesh_of(8, 1))
     expected = np.arange(1 << 18, dtype=np.float32)
     with managing(tmp_path) as manager:
         for step in range(1, 5):
@@ -170,12 +172,12 @@ def test_restored_and_saved_states_may_be_donated(tmp_path: Path) -> None:
             state = step_fn(step_fn(state))  # while the save is under way
             found, restored = manager.restore(target)
             assert found == step
-            np.testing.assert_array_equal(restored["params"], expected)
+            np.testing.assert_array_equal(restored.params["a"], expected)
             again = step_fn(step_fn(restored))
             expected = (expected * 2 + 1) * 2 + 1
-            for shard in again["params"].addressable_shards:
+            for shard in again.params["a"].addressable_shards:
                 np.testing.assert_array_equal(shard.data, expected)
-            np.testing.assert_array_equal(state["params"], expected)
+            np.testing.assert_array_equal(state.params["a"], expected)
 
 
 def save_scores(workdir: Path, scores: dict[int, Any], **options: Any) -> None:

@@ -166,4 +166,5 @@ FAMILY = Family(
         "standardization_epsilon": (bit.WEIGHT_STANDARDIZATION_EPSILON,),
     },
     check=bit.check,
+    scale=lambda _: 0,
 )

@@ -249,4 +249,5 @@ FAMILY = Family(
     choices={"remat": ("none", "full"), "max_pool_padding": ("-inf", "zero")},
     check=check,
     conventions=("max_pool_padding", "standardization_epsilon"),
+    scale=lambda model: 2 if model["resnet_width_factor"] >= 3 else 0,
 )

@@ -35,8 +35,9 @@ class DistilledVisionTransformer(VisionTransformer):
         del train
         return x[:, :2]
 
-    def _classify(self, x: jax.Array) -> jax.Array:
+    def _classify(self, x: jax.Array, *, train: bool) -> jax.Array:
         """[B, 2, D] -> [B, K] float32, as timm and Hugging Face combine the heads."""
+        del train
         x = jnp.asarray(x, jnp.float32)
         if not self.num_classes:
             return jnp.mean(x, axis=1)  # [B, D]
@@ -60,5 +61,11 @@ FAMILY = dataclasses.replace(
     ),
     sizes=DEIT,
     # The two heads need the two tokens, and no layer in between.
-    choices={**vit.FAMILY.choices, "classifier": ("token",), "representation_size": (None,)},
+    objective="hard_distillation",
+    choices={
+        **vit.FAMILY.choices,
+        "classifier": ("token",),
+        "representation_size": (None,),
+        "head_norm": (False,),
+    },
 )

@@ -81,6 +81,9 @@ class Family:
       sequence: the parameter, and its axis, whose length is the number of tokens; None: any number.
       conventions: attributes that change the output for the same parameters.
       head_conventions: those that change the head's input.
+      objective: the one that trains it from scratch.
+      scale: of a model with these attributes, for recipes: 0; from 1 on blocks are recomputed and
+        scanned, from 2 on the state is split over devices.
     """
 
     module: type[nn.Module]
@@ -98,6 +101,8 @@ class Family:
     sequence: tuple[str, int] | None = None
     conventions: tuple[str, ...] = ()
     head_conventions: tuple[str, ...] = ()
+    objective: str = "classification"
+    scale: Callable[[Mapping[str, Any]], int] = lambda model: scale_of_width(model["hidden_size"])
 
     @functools.cached_property
     def keys(self) -> dict[str, dataclasses.Field[Any]]:
@@ -110,6 +115,11 @@ class Family:
     def block_name(self) -> str:
         """`blocks` without its parent modules."""
         return self.blocks.rpartition("/")[2]
+
+
+def scale_of_width(width: int) -> int:
+    """The `Family.scale` of a Transformer: L is 1; So400m, H, g and G are 2."""
+    return (width >= 1024) + (width >= 1152)
 
 
 def axis_of(shapes: Shapes, name: str, ndim: int, axis: int) -> int | None:

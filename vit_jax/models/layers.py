@@ -29,6 +29,8 @@ import numpy as np
 from jax.ad_checkpoint import checkpoint_name as saved
 from jax.experimental.layout import Layout, with_layout_constraint
 
+from vit_jax.errors import UserError
+
 # What the forward pass saves; the backward pass recomputes the rest.
 REMAT_POLICIES: dict[str, Any] = {
     "none": None,  # everything is saved
@@ -251,6 +253,61 @@ class LayerNorm(nn.Module):
         zeros = nn.initializers.zeros_init()
         bias = self.param("bias", zeros, (x.shape[-1],)) if self.use_bias else jnp.zeros(())
         return _normalize(x, scale, bias, self.epsilon).astype(self.dtype)
+
+
+class BatchNorm(nn.Module):
+    """(x - mean) / sqrt(var + epsilon) * scale + bias per channel: [B, ..., C] -> [B, ..., C].
+
+    Training takes mean and variance from the batch, over all devices, and stores their running
+    averages as new values of `mean` and `var` in the collection `buffers`, as PyTorch computes
+    them; everything else reads these two. They are among the parameters, in rows with
+    `is_statistic`, and have no gradient. In float32, with one rounding to `dtype` at the end.
+
+    Attributes:
+      train: whether this is training with the statistics of the batch.
+      momentum: of the running averages.
+      affine: whether there are `scale` and `bias`.
+    """
+
+    train: bool
+    epsilon: float = 1e-5
+    momentum: float = 0.9
+    affine: bool = True
+    dtype: Any = jnp.float32
+    scale_init: Any = nn.initializers.ones_init()
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        zeros, ones = nn.initializers.zeros_init(), nn.initializers.ones_init()
+        inits = {"mean": zeros, "var": ones}
+        inits |= {"scale": self.scale_init, "bias": zeros} if self.affine else {}
+        params = {name: self.param(name, init, x.shape[-1:]) for name, init in inits.items()}
+        x = jnp.asarray(x, jnp.float32)
+        mean, variance = jax.lax.stop_gradient((params["mean"], params["var"]))
+        if self.train and not self.is_initializing():
+            running = {"mean": mean, "var": variance}
+            axes = tuple(range(x.ndim - 1))
+            mean, variance = jnp.mean(x, axes), jnp.var(x, axes)
+            self._store(running, mean, variance, x.size // x.shape[-1])
+        features = (*(1,) * (x.ndim - 1), -1)
+        mean, variance = jnp.reshape(mean, features), jnp.reshape(variance, features)
+        x = (x - mean) * jax.lax.rsqrt(variance + self.epsilon)
+        if self.affine:
+            scale, bias = (jnp.reshape(params[name], features) for name in ("scale", "bias"))
+            x = x * scale + bias
+        return x.astype(self.dtype)
+
+    def _store(self, running: Any, mean: jax.Array, variance: jax.Array, count: int) -> None:
+        if not self.is_mutable_collection("buffers"):
+            raise UserError(
+                "this objective does not keep the statistics of the model's batch norms; use "
+                "classification or distillation, or model.frozen_norms=True."
+            )
+        # The average is of the unbiased estimate, as in PyTorch.
+        batch = {"mean": mean, "var": variance * (count / max(count - 1, 1))}
+        for name, value in jax.lax.stop_gradient(batch).items():
+            average = self.momentum * running[name] + (1.0 - self.momentum) * value
+            self.put_variable("buffers", name, average)
 
 
 def random_words(rng: jax.Array, shape: tuple[int, ...]) -> jax.Array:

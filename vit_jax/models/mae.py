@@ -112,7 +112,7 @@ class MaskedAutoencoder(VisionTransformer):
             return self._decode(x, corruption["restore"], grid, images.shape[-1], train=train)
         if self.is_initializing():  # an encoder without its decoder is a VisionTransformer
             self._decode(x, jnp.arange(x.shape[1] - 1)[None], grid, images.shape[-1], train=train)
-        return self._classify(x[:, 0])
+        return self._classify(x[:, 0], train=train)
 
     def _decode(
         self, x: jax.Array, restore: jax.Array, grid: tuple[int, int], channels: int, *, train: bool
@@ -193,8 +193,10 @@ FAMILY = dataclasses.replace(
         "position_embedding": ("learned",),
         "position_stddev": (VisionTransformer.position_stddev,),  # fixed positions: never read
         "representation_size": (None,),
+        "head_norm": (False,),
         "resnet_layers": (None,),
     },
     check=check,
     conventions=("gelu", "layer_norm_epsilon"),
+    objective="mae",
 )

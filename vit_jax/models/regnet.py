@@ -1,13 +1,12 @@
 """RegNetY ("Designing Network Design Spaces", arXiv 2003.13678): the teacher of DeiT.
 
-Stages of residual bottlenecks with grouped convolutions and squeeze-and-excitation. Its batch norms
-use stored statistics, in training too: as a teacher and in fine-tuning (frozen statistics, as is
-usual in detection) it computes what the published models compute. Statistics of the batch, which
-training from scratch needs, are not implemented. B: batch, C: channels, g: channels per group.
+Stages of residual bottlenecks with grouped convolutions and squeeze-and-excitation. B: batch, C:
+channels, g: channels per group.
 """
 
 from __future__ import annotations
 
+import functools
 import re
 from typing import Any
 
@@ -17,10 +16,9 @@ import jax.numpy as jnp
 
 from vit_jax.errors import UserError
 from vit_jax.models.family import FIRST, HEAD, Family, Row, Shapes, axis_of
-from vit_jax.models.layers import IdentityLayer
+from vit_jax.models.layers import BatchNorm, IdentityLayer
 from vit_jax.models.tokens import pixels_per_token, token_grid
 
-BATCH_NORM_EPSILON = 1e-5
 STEM_WIDTH = 32
 SQUEEZE = 4  # the bottleneck of squeeze-and-excitation has a fourth of the block's input channels
 
@@ -30,27 +28,6 @@ SIZES: dict[str, tuple[tuple[int, ...], tuple[int, ...], int]] = {
     "4GF": ((2, 6, 12, 2), (128, 192, 512, 1088), 64),
     "16GF": ((2, 4, 11, 1), (224, 448, 1232, 3024), 112),
 }
-
-
-class FrozenBatchNorm(nn.Module):
-    """(x - mean) / sqrt(var + epsilon) * scale + bias per channel: [B, H, W, C] -> [B, H, W, C].
-
-    `mean` and `var` are parameters without gradient, which weight decay leaves out too
-    (`optimizer.DECAY_MASKS`). Computed in float32, with one rounding to `dtype`.
-    """
-
-    dtype: Any = jnp.float32
-
-    @nn.compact
-    def __call__(self, x: jax.Array) -> jax.Array:
-        zeros, ones = nn.initializers.zeros_init(), nn.initializers.ones_init()
-        inits = {"mean": zeros, "var": ones, "scale": ones, "bias": zeros}
-        mean, var, scale, bias = (
-            self.param(name, init, x.shape[-1:])[None, None, None] for name, init in inits.items()
-        )  # [1, 1, 1, C]
-        mean, var = jax.lax.stop_gradient((mean, var))
-        factor = jax.lax.rsqrt(var + BATCH_NORM_EPSILON) * scale
-        return ((jnp.asarray(x, jnp.float32) - mean) * factor + bias).astype(self.dtype)
 
 
 def _conv(
@@ -97,23 +74,25 @@ class Block(nn.Module):
     features: int
     group_width: int
     stride: int
+    train_norms: bool
     dtype: Any = jnp.float32
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         dtype, width = self.dtype, self.features
+        norm = functools.partial(BatchNorm, self.train_norms, dtype=dtype)
         shortcut = x
         if x.shape[-1] != width or self.stride != 1:
             shortcut = _conv(width, 1, self.stride, dtype, "conv_proj")(x)  # [B, H/s, W/s, F]
-            shortcut = FrozenBatchNorm(dtype, name="bn_proj")(shortcut)
+            shortcut = norm(name="bn_proj")(shortcut)
         y = _conv(width, 1, 1, dtype, "conv1")(x)  # [B, H, W, F]
-        y = nn.relu(FrozenBatchNorm(dtype, name="bn1")(y))
+        y = nn.relu(norm(name="bn1")(y))
         groups = width // self.group_width
         y = _conv(width, 3, self.stride, dtype, "conv2", groups)(y)  # [B, H/s, W/s, F]
-        y = nn.relu(FrozenBatchNorm(dtype, name="bn2")(y))
+        y = nn.relu(norm(name="bn2")(y))
         y = SqueezeExcite(round(x.shape[-1] / SQUEEZE), dtype, name="se")(y)
         y = _conv(width, 1, 1, dtype, "conv3")(y)
-        return nn.relu(shortcut + FrozenBatchNorm(dtype, name="bn3")(y))
+        return nn.relu(shortcut + norm(name="bn3")(y))
 
 
 class RegNet(nn.Module):
@@ -126,6 +105,8 @@ class RegNet(nn.Module):
       stage_widths: channels of each stage.
       group_width: channels per group of the 3x3 convolutions; divides each width.
       head_bias_init: constant; -10 if the loss is a sigmoid over many classes.
+      frozen_norms: training keeps the statistics of the batch norms as they are and uses them, as
+        is usual where batches are small.
       remat: `none`, or `full`, which recomputes each block in the backward pass.
       dtype: of the computation; parameters, the norms, the mean over the feature map and the
         logits are float32.
@@ -136,6 +117,7 @@ class RegNet(nn.Module):
     stage_widths: tuple[int, ...]
     group_width: int
     head_bias_init: float = 0.0
+    frozen_norms: bool = False
     remat: str = "none"
     dtype: Any = jnp.float32
 
@@ -155,17 +137,18 @@ class RegNet(nn.Module):
 
     @nn.compact
     def __call__(self, images: jax.Array, *, train: bool) -> jax.Array:
-        """Normalised images [B, H, W, C] -> logits [B, K] float32; `train` has no effect."""
-        del train
+        """Normalised images [B, H, W, C] -> logits [B, K] float32."""
+        train_norms = train and not self.frozen_norms
         x = jnp.asarray(images, self.dtype)
         x = _conv(STEM_WIDTH, 3, 2, self.dtype, "conv_stem")(x)  # [B, H/2, W/2, 32]
-        x = nn.relu(FrozenBatchNorm(self.dtype, name="bn_stem")(x))
+        x = nn.relu(BatchNorm(train_norms, dtype=self.dtype, name="bn_stem")(x))
         block = nn.remat(Block) if self.remat == "full" else Block
         stages = zip(self.stage_layers, self.stage_widths, strict=True)
         for stage, (num_blocks, width) in enumerate(stages, start=1):
             for i in range(num_blocks):
                 name, stride = f"stage{stage}_block{i + 1}", 1 if i else 2
-                x = block(width, self.group_width, stride, self.dtype, name=name)(x)
+                sizes = width, self.group_width, stride
+                x = block(*sizes, train_norms, self.dtype, name=name)(x)
         x = jnp.mean(x, axis=(1, 2), dtype=jnp.float32)  # [B, D]
         x = IdentityLayer(name="pre_logits")(x)
         if not self.num_classes:
@@ -214,9 +197,11 @@ FAMILY = Family(
     acronym="RegNetY",
     rows=(
         Row("conv_stem/kernel", (None, None, None, "features"), FIRST, role="image"),
-        Row("bn_stem/(?:scale|bias|mean|var)", ("features",), FIRST),
+        Row("bn_stem/(?:scale|bias)", ("features",), FIRST),
+        Row("bn_stem/(?:mean|var)", ("features",), FIRST, is_statistic=True),
         Row(rf"{_BLOCK}/conv(?:[123]|_proj)/kernel", (None, None, None, "features"), FIRST),
-        Row(rf"{_BLOCK}/bn(?:[123]|_proj)/(?:scale|bias|mean|var)", ("features",), FIRST),
+        Row(rf"{_BLOCK}/bn(?:[123]|_proj)/(?:scale|bias)", ("features",), FIRST),
+        Row(rf"{_BLOCK}/bn(?:[123]|_proj)/(?:mean|var)", ("features",), FIRST, is_statistic=True),
         Row(rf"{_BLOCK}/se/reduce/kernel", ("features", None), FIRST),
         Row(rf"{_BLOCK}/se/expand/kernel", (None, "features"), FIRST),
         Row(rf"{_BLOCK}/se/reduce/bias", (None,), FIRST),
@@ -231,4 +216,5 @@ FAMILY = Family(
     # The Transformer's other policies save nothing of a convolution.
     choices={"remat": ("none", "full")},
     check=check,
+    scale=lambda _: 0,
 )

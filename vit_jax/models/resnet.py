@@ -1,11 +1,12 @@
 """The ResNet of the hybrid models (paper, sections 3.1 "Hybrid architecture" and 4.1).
 
 A post-activation ResNet with group normalisation and standardised convolutions, as in the
-official code; that of BiT (`bit.py`) is pre-activation.
+official code, or with batch normalisation; that of BiT (`bit.py`) is pre-activation.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -15,6 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from vit_jax.models.family import FIRST, Row, Shapes, axis_of
+from vit_jax.models.layers import BatchNorm
 
 GROUP_NORM_EPSILON = 1e-6
 WEIGHT_STANDARDIZATION_EPSILON = 1e-5
@@ -24,11 +26,13 @@ STEM_WIDTH = 64  # channels of the stem, and of the first stage's bottleneck, at
 _UNIT = r"block\d+/unit(?P<unit>\d+)"
 UNIT_ROWS = (  # BiT uses the same names
     Row(f"{_UNIT}/conv(?:[123]|_proj)/kernel", (None, None, None, "features"), FIRST),
-    Row(f"{_UNIT}/gn(?:[123]|_proj)/(?:scale|bias)", ("features",), FIRST),
+    Row(f"{_UNIT}/[gb]n(?:[123]|_proj)/(?:scale|bias)", ("features",), FIRST),
+    Row(f"{_UNIT}/bn(?:[123]|_proj)/(?:mean|var)", ("features",), FIRST, is_statistic=True),
 )
 ROWS = (
     Row("conv_root/kernel", (None, None, None, "features"), FIRST, role="image"),
-    Row("gn_root/(?:scale|bias)", ("features",), FIRST),
+    Row("[gb]n_root/(?:scale|bias)", ("features",), FIRST),
+    Row("bn_root/(?:mean|var)", ("features",), FIRST, is_statistic=True),
     *UNIT_ROWS,
 )
 
@@ -58,39 +62,53 @@ class StdConv(nn.Conv):
         return self.standardize(value) if name == "kernel" else value
 
 
+@dataclasses.dataclass(frozen=True)
+class ResNetLayers:
+    """Convolutions without bias and norms: standardised and of groups, or plain and of batches."""
+
+    batch_norm: bool
+    train: bool
+    dtype: Any
+
+    def conv(self, features: int, size: int, strides: tuple[int, int], name: str) -> nn.Module:
+        kind = nn.Conv if self.batch_norm else StdConv
+        return kind(features, (size, size), strides, use_bias=False, dtype=self.dtype, name=name)
+
+    def norm(self, part: str, **kwargs: Any) -> nn.Module:
+        """`gn1` or `bn1` for the part `1`."""
+        if self.batch_norm:
+            return BatchNorm(self.train, dtype=self.dtype, name=f"bn{part}", **kwargs)
+        return nn.GroupNorm(
+            epsilon=GROUP_NORM_EPSILON, dtype=self.dtype, name=f"gn{part}", **kwargs
+        )
+
+
 class ResidualUnit(nn.Module):
     """Bottleneck unit: [B, H, W, C] -> [B, H/s, W/s, 4 * features] for stride s.
 
-    y = gn3(conv3(relu(gn2(conv2(relu(gn1(conv1(x)))))))); out = relu(y + shortcut(x)).
+    y = norm3(conv3(relu(norm2(conv2(relu(norm1(conv1(x)))))))); out = relu(y + shortcut(x)).
     """
 
     features: int
+    layers: ResNetLayers
     strides: tuple[int, int] = (1, 1)
-    dtype: Any = jnp.float32
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        def conv(features: int, size: int, strides: tuple[int, int], name: str) -> nn.Module:
-            return StdConv(
-                features, (size, size), strides, use_bias=False, dtype=self.dtype, name=name
-            )
-
-        def norm(name: str, **kwargs: Any) -> nn.Module:
-            return nn.GroupNorm(epsilon=GROUP_NORM_EPSILON, dtype=self.dtype, name=name, **kwargs)
-
+        conv, norm = self.layers.conv, self.layers.norm
         features_out = 4 * self.features
         shortcut = x
         if x.shape[-1] != features_out or self.strides != (1, 1):
             shortcut = conv(features_out, 1, self.strides, "conv_proj")(x)
-            shortcut = norm("gn_proj")(shortcut)  # [B, H/s, W/s, 4F]
+            shortcut = norm("_proj")(shortcut)  # [B, H/s, W/s, 4F]
 
         y = conv(self.features, 1, (1, 1), "conv1")(x)
-        y = nn.relu(norm("gn1")(y))  # [B, H, W, F]
+        y = nn.relu(norm("1")(y))  # [B, H, W, F]
         y = conv(self.features, 3, self.strides, "conv2")(y)
-        y = nn.relu(norm("gn2")(y))  # [B, H/s, W/s, F]
+        y = nn.relu(norm("2")(y))  # [B, H/s, W/s, F]
         y = conv(features_out, 1, (1, 1), "conv3")(y)
         # Scale 0: at initialisation the unit is its shortcut.
-        y = norm("gn3", scale_init=nn.initializers.zeros_init())(y)  # [B, H/s, W/s, 4F]
+        y = norm("3", scale_init=nn.initializers.zeros_init())(y)  # [B, H/s, W/s, 4F]
         return nn.relu(y + shortcut)
 
 
@@ -100,29 +118,31 @@ class ResNetStage(nn.Module):
     num_units: int
     features: int
     first_stride: tuple[int, int]
-    dtype: Any = jnp.float32
+    layers: ResNetLayers
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         for i in range(self.num_units):
             strides = self.first_stride if i == 0 else (1, 1)
-            x = ResidualUnit(self.features, strides, dtype=self.dtype, name=f"unit{i + 1}")(x)
+            x = ResidualUnit(self.features, self.layers, strides, name=f"unit{i + 1}")(x)
         return x
 
 
-def resnet_features(x: jax.Array, layers: Sequence[int], width: int, dtype: Any) -> jax.Array:
+def resnet_features(
+    x: jax.Array, units: Sequence[int], width: int, layers: ResNetLayers
+) -> jax.Array:
     """Stem and stages: [B, H, W, C] -> [B, H/d, W/d, C'], d = 4 * 2^(stages - 1); 4 for no stage.
 
     Called inside the model's compact `__call__`, so that the parameters are at the root of the
     tree (`conv_root`, `gn_root`, `block1/unit1/...`), as in published files.
     """
-    x = StdConv(width, (7, 7), (2, 2), use_bias=False, dtype=dtype, name="conv_root")(x)
-    x = nn.GroupNorm(epsilon=GROUP_NORM_EPSILON, dtype=dtype, name="gn_root")(x)
+    x = layers.conv(width, 7, (2, 2), "conv_root")(x)
+    x = layers.norm("_root")(x)
     x = nn.relu(x)  # [B, H/2, W/2, width]
     x = nn.max_pool(x, window_shape=(3, 3), strides=(2, 2), padding="SAME")  # [B, H/4, W/4, width]
-    for i, num_units in enumerate(layers):
+    for i, num_units in enumerate(units):
         first_stride = (1, 1) if i == 0 else (2, 2)
-        stage = ResNetStage(num_units, width * 2**i, first_stride, dtype, name=f"block{i + 1}")
+        stage = ResNetStage(num_units, width * 2**i, first_stride, layers, name=f"block{i + 1}")
         x = stage(x)
     return x
 

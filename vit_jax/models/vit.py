@@ -32,6 +32,7 @@ from vit_jax.models.family import (
 )
 from vit_jax.models.layers import (
     REMAT_POLICIES,
+    BatchNorm,
     Dense,
     Dropout,
     IdentityLayer,
@@ -51,7 +52,7 @@ from vit_jax.models.positions import (
     position_rows,
 )
 from vit_jax.models.positions import AddPositionEmbs as AddPositionEmbs
-from vit_jax.models.resnet import resnet_features
+from vit_jax.models.resnet import ResNetLayers, resnet_features
 from vit_jax.models.tokens import patch_shape, pixels_per_token, token_grid
 from vit_jax.models.variants import VIT
 
@@ -205,6 +206,8 @@ class VisionTransformer(nn.Module):
         (attention pooling), or every token: `unpooled` (without class token) and
         `token_unpooled` (with it), which give [B, N, num_classes].
       head_bias_init: constant; -10 if the loss is a sigmoid over many classes.
+      head_norm: a batch norm without scale and bias in front of the head (MAE's linear probe,
+        2111.06377, appendix A.1).
       position_embedding: `learned`, or another of the table in `positions.py`.
       position_stddev: of learned positions at the start: 0.02 in the official code, 1 / sqrt(D) in
         big_vision.
@@ -214,6 +217,8 @@ class VisionTransformer(nn.Module):
       attention: implementation of the attention, see `attention/choose.py`.
       resnet_layers: units per stage of a hybrid's ResNet; (): only its stem; None: no ResNet.
       resnet_width_factor: multiplies the channels of a hybrid's ResNet.
+      resnet_batch_norm: batch norms and plain convolutions in a hybrid's ResNet, instead of group
+        norms and standardised convolutions.
       remat: one of `REMAT_POLICIES`.
       scan: compile the blocks as one loop.
       dtype: of the computation; parameters, softmax, norms' statistics and logits are float32.
@@ -231,6 +236,7 @@ class VisionTransformer(nn.Module):
     representation_size: int | None = None
     classifier: str = "token"
     head_bias_init: float = 0.0
+    head_norm: bool = False
     position_embedding: str = "learned"
     position_stddev: float = 0.02
     gelu: str = "tanh"
@@ -238,6 +244,7 @@ class VisionTransformer(nn.Module):
     attention: str = "auto"
     resnet_layers: tuple[int, ...] | None = None
     resnet_width_factor: int = 1
+    resnet_batch_norm: bool = False
     remat: str = "none"
     scan: bool = False
     dtype: Any = jnp.float32
@@ -279,7 +286,8 @@ class VisionTransformer(nn.Module):
         x = jnp.asarray(images, self.dtype)
         if self.resnet_layers is not None:
             width = 64 * self.resnet_width_factor
-            x = resnet_features(x, self.resnet_layers, width, self.dtype)  # [B, H/d, W/d, C']
+            layers = ResNetLayers(self.resnet_batch_norm, train, self.dtype)
+            x = resnet_features(x, self.resnet_layers, width, layers)  # [B, H/d, W/d, C']
 
         patch = patch_shape(self.patch_size)
         embedding = functools.partial(PatchEmbedding, dtype=self.dtype, name="embedding")
@@ -303,7 +311,7 @@ class VisionTransformer(nn.Module):
             block=self.block,
             name="Transformer",
         )(x, train=train)
-        return self._classify(self._pool(x, train=train))
+        return self._classify(self._pool(x, train=train), train=train)
 
     def _token(self, name: str) -> jax.Array:
         """A learned token, [1, 1, D]."""
@@ -329,7 +337,7 @@ class VisionTransformer(nn.Module):
             return MAPHead(BlockConfig.of(self))(x, train=train)
         return x
 
-    def _classify(self, x: jax.Array) -> jax.Array:
+    def _classify(self, x: jax.Array, *, train: bool) -> jax.Array:
         """[..., D] -> [..., K] float32; the representation if num_classes is 0."""
         if self.representation_size is None:
             x = IdentityLayer(name="pre_logits")(x)
@@ -337,7 +345,11 @@ class VisionTransformer(nn.Module):
             dense = nn.Dense(self.representation_size, dtype=self.dtype, name="pre_logits")
             x = IdentityLayer(name="representation")(nn.tanh(dense(x)))  # [..., R]
         x = jnp.asarray(x, jnp.float32)
-        return self._head("head", x) if self.num_classes else x
+        if not self.num_classes:
+            return x
+        if self.head_norm:
+            x = BatchNorm(train, epsilon=1e-6, affine=False, name="head_norm")(x)
+        return self._head("head", x)
 
     def _head(self, name: str, x: jax.Array) -> jax.Array:
         """[..., D] -> [..., K]; initialized to zero except for its bias."""
@@ -387,7 +399,9 @@ def infer(shapes: Shapes) -> dict[str, Any]:
         "hidden_size": axis_of(shapes, "embedding/kernel", 4, 3),
         **infer_blocks(shapes, BLOCKS),
         **resnet.infer(shapes, "conv_root/kernel"),
+        "resnet_batch_norm": "bn_root/scale" in shapes,
         "representation_size": layer_width(shapes, "pre_logits"),
+        "head_norm": "head_norm/mean" in shapes,
         "classifier": "token" if "cls" in shapes else "map" if has_pooling else "gap",
         "position_embedding": infer_positions(shapes, "Transformer", BLOCKS),
     }
@@ -430,6 +444,7 @@ FAMILY = Family(
         *MAP_ROWS,
         Row("pre_logits/kernel", ("embed", None), LAST, role="pre_logits"),
         Row("pre_logits/bias", (None,), LAST, role="pre_logits"),
+        Row("head_norm/(?:mean|var)", ("embed",), LAST, role="head", is_statistic=True),
         *HEAD,
     ),
     sizes=VIT,

@@ -120,10 +120,10 @@ class Classification(_LabelObjective):
 
     def loss(self, params: Any, batch: Batch, rng: jax.Array) -> tuple[jax.Array, Metrics]:
         """Mean loss over the real examples, and `accuracy`; both are scalars."""
-        logits, _, statistics = self.apply_train(params, scale_images(batch["image"]), rng)
+        logits, _, seen = self.apply_train(params, scale_images(batch["image"]), rng)
         values = self.train_values(logits, batch)
         means = {name: masked_mean(value, batch["mask"]) for name, value in values.items()}
-        return means.pop("loss"), {**means, "buffers": statistics}
+        return means.pop("loss"), {**means, **seen}
 
     def evaluate(self, params: Any, batch: Batch) -> Metrics:
         """`loss`, without label smoothing to compare recipes, and `accuracy`: [B] each."""
@@ -191,7 +191,7 @@ class MultiLabel(_LabelObjective):
 
     def loss(self, params: Any, batch: Batch, rng: jax.Array) -> tuple[jax.Array, Metrics]:
         """Mean over the real examples."""
-        logits, _, statistics = self.apply_train(params, scale_images(batch["image"]), rng)
+        logits, _, seen = self.apply_train(params, scale_images(batch["image"]), rng)
         targets = jnp.asarray(batch["label"], jnp.float32)
         if "other_label" in batch:
             weight = batch["label_weight"][:, None]
@@ -200,7 +200,7 @@ class MultiLabel(_LabelObjective):
         if self._class_weights is not None:
             having = -targets * jax.nn.log_sigmoid(logits)  # [B, K]
             losses += jnp.sum((self._class_weights - 1.0) * having, axis=-1)
-        return masked_mean(losses, batch["mask"]), {"buffers": statistics}
+        return masked_mean(losses, batch["mask"]), seen
 
     def evaluate(self, params: Any, batch: Batch) -> Metrics:
         """`loss` [B]."""

@@ -57,7 +57,7 @@ class Distillation(Classification):
     def loss(self, params: Any, batch: Batch, rng: jax.Array) -> tuple[jax.Array, Metrics]:
         """The mean over the real examples; `accuracy` is the class head's."""
         images = scale_images(batch["image"])
-        mean, outputs, statistics = self.apply_train(params, images, rng)
+        mean, outputs, seen = self.apply_train(params, images, rng)
         logits = outputs.get("class_logits", mean)  # [B, K]
         student = outputs.get("distillation_logits", mean)  # [B, K]
         answers = jax.lax.stop_gradient(self._teacher.logits(params[TEACHER], images))
@@ -66,7 +66,7 @@ class Distillation(Classification):
         means = {name: masked_mean(value, batch["mask"]) for name, value in values.items()}
         label_loss = means.pop("loss")
         loss = (1.0 - self._weight) * label_loss + self._weight * means["distillation_loss"]
-        return loss, {**means, "buffers": statistics}
+        return loss, {**means, **seen}
 
     def _distill(self, logits: jax.Array, answers: jax.Array) -> jax.Array:
         """The student's and the teacher's logits, [B, K] each, to losses [B]."""

@@ -137,7 +137,7 @@ class Objective:
         """The same in training, with dropout.
 
         Returns:
-          (outputs, what the model has sown by name, new values of its statistics for `update`).
+          (outputs, what the model has sown by name, the entry `buffers` of the metrics, if any).
         """
         outputs, stored = self.model.apply(
             {"params": self._own(params)},
@@ -147,7 +147,8 @@ class Objective:
             mutable=["outputs", "buffers"],
         )
         sown = {name: values[0] for name, values in stored.get("outputs", {}).items()}
-        return outputs, sown, self.below_prefix(stored.get("buffers", {}))
+        statistics = stored.get("buffers")
+        return outputs, sown, {"buffers": self.below_prefix(statistics)} if statistics else {}
 
     def _own(self, params: Any) -> Any:
         return params[self.prefix] if self.prefix else params

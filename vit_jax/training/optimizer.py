@@ -27,8 +27,7 @@ from vit_jax.trees import path_name
 DECAY_MASKS = {
     # Kernels of dense layers, attention and convolutions; no biases, norms, cls, positions.
     "kernels": r".*/kernel",
-    # The statistics of a frozen batch norm (models/regnet.py) are constants.
-    "all": r"(?!.*/(?:mean|var)$).*",
+    "all": ".*",
 }
 MOMENTUM_DTYPES = ("float32", "bfloat16")
 
