@@ -6,7 +6,7 @@
     python scripts/train.py --config=configs/bit.py:quickstart --workdir=/tmp/bit
 
 The argument is VARIANT,DATASET[,EPOCHS] as in configs/pretrain.py, which trains the same models
-with Adam (table 3); VARIANT is a key of `models.bit.FAMILY.sizes`. Or it is `quickstart`: a small
+with Adam (table 3); VARIANT is a key of `models.variants.BIT`. Or it is `quickstart`: a small
 ResNet on the 300 scans of configs/quickstart.py, a minute on two cores. configs/hyperrule.py
 fine-tunes the result.
 
@@ -47,7 +47,7 @@ from ml_collections import ConfigDict
 from configs import pretrain, quickstart
 from vit_jax.config import section, set_kind
 from vit_jax.errors import check_known
-from vit_jax.models.bit import FAMILY
+from vit_jax.models.variants import BIT
 
 DECAYS = {90: (30, 60, 80), 40: (10, 23, 30, 37)}  # epochs: those after which the rate falls
 TABLE_7 = {"R50x1": 78.24, "R152x2": 84.37}  # ImageNet, SGD
@@ -58,7 +58,7 @@ def get_config(argument: str = "R50x1,imagenet2012") -> ConfigDict:
     if argument == "quickstart":
         return small()
     variant, dataset, epochs = pretrain.parse_argument("bit", argument)
-    check_known("VARIANT", variant, FAMILY.sizes)
+    check_known("VARIANT", variant, BIT)
     config = pretrain.pretraining(variant, dataset)
     name = pretrain.without_version(dataset)
     planned = 40 if name.startswith("jft") else 90

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from vit_jax.models.create import MODELS
+from vit_jax.models.create import MODELS, VARIANTS_OF
 
 _SMALL = {"patch_size": 8, "hidden_size": 16, "num_layers": 2, "num_heads": 2, "vocab_size": 100}
 _SMALL |= {"stage_widths": (8, 16), "group_width": 8}
@@ -14,7 +14,7 @@ def small(kind: str) -> dict[str, Any]:
     `modern_vit:FORM` is one of `FORMS`.
     """
     kind, _, form = kind.partition(":")
-    sizes = dict(next(iter(MODELS[kind].sizes.values())))
+    sizes = dict(next(iter(VARIANTS_OF[kind].values())))
     for key, value in sizes.items():
         if isinstance(value, tuple) and key not in _SMALL:
             sizes[key] = (1,) * min(len(value), 2)

@@ -35,7 +35,7 @@ from vit_jax.inference.model import Model
 from vit_jax.inference.predict import predict
 from vit_jax.inference.probe import probe
 from vit_jax.inference.visualize import visualize
-from vit_jax.models.create import MODELS, VARIANTS, create_model, recognise, variant_of
+from vit_jax.models.create import MODELS, VARIANTS, VARIANTS_OF, create_model, recognise, variant_of
 from vit_jax.models.features import available_features
 from vit_jax.models.look import INSIDE, can_show
 from vit_jax.parameters.sharding import batch_sharding, create_mesh
@@ -191,7 +191,7 @@ def test_blocks_stack_and_unstack(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", MODELS)
 def test_every_size_has_its_name(kind: str) -> None:
-    for name in MODELS[kind].sizes:
+    for name in VARIANTS_OF[kind]:
         assert VARIANTS[variant_of(VARIANTS[name])] == VARIANTS[name]
 
 

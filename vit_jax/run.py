@@ -212,7 +212,10 @@ class Run:
 
 
 def create_run(
-    config: ConfigDict, mesh: Mesh, open_dataset: Callable[..., Dataset] | None = None
+    config: ConfigDict,
+    mesh: Mesh,
+    open_dataset: Callable[..., Dataset] | None = None,
+    on_wait: Callable[[], None] = lambda: None,
 ) -> Run:
     """Builds the parts; opens the data and checks that all sizes match.
 
@@ -220,6 +223,7 @@ def create_run(
       config: with the keys of `config.get_config`.
       mesh: from `create_mesh`, set by `jax.set_mesh` if its devices are available.
       open_dataset: replaces `create_dataset` if the data are missing or passed by the user.
+      on_wait: called before an evaluation waits for a batch.
 
     Raises:
       UserError: a mistake in the config or the data.
@@ -251,6 +255,7 @@ def create_run(
             feature_of, objective, dataset.image_shape, start.model_shapes
         ),
         with_classes=functools.partial(with_classes, objective.class_names),
+        on_wait=on_wait,
     )
     check_metrics(
         evaluations,

@@ -14,8 +14,8 @@ from tests.pretrained import weights
 from vit_jax.errors import UserError
 from vit_jax.files.paths import write_arrays
 from vit_jax.inference.load import load_model
-from vit_jax.models.bert import BLOCKS
 from vit_jax.models.create import create_model
+from vit_jax.models.later.bert import BLOCKS
 from vit_jax.parameters.table import abstract_params, table_of
 from vit_jax.trees import count_parameters, flatten_names, unflatten_names
 

@@ -11,8 +11,7 @@ import pytest
 from tests import golden
 from vit_jax.errors import UserError
 from vit_jax.models import bit
-from vit_jax.models.bit import FAMILY
-from vit_jax.models.create import VARIANTS, create_model, get_variant
+from vit_jax.models.create import VARIANTS, VARIANTS_OF, create_model, get_variant
 from vit_jax.models.tokens import token_grid
 from vit_jax.trees import count_parameters, flatten_names
 
@@ -91,9 +90,9 @@ def test_parameter_counts(name: str) -> None:
 
 def test_the_models_of_the_papers_tables_are_there() -> None:
     assert {"R50x1", "R50x2", "R101x1", "R152x1", "R152x2", "R200x3"} <= set(
-        FAMILY.sizes
+        VARIANTS_OF["bit"]
     )  # 3 and 6
-    assert {*COUNTS, "R26x1"} == set(FAMILY.sizes)
+    assert {*COUNTS, "R26x1"} == set(VARIANTS_OF["bit"])
     with pytest.raises(UserError, match=r"R26x1, R50x1.*|Did you mean 'R50x1'"):
         get_variant("R50")
 

@@ -14,8 +14,8 @@ from tests.kinds import FORMS, small
 from vit_jax.errors import UserError
 from vit_jax.models.create import create_model
 from vit_jax.models.features import feature_function
-from vit_jax.models.modern_vit import infer
-from vit_jax.models.rotary import axial_angles, rotate
+from vit_jax.models.later.modern_vit import infer
+from vit_jax.models.later.rotary import axial_angles, rotate
 from vit_jax.parameters.table import table_of
 from vit_jax.trees import flatten_names
 

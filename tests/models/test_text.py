@@ -11,8 +11,8 @@ from jax.sharding import PartitionSpec as P
 
 from tests import golden
 from vit_jax.errors import UserError
-from vit_jax.models.create import VARIANTS, create_model, family_of, recognise
-from vit_jax.models.text import FAMILY
+from vit_jax.models.create import VARIANTS, VARIANTS_OF, create_model, family_of, recognise
+from vit_jax.models.later.text import FAMILY
 from vit_jax.parameters.groups import layer_factors
 from vit_jax.parameters.sharding import create_mesh, parameter_spec
 from vit_jax.parameters.table import ParameterTable, table_of
@@ -88,13 +88,13 @@ def _swapped(params: dict[str, Any]) -> dict[str, Any]:
 
 def test_parameter_counts() -> None:
     """Sums of the layers' sizes, for 16 tokens and an embedding as wide as they are."""
-    for name, sizes in FAMILY.sizes.items():
+    for name, sizes in VARIANTS_OF["text"].items():
         model = create_model(**VARIANTS[name], num_classes=sizes["hidden_size"], scan=True)
         d, m = sizes["hidden_size"], sizes["mlp_dim"]
         block = 4 * (d * d + d) + 2 * d * m + m + d + 4 * d
         expected = (32_000 + 16) * d + sizes["num_layers"] * block + 2 * d + d * d + d
         assert count_parameters(golden.abstract_params(model, (1, 16))) == expected
-    assert {f"text-{size}" for size in ("Ti", "S", "B", "L", "So400m")} < set(FAMILY.sizes)
+    assert {f"text-{size}" for size in ("Ti", "S", "B", "L", "So400m")} < set(VARIANTS_OF["text"])
 
 
 def test_every_intermediate_has_the_compute_dtype() -> None:

@@ -17,7 +17,7 @@ from vit_jax.errors import UserError
 from vit_jax.inference.load import load_model
 from vit_jax.models.create import create_model
 from vit_jax.models.features import available_features
-from vit_jax.models.mae import FixedPositions, sincos_table
+from vit_jax.models.later.mae import FixedPositions, sincos_table
 from vit_jax.models.vit import POSITIONS
 from vit_jax.objectives.mae import MaskedAutoencoding
 from vit_jax.objectives.objective import Task

@@ -19,7 +19,7 @@ from vit_jax.errors import UserError
 from vit_jax.files.paths import read_object
 from vit_jax.inference.load import load_model
 from vit_jax.models.create import create_model
-from vit_jax.models.mae import sincos_table
+from vit_jax.models.later.mae import sincos_table
 from vit_jax.objectives.mae import MaskedAutoencoding
 from vit_jax.objectives.objective import Task
 from vit_jax.pretrained.arrays import read_arrays, write_safetensors

@@ -11,30 +11,25 @@ from jax.sharding import Mesh
 
 from vit_jax.data.datasets import Dataset
 from vit_jax.errors import UserError, as_user_error, check_known
-from vit_jax.evaluators.classification import AveragePrecisionEvaluator, ClassificationEvaluator
-from vit_jax.evaluators.few_shot import FewShotEvaluator
-from vit_jax.evaluators.frozen_features import Features, feature_step
-from vit_jax.evaluators.probes import LinearProbeEvaluator, NearestNeighborsEvaluator
-from vit_jax.evaluators.stream import ObjectiveEvaluator, Reader
-from vit_jax.evaluators.zero_shot import ZeroShotEvaluator
-from vit_jax.multihost.watchdog import watchdog
+from vit_jax.evaluators.stream import Reader
+from vit_jax.kinds import Kinds
 from vit_jax.parameters.sharding import check_batch_size
 
 # Each has `example_keys` and `metric_names`; called with parameters, it returns `{metric: float}`.
 # These are built as `Kind(objective, reader, *, key=default, ...)`,
-OF_OUTPUTS: dict[str, Any] = {
-    "objective": ObjectiveEvaluator,
-    "classification": ClassificationEvaluator,
-    "average_precision": AveragePrecisionEvaluator,
-    "zero_shot": ZeroShotEvaluator,
-}
-# these as `Kind(features, *, key=default, ...)`.
-OF_FEATURES: dict[str, Any] = {
-    "few_shot": FewShotEvaluator,
-    "linear_probe": LinearProbeEvaluator,
-    "nearest_neighbors": NearestNeighborsEvaluator,
-}
-EVALUATORS = {**OF_OUTPUTS, **OF_FEATURES}
+OF_OUTPUTS = Kinds(
+    objective="vit_jax.evaluators.stream:ObjectiveEvaluator",
+    classification="vit_jax.evaluators.classification:ClassificationEvaluator",
+    average_precision="vit_jax.evaluators.classification:AveragePrecisionEvaluator",
+    zero_shot="vit_jax.evaluators.zero_shot:ZeroShotEvaluator",
+)
+# these as `Kind(features, *, key=default, ...)`, see frozen_features.py.
+OF_FEATURES = Kinds(
+    few_shot="vit_jax.evaluators.few_shot:FewShotEvaluator",
+    linear_probe="vit_jax.evaluators.probes:LinearProbeEvaluator",
+    nearest_neighbors="vit_jax.evaluators.probes:NearestNeighborsEvaluator",
+)
+EVALUATORS = OF_OUTPUTS | OF_FEATURES
 # Keys of an evaluator that determine its data, besides `train_split`.
 _DATA_KEYS = ("dataset", "data_dir", "split", "label_key", "preprocess")
 
@@ -156,6 +151,7 @@ def create_evaluations(
     loader: Mapping[str, Any],
     feature_of: Callable[[str, str], Callable[..., Any]],
     with_classes: Callable[[str, Dataset], Dataset],
+    on_wait: Callable[[], None] = lambda: None,
 ) -> dict[str, Evaluation]:
     """The evaluators of a run by their keys.
 
@@ -169,37 +165,32 @@ def create_evaluations(
       loader: settings of the host's reader.
       feature_of: (name, config key for errors) -> function of (params, batch), [B, D].
       with_classes: (key, dataset) -> the dataset with the training's classes as labels.
+      on_wait: called before the host waits for a batch.
 
     Raises:
       UserError: classes that the training does not have, a feature that the model does not have, or
         a batch that is not divisible by the number of devices.
     """
-    on_wait = functools.partial(watchdog.note, "reading a batch to evaluate")
     evaluations: dict[str, Evaluation] = {}
-    steps: dict[str, Any] = {}  # by feature
-    features: dict[Any, Features] = {}  # by feature and data
+    shared_features: Any = None
     for key, section in sections.items():
         shared, own = EvaluatorKeys.of(section)
         batch = shared.batch_size or batch_size
         check_batch_size(f"evaluators.{key}.batch_size", batch, mesh)
-        keys = example_keys(section["name"], objective)
+        needed = example_keys(section["name"], objective)
+        read = functools.partial(
+            Reader, mesh=mesh, batch_size=batch, loader=dict(loader), keys=needed, on_wait=on_wait
+        )
         source: tuple[Any, ...]
         if section["name"] in OF_FEATURES:
-            feature = own["feature"]
-            if feature not in steps:
-                function = feature_of(feature, f"evaluators.{key}.feature")
-                steps[feature] = feature_step(function, mesh)
-            data = feature, keys, batch, own["train_split"], *(section[name] for name in _DATA_KEYS)
-            if data not in features:
-                readers = [
-                    Reader(each, mesh, batch, dict(loader), keys, on_wait)
-                    for each in datasets[key].values()
-                ]
-                features[data] = Features(steps[feature], *readers)
-            source = (features[data],)
+            from vit_jax.evaluators.frozen_features import SharedFeatures  # few runs need it
+
+            shared_features = shared_features or SharedFeatures(feature_of, mesh)
+            data = needed, batch, own["train_split"], *(section[name] for name in _DATA_KEYS)
+            readers = map(read, datasets[key].values())
+            source = (shared_features.get(own["feature"], key, data, *readers),)
         else:
-            dataset = with_classes(key, datasets[key][key])
-            source = objective, Reader(dataset, mesh, batch, dict(loader), keys, on_wait)
+            source = objective, read(with_classes(key, datasets[key][key]))
         try:
             evaluator = EVALUATORS[section["name"]](*source, **own)
         except UserError as error:

@@ -68,6 +68,32 @@ class Features:
         return tuple(found)
 
 
+class SharedFeatures:
+    """Features of a run: evaluators of one share its program, and if their data are equal, arrays.
+
+    Args:
+      feature_of: (name, config key for errors) -> function of (params, batch), [B, D].
+      mesh: of the run.
+    """
+
+    def __init__(self, feature_of: Callable[[str, str], Callable[..., Any]], mesh: Mesh):
+        self._feature_of, self._mesh = feature_of, mesh
+        self._steps: dict[str, OutputStep] = {}
+        self._features: dict[Any, Features] = {}
+
+    def get(
+        self, feature: str, key: str, data: Any, reader: Reader, train_reader: Reader
+    ) -> Features:
+        """The feature of the data that `data` identifies, for the evaluator `key`."""
+        if feature not in self._steps:
+            function = self._feature_of(feature, f"evaluators.{key}.feature")
+            self._steps[feature] = feature_step(function, self._mesh)
+        if (feature, data) not in self._features:
+            features = Features(self._steps[feature], reader, train_reader)
+            self._features[feature, data] = features
+        return self._features[feature, data]
+
+
 class FrozenFeaturesEvaluator:
     """Calls `measure`, on the host, with the features of two splits.
 

@@ -124,6 +124,8 @@ class AxialResNet(bit.BiTResNet):
     Attributes are those of `BiTResNet`.
     """
 
+    kind = "axial_resnet"
+
     @nn.compact
     def __call__(self, images: jax.Array, *, train: bool) -> jax.Array:
         """Images in [-1, 1], [B, H, W, C] -> logits [B, K] float32; `train` has no effect."""
@@ -157,7 +159,6 @@ FAMILY = Family(
         Row(f"{_ATTENTION}/relative_embedding", (None, None), FIRST, role="axis_positions"),
         *HEAD,
     ),
-    sizes={"Axial-R50x1": {"resnet_layers": (3, 4, 6, 3), "resnet_width_factor": 1}},
     infer=functools.partial(resnet.infer, stem=STEM),
     choices={
         **bit.FAMILY.choices,

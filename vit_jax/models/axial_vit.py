@@ -17,7 +17,6 @@ import jax.numpy as jnp
 
 from vit_jax.models import vit
 from vit_jax.models.family import Shapes
-from vit_jax.models.variants import VIT
 from vit_jax.models.vit import BLOCKS, BlockConfig, Encoder1DBlock, attention_rows, infer_blocks
 
 
@@ -56,6 +55,7 @@ class AxialVisionTransformer(vit.VisionTransformer):
 
     classifier: str = "gap"
 
+    kind = "axial_vit"
     block: ClassVar[type[nn.Module]] = AxialBlock
 
 
@@ -72,7 +72,6 @@ FAMILY = dataclasses.replace(
     title="Axial-ViT (arXiv 2010.11929, appendix D.6)",
     acronym="Axial",
     rows=(*vit.FAMILY.rows, *attention_rows(_BLOCK)),
-    sizes={f"Axial-{name}": VIT[name] for name in ("B/32", "B/16")},
     infer=infer,
     choices={
         **vit.FAMILY.choices,

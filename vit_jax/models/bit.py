@@ -27,15 +27,6 @@ GROUP_NORM_EPSILON = 1e-5
 WEIGHT_STANDARDIZATION_EPSILON = 1e-10
 STEM = "root_block/conv_root/kernel"
 
-# Units per stage, and the available width factors.
-SIZES: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
-    "R26": ((2, 2, 2, 2), (1,)),
-    "R50": ((3, 4, 6, 3), (1, 2, 3)),
-    "R101": ((3, 4, 23, 3), (1, 3)),
-    "R152": ((3, 8, 36, 3), (1, 2, 4)),
-    "R200": ((3, 24, 36, 3), (3,)),
-}
-
 
 def weight_standardize(
     kernel: jax.Array, epsilon: float = WEIGHT_STANDARDIZATION_EPSILON
@@ -175,6 +166,7 @@ class BiTResNet(nn.Module):
     remat: str = "none"
     dtype: Any = jnp.float32
 
+    kind = "bit"
     prefix_tokens = ()
     head_input = "pre_logits"
     logits_per_token = False
@@ -239,11 +231,6 @@ FAMILY = Family(
         Row("norm-pre-head/(?:scale|bias)", ("features",), LAST),
         *HEAD,
     ),
-    sizes={
-        f"{name}x{width}": {"resnet_layers": units, "resnet_width_factor": width}
-        for name, (units, widths) in SIZES.items()
-        for width in widths
-    },
     infer=functools.partial(resnet.infer, stem=STEM),
     # The Transformer's other policies save nothing of a convolution.
     choices={"remat": ("none", "full"), "max_pool_padding": ("-inf", "zero")},

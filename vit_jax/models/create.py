@@ -11,41 +11,46 @@ from typing import Any
 import jax.numpy as jnp
 
 from vit_jax.errors import UserError, check_keys, check_known, nearest
-from vit_jax.models import (
-    axial_resnet,
-    axial_vit,
-    bert,
-    bit,
-    deit,
-    mae,
-    mixer,
-    modern_vit,
-    regnet,
-    text,
-    vit,
-)
+from vit_jax.kinds import Kinds
+from vit_jax.models import variants
 from vit_jax.models.family import Family
+from vit_jax.models.later import variants as later
 from vit_jax.models.tokens import patch_shape
 
-MODELS: dict[str, Family] = {
-    "vit": vit.FAMILY,
-    "deit": deit.FAMILY,
-    "modern_vit": modern_vit.FAMILY,
-    "mae": mae.FAMILY,
-    "bit": bit.FAMILY,
-    "mixer": mixer.FAMILY,
-    "axial_vit": axial_vit.FAMILY,
-    "axial_resnet": axial_resnet.FAMILY,
-    "text": text.FAMILY,
-    "bert": bert.FAMILY,
-    "regnet": regnet.FAMILY,
+MODELS: Kinds = Kinds(
+    vit="vit_jax.models.vit:FAMILY",
+    deit="vit_jax.models.later.deit:FAMILY",
+    modern_vit="vit_jax.models.later.modern_vit:FAMILY",
+    mae="vit_jax.models.later.mae:FAMILY",
+    bit="vit_jax.models.bit:FAMILY",
+    mixer="vit_jax.models.later.mixer:FAMILY",
+    axial_vit="vit_jax.models.axial_vit:FAMILY",
+    axial_resnet="vit_jax.models.axial_resnet:FAMILY",
+    text="vit_jax.models.later.text:FAMILY",
+    bert="vit_jax.models.later.bert:FAMILY",
+    regnet="vit_jax.models.later.regnet:FAMILY",
+)
+
+# Attributes of each kind by the name of a size, such as `B/16`.
+VARIANTS_OF: dict[str, dict[str, dict[str, Any]]] = {
+    "vit": variants.VIT,
+    "deit": later.DEIT,
+    "modern_vit": later.MODERN,
+    "mae": later.MAE,
+    "bit": variants.BIT,
+    "mixer": later.MIXER,
+    "axial_vit": variants.AXIAL,
+    "axial_resnet": variants.AXIAL_RESNET,
+    "text": later.TEXT,
+    "bert": later.BERT,
+    "regnet": later.REGNET,
 }
 
 # All named sizes, each with its kind of model.
 VARIANTS: dict[str, dict[str, Any]] = {
-    variant: {"name": name, **sizes}
-    for name, family in MODELS.items()
-    for variant, sizes in family.sizes.items()
+    variant: {"name": name, **attributes}
+    for name, sizes in VARIANTS_OF.items()
+    for variant, attributes in sizes.items()
 }
 
 DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
@@ -90,7 +95,7 @@ def create_model(
 
 def family_of(module: Any) -> Family:
     """The family of a module that `create_model` made."""
-    return next(each for each in MODELS.values() if each.module is type(module))
+    return MODELS[module.kind]
 
 
 def clone_with(module: Any, **attributes: Any) -> Any:
@@ -107,9 +112,9 @@ def get_variant(name: str) -> dict[str, Any]:
     if name in VARIANTS:
         return dict(VARIANTS[name])
     known = []
-    for family in MODELS.values():
-        sizes = dict.fromkeys(each.partition("/")[0] for each in family.sizes)
-        patches = dict.fromkeys(each.partition("/")[2] for each in family.sizes)
+    for rows in VARIANTS_OF.values():
+        sizes = dict.fromkeys(variant.partition("/")[0] for variant in rows)
+        patches = dict.fromkeys(variant.partition("/")[2] for variant in rows)
         ends = f" with /{', /'.join(patches)}" if any(patches) else ""
         known.append(f"{', '.join(sizes)}{ends}")
     meant = variant_called(name)
@@ -148,14 +153,14 @@ def variant_called(name: str) -> str:
 
 def variant_defaults(name: str) -> dict[str, Any]:
     """The defaults of all attributes that some variant of this kind sets."""
-    family = MODELS[name]
-    return {key: family.keys[key].default for sizes in family.sizes.values() for key in sizes}
+    keys = MODELS[name].keys
+    return {key: keys[key].default for sizes in VARIANTS_OF[name].values() for key in sizes}
 
 
 def variant_of(model: Mapping[str, Any]) -> str:
     """The variant with these attributes (those that no variant sets are ignored); "" if none."""
-    family, defaults = MODELS[model["name"]], variant_defaults(model["name"])
-    for name, sizes in family.sizes.items():
+    defaults = variant_defaults(model["name"])
+    for name, sizes in VARIANTS_OF[model["name"]].items():
         if all(_plain(model.get(k, d)) == _plain(sizes.get(k, d)) for k, d in defaults.items()):
             return name
     return ""

@@ -69,7 +69,6 @@ class Family:
       title: for model cards.
       acronym: prefix of variant names, as in ViT-B/16.
       rows: of all parameters.
-      sizes: attributes by variant name, such as `B/16`.
       infer: the attributes inferred from the shapes of a foreign file's arrays, in our names; None
         for a required one that cannot be inferred.
       choices: the supported values of attributes.
@@ -91,7 +90,6 @@ class Family:
     acronym: str
     input: str = "image"
     rows: tuple[Row, ...]
-    sizes: Mapping[str, Mapping[str, Any]]
     infer: Callable[[Shapes], dict[str, Any]]
     choices: Mapping[str, Iterable[Any]] = dataclasses.field(default_factory=dict)
     check: Callable[[Any], None] = lambda _: None

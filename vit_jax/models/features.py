@@ -38,7 +38,7 @@ from flax.traverse_util import flatten_dict
 
 from vit_jax.errors import UserError, nearest
 from vit_jax.models.create import clone_with, family_of
-from vit_jax.models.modern_vit import LAST_NORM, last_norm
+from vit_jax.models.later.modern_vit import LAST_NORM, last_norm
 
 # (params, images) -> features by name
 FeatureFunction = Callable[[Any, jax.Array], dict[str, jax.Array]]

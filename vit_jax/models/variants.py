@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 DEITS = ("Ti", "S", "B")
-_KEYS = ("hidden_size", "num_layers", "mlp_dim", "num_heads")
+KEYS = ("hidden_size", "num_layers", "mlp_dim", "num_heads")
 SIZES: dict[str, tuple[int, int, int, int]] = {
     "mu": (32, 1, 128, 2),  # for tests
     "Ti": (192, 12, 768, 3),
@@ -27,7 +27,7 @@ SIZES: dict[str, tuple[int, int, int, int]] = {
     "G-opt": (1536, 48, 8192, 16),
     "e": (1792, 56, 15360, 16),
 }
-ROWS = {name: dict(zip(_KEYS, numbers, strict=True)) for name, numbers in SIZES.items()}
+ROWS = {name: dict(zip(KEYS, numbers, strict=True)) for name, numbers in SIZES.items()}
 
 # Side of a square patch in pixels. 8 to 32 are published; the others are those of FlexiViT
 # (2212.08013) and small ones for 32-pixel images.
@@ -60,10 +60,20 @@ VIT: dict[str, dict[str, Any]] = {
     # DeiT (2012.12877), trained with the exact GELU; its distilled form is below.
     **{f"DeiT-{size}/16": {"patch_size": 16, **ROWS[size], "gelu": "exact"} for size in DEITS},
 }
-DEIT = {f"DeiT-distilled-{size}/16": VIT[f"DeiT-{size}/16"] for size in DEITS}
-# MAE (2111.06377): the decoder is the same for all encoders.
-_DECODER = {f"decoder_{key}": n for key, n in zip(_KEYS, (512, 8, 2048, 16), strict=True)}
-MAE: dict[str, dict[str, Any]] = {
-    f"MAE-{size}/{patch}": {"patch_size": patch, **ROWS[size], "gelu": "exact", **_DECODER}
-    for size, patch in (("B", 16), ("L", 16), ("H", 14))
+# Appendix D.6.
+AXIAL = {f"Axial-{name}": VIT[name] for name in ("B/32", "B/16")}
+AXIAL_RESNET = {"Axial-R50x1": {"resnet_layers": (3, 4, 6, 3), "resnet_width_factor": 1}}
+
+# BiT (1912.11370): units per stage, and width factors.
+RESNETS: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
+    "R26": ((2, 2, 2, 2), (1,)),
+    "R50": ((3, 4, 6, 3), (1, 2, 3)),
+    "R101": ((3, 4, 23, 3), (1, 3)),
+    "R152": ((3, 8, 36, 3), (1, 2, 4)),
+    "R200": ((3, 24, 36, 3), (3,)),
+}
+BIT = {
+    f"{name}x{width}": {"resnet_layers": units, "resnet_width_factor": width}
+    for name, (units, widths) in RESNETS.items()
+    for width in widths
 }

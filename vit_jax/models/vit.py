@@ -54,7 +54,6 @@ from vit_jax.models.positions import (
 from vit_jax.models.positions import AddPositionEmbs as AddPositionEmbs
 from vit_jax.models.resnet import ResNetLayers, resnet_features
 from vit_jax.models.tokens import patch_shape, pixels_per_token, token_grid
-from vit_jax.models.variants import VIT
 
 
 @dataclasses.dataclass(frozen=True)
@@ -249,6 +248,7 @@ class VisionTransformer(nn.Module):
     scan: bool = False
     dtype: Any = jnp.float32
 
+    kind = "vit"
     block: ClassVar[type[nn.Module]] = Encoder1DBlock
 
     @property
@@ -447,7 +447,6 @@ FAMILY = Family(
         Row("head_norm/(?:mean|var)", ("embed",), LAST, role="head", is_statistic=True),
         *HEAD,
     ),
-    sizes=VIT,
     infer=infer,
     choices={
         "classifier": ("token", "gap", "map", "unpooled", "token_unpooled"),

@@ -4,23 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
-from vit_jax.objectives.classification import Classification, MultiLabel
-from vit_jax.objectives.contrastive import Contrastive, SigmoidContrastive
-from vit_jax.objectives.distillation import HardDistillation, SoftDistillation
-from vit_jax.objectives.mae import MaskedAutoencoding
-from vit_jax.objectives.masked_patch import MaskedPatch
+from vit_jax.kinds import Kinds
 from vit_jax.objectives.objective import Objective, Task
 
-OBJECTIVES: dict[str, Any] = {
-    "classification": Classification,
-    "multi_label": MultiLabel,
-    "masked_patch": MaskedPatch,
-    "mae": MaskedAutoencoding,
-    "hard_distillation": HardDistillation,
-    "soft_distillation": SoftDistillation,
-    "contrastive": Contrastive,
-    "sigmoid_contrastive": SigmoidContrastive,
-}
+OBJECTIVES = Kinds(
+    classification="vit_jax.objectives.classification:Classification",
+    multi_label="vit_jax.objectives.classification:MultiLabel",
+    masked_patch="vit_jax.objectives.masked_patch:MaskedPatch",
+    mae="vit_jax.objectives.mae:MaskedAutoencoding",
+    hard_distillation="vit_jax.objectives.distillation:HardDistillation",
+    soft_distillation="vit_jax.objectives.distillation:SoftDistillation",
+    contrastive="vit_jax.objectives.contrastive:Contrastive",
+    sigmoid_contrastive="vit_jax.objectives.contrastive:SigmoidContrastive",
+)
 
 
 def create_objective(task: Task, *, name: str, **keys: Any) -> Objective:

@@ -31,7 +31,7 @@ from vit_jax.files.paths import (
     write_atomically,
     write_json,
 )
-from vit_jax.models.create import MODELS
+from vit_jax.models.create import MODELS, VARIANTS_OF
 from vit_jax.models.description import Description, parts_to_json
 from vit_jax.models.variants import SIZES
 from vit_jax.parameters.table import ParameterTable
@@ -110,7 +110,7 @@ def model_name(model: Mapping[str, Any]) -> str:
     family = MODELS[model["name"]]
     plain = {"resnet_layers": None}  # a hybrid has the sizes of its Transformer
     ours = {key: tuple(v) if isinstance(v, list) else v for key, v in {**plain, **model}.items()}
-    for variant, sizes in family.sizes.items():
+    for variant, sizes in VARIANTS_OF[model["name"]].items():
         if all(ours[key] == value for key, value in {**plain, **sizes}.items()):
             is_size = "-" not in variant or variant.partition("/")[0] in SIZES  # such as g-opt
             return f"{family.acronym}-{variant}" if is_size else variant

@@ -8,7 +8,7 @@ from typing import Any
 from vit_jax.errors import UserError
 from vit_jax.files.paths import reading
 from vit_jax.models.description import Description
-from vit_jax.models.mae import DECODER_BLOCKS, DECODER_POSITIONS
+from vit_jax.models.later.mae import DECODER_BLOCKS, DECODER_POSITIONS
 from vit_jax.pretrained.formats.rows import Row, encoder_block, layer, norm, numbers
 from vit_jax.pretrained.formats.stored import positive
 

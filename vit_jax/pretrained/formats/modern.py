@@ -13,7 +13,7 @@ from collections.abc import Callable
 import numpy as np
 
 from vit_jax.errors import UserError
-from vit_jax.models import modern_vit
+from vit_jax.models.later import modern_vit
 from vit_jax.models.vit import ATTENTION, BLOCKS, POSITIONS
 from vit_jax.pretrained.formats.rows import Row, layer, norm
 from vit_jax.pretrained.formats.stored import Stored
@@ -81,7 +81,7 @@ def name_rms_norms(stored: Stored) -> None:
 
 
 def pair_order(head_dim: int, *, neighbours: bool, x_first: bool) -> np.ndarray:
-    """The place in their heads of each of our features, [d]; see `models/rotary.py`.
+    """The place in their heads of each of our features, [d]; see `models/later/rotary.py`.
 
     `neighbours`: their pairs are features 2 k and 2 k + 1; `x_first`: the first half of the pairs
     turns with x.

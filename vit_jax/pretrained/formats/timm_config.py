@@ -54,7 +54,7 @@ def read_settings(settings: dict[str, Any]) -> Stored:
 
 
 def _rope(args: dict[str, Any]) -> dict[str, Any]:
-    """Our attributes of timm's rotary positions; see `models/rotary.py`."""
+    """Our attributes of timm's rotary positions; see `models/later/rotary.py`."""
     if not args.get("use_rot_pos_emb"):
         return {"rope": "none"}
     check_known("config.json: rope_type", args.get("rope_type", "cat"), ROPES)

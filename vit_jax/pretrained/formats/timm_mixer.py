@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from vit_jax.errors import UserError
-from vit_jax.models import mixer
-from vit_jax.models.create import variant_defaults
+from vit_jax.models.create import VARIANTS_OF, variant_defaults
 from vit_jax.models.description import Description, InputSettings
+from vit_jax.models.later import mixer
 from vit_jax.pretrained.formats import rows
 from vit_jax.pretrained.formats.rows import Op, Row, layer, norm, numbers
 from vit_jax.pretrained.formats.stored import Holds, Stored
@@ -84,7 +84,7 @@ def to_timm_mixer(
     def key_of(model: Mapping[str, Any]) -> list[Any]:
         return [model["layer_scale_init"] is None, *(model[key] for key in keys)]
 
-    sizes = {name: {**variant_defaults("mixer"), **mixer.FAMILY.sizes[name]} for name in MIXERS}
+    sizes = {name: {**variant_defaults("mixer"), **VARIANTS_OF["mixer"][name]} for name in MIXERS}
     found = [MIXERS[name] for name in MIXERS if key_of(sizes[name]) == key_of(model)]
     if not found:
         raise UserError(

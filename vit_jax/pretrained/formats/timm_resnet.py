@@ -9,9 +9,11 @@ from typing import Any
 import numpy as np
 
 from vit_jax.errors import UserError
-from vit_jax.models import bit, regnet
+from vit_jax.models import bit
+from vit_jax.models.create import VARIANTS
 from vit_jax.models.description import Description, InputSettings
 from vit_jax.models.family import Family
+from vit_jax.models.later import regnet
 from vit_jax.pretrained.formats import rows
 from vit_jax.pretrained.formats.rows import Op, Row, layer, norm, numbers
 from vit_jax.pretrained.formats.stored import Holds, Stored
@@ -121,7 +123,7 @@ def _writer(
         params: dict[str, np.ndarray], description: Description, inputs: InputSettings
     ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
         model = description.model
-        sizes = {name: family.sizes[name] for name in known}
+        sizes = {name: VARIANTS[name] for name in known}
         same = [n for n, row in sizes.items() if all(model[key] == row[key] for key in row)]
         if not same:
             raise UserError(

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from vit_jax.models import modern_vit
+from vit_jax.models.later import modern_vit
 from vit_jax.models.vit import ATTENTION, BLOCKS, POSITIONS
 from vit_jax.pretrained.formats import modern, rows
 from vit_jax.pretrained.formats.rows import Row, layer, norm, numbers

@@ -26,7 +26,6 @@ from vit_jax.models.layers import (
     apply_blocks,
     gelu,
 )
-from vit_jax.models.variants import ROWS
 
 HEAD_DIM = 64  # in all sizes; a narrower model has one head
 _INIT = nn.initializers.truncated_normal(0.02)
@@ -108,6 +107,7 @@ class Bert(nn.Module):
     scan: bool = False
     dtype: Any = jnp.float32
 
+    kind = "bert"
     prefix_tokens = ()
     head_input = "pre_logits"
     logits_per_token = False
@@ -196,13 +196,6 @@ FAMILY = Family(
         Row(rf"{_BLOCK}/\w+_block/(?:dense_layer/bias|layer_norm/(?:scale|bias))", ("embed",)),
         *HEAD,
     ),
-    sizes={
-        f"BERT-{size}": {
-            "vocab_size": 30_522,
-            **{key: ROWS[row][key] for key in ("hidden_size", "num_layers", "mlp_dim")},
-        }
-        for size, row in (("base", "B"), ("large", "L"))
-    },
     infer=infer,
     choices={"gelu": ("tanh", "exact"), "remat": REMAT_POLICIES},
     check=check,

@@ -29,6 +29,8 @@ from vit_jax.models.family import (
     count_blocks,
     patch_size_of,
 )
+from vit_jax.models.later.modern_block import LayerScale
+from vit_jax.models.later.variants import RESMLPS
 from vit_jax.models.layers import (
     REMAT_POLICIES,
     Dense,
@@ -40,26 +42,7 @@ from vit_jax.models.layers import (
     gelu,
     residual,
 )
-from vit_jax.models.modern_block import LayerScale
 from vit_jax.models.tokens import patch_shape, token_grid
-
-# Paper, table 1: blocks, hidden size, width of the channel MLP and of the token MLP. S/8 is GSAM's
-# (2203.08065).
-SIZES = {
-    "S": (8, 512, 2048, 256),
-    "B": (12, 768, 3072, 384),
-    "L": (24, 1024, 4096, 512),
-    "H": (32, 1280, 5120, 640),
-}
-PATCH_SIZES = {"S": (32, 16, 8), "B": (32, 16), "L": (32, 16), "H": (14,)}
-_KEYS = ("num_layers", "hidden_size", "channels_mlp_dim", "tokens_mlp_dim")
-# Blocks, hidden size and initial factor of LayerScale (facebookresearch/deit, resmlp_models.py).
-RESMLPS = {
-    "S12/16": (12, 384, 0.1),
-    "S24/16": (24, 384, 1e-5),
-    "S36/16": (36, 384, 1e-6),
-    "B24/8": (24, 768, 1e-6),
-}
 
 
 class Affine(nn.Module):
@@ -173,6 +156,7 @@ class MlpMixer(nn.Module):
     scan: bool = False
     dtype: Any = jnp.float32
 
+    kind = "mixer"
     prefix_tokens = ()
     head_input = "pre_logits"
     logits_per_token = False
@@ -265,28 +249,6 @@ FAMILY = Family(
         Row("pre_head_layer_norm/(?:scale|bias)", ("embed",), LAST),
         *HEAD,
     ),
-    sizes={
-        f"Mixer-{size}/{patch}": dict(zip(_KEYS, row, strict=True), patch_size=patch)
-        for size, row in SIZES.items()
-        for patch in PATCH_SIZES[size]
-    }
-    | {
-        f"ResMLP-{name}": {
-            "num_layers": depth,
-            "hidden_size": width,
-            "channels_mlp_dim": 4 * width,
-            "patch_size": int(name.partition("/")[2]),
-            "norm": "affine",
-            "layer_scale_init": init,
-        }
-        for name, (depth, width, init) in RESMLPS.items()
-    }
-    | {
-        f"gMixer-{depth}/16": dict(
-            zip(_KEYS, (depth, 384, 1536, 384), strict=True), patch_size=16, gated=True
-        )
-        for depth in (12, 24)
-    },
     infer=infer,
     choices={"gelu": ("tanh", "exact"), "norm": NORMS, "remat": REMAT_POLICIES},
     check=check,

@@ -17,8 +17,8 @@ import numpy as np
 
 from vit_jax.models import vit
 from vit_jax.models.attention.choose import AttentionFn
+from vit_jax.models.later.rotary import MixedAngles, rotate
 from vit_jax.models.layers import Dense, LayerNorm, StochasticDepth, dot_general, gelu, residual
-from vit_jax.models.rotary import MixedAngles, rotate
 from vit_jax.models.vit import BlockConfig
 
 # timm's truncated normal is cut at +-2, a hundred deviations: a normal.

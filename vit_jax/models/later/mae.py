@@ -22,7 +22,6 @@ from vit_jax.models import vit
 from vit_jax.models.family import LAST, Row, Shapes, layer_width
 from vit_jax.models.layers import Dense, PatchEmbedding
 from vit_jax.models.tokens import patch_shape
-from vit_jax.models.variants import MAE
 from vit_jax.models.vit import BlockConfig, Encoder, VisionTransformer
 
 
@@ -79,6 +78,8 @@ class MaskedAutoencoder(VisionTransformer):
     decoder_num_layers: int = 8
     decoder_mlp_dim: int = 2048
     decoder_num_heads: int = 16
+
+    kind = "mae"
 
     @nn.compact
     def __call__(
@@ -184,7 +185,6 @@ FAMILY = dataclasses.replace(
     title="masked autoencoder (MAE, arXiv 2111.06377)",
     acronym="MAE",
     rows=(*vit.FAMILY.rows, *(dataclasses.replace(row, role="training") for row in _DECODER)),
-    sizes=MAE,
     infer=infer,
     # Positions are arrays of the file, as learned ones are.
     choices={

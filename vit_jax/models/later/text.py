@@ -16,7 +16,6 @@ import jax.numpy as jnp
 from vit_jax.models.attention.choose import NAMES
 from vit_jax.models.family import FIRST, HEAD, LAST, Family, Row, Shapes, axis_of
 from vit_jax.models.layers import REMAT_POLICIES, IdentityLayer
-from vit_jax.models.variants import ROWS
 from vit_jax.models.vit import (
     ATTENTION,
     MAP_ROWS,
@@ -65,6 +64,7 @@ class TextTransformer(nn.Module):
     scan: bool = False
     dtype: Any = jnp.float32
 
+    kind = "text"
     prefix_tokens = ()
     head_input = "pre_logits"
     logits_per_token = False
@@ -116,10 +116,6 @@ FAMILY = Family(
         *HEAD,
     ),
     # T5's vocabulary without its extra ids.
-    sizes={
-        f"text-{size}": {"vocab_size": 32_000, **ROWS[size]}
-        for size in ("mu", "Ti", "S", "B", "L", "So400m")
-    },
     infer=infer,
     choices={
         "pooling": ("last", "first", "gap", "max", "map"),

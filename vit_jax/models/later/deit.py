@@ -13,7 +13,6 @@ import jax.numpy as jnp
 
 from vit_jax.models import vit
 from vit_jax.models.family import FIRST, LAST, Row
-from vit_jax.models.variants import DEIT
 from vit_jax.models.vit import VisionTransformer
 
 
@@ -23,6 +22,8 @@ class DistilledVisionTransformer(VisionTransformer):
     Attributes are those of `VisionTransformer`; additional parameters are `dist` (the distillation
     token) and `head_dist`. The published models use `gelu="exact"`.
     """
+
+    kind = "deit"
 
     @property
     def prefix_tokens(self) -> tuple[str, ...]:
@@ -59,7 +60,6 @@ FAMILY = dataclasses.replace(
         Row("head_dist/kernel", ("embed", "classes"), LAST, role="head"),
         Row("head_dist/bias", ("classes",), LAST, role="head"),
     ),
-    sizes=DEIT,
     # The two heads need the two tokens, and no layer in between.
     objective="hard_distillation",
     choices={

@@ -22,13 +22,6 @@ from vit_jax.models.tokens import pixels_per_token, token_grid
 STEM_WIDTH = 32
 SQUEEZE = 4  # the bottleneck of squeeze-and-excitation has a fourth of the block's input channels
 
-# Blocks and channels of each stage, and channels per group; the paper's names are FLOPs.
-SIZES: dict[str, tuple[tuple[int, ...], tuple[int, ...], int]] = {
-    "400MF": ((1, 3, 6, 6), (48, 104, 208, 440), 8),
-    "4GF": ((2, 6, 12, 2), (128, 192, 512, 1088), 64),
-    "16GF": ((2, 4, 11, 1), (224, 448, 1232, 3024), 112),
-}
-
 
 def _conv(
     features: int, size: int, stride: int, dtype: Any, name: str, groups: int = 1
@@ -121,6 +114,7 @@ class RegNet(nn.Module):
     remat: str = "none"
     dtype: Any = jnp.float32
 
+    kind = "regnet"
     prefix_tokens = ()
     head_input = "pre_logits"
     logits_per_token = False
@@ -208,10 +202,6 @@ FAMILY = Family(
         Row(rf"{_BLOCK}/se/expand/bias", ("features",), FIRST),
         *HEAD,
     ),
-    sizes={
-        f"RegNetY-{name}": {"stage_layers": layers, "stage_widths": widths, "group_width": group}
-        for name, (layers, widths, group) in SIZES.items()
-    },
     infer=infer,
     # The Transformer's other policies save nothing of a convolution.
     choices={"remat": ("none", "full")},

@@ -1,6 +1,6 @@
 """Today's plain Vision Transformers: CLIP, DINOv2 and v3, EVA-02, BEiT, DeiT III and their kin.
 
-One model whose parts are attributes, off by default; `modern_variants.py` has which are on in which
+One model whose parts are attributes, off by default; `variants.py` has which are on in which
 published model. Different from `vit.py`, and common to all: positions are those of the patches
 alone, class token and registers join them afterwards; kernels start normal with deviation 0.02 and
 zero biases, as in timm and in DeiT III's `models_v2.py`. Parameters have the names of `vit.py`
@@ -22,6 +22,15 @@ from vit_jax.errors import UserError
 from vit_jax.models import vit
 from vit_jax.models.attention.choose import BIASED, NAMES
 from vit_jax.models.family import FIRST, HEAD, LAST, Family, Row, Shapes, axis_of
+from vit_jax.models.later.modern_block import (
+    INIT,
+    MLPS,
+    NORMS,
+    QKV_BIASES,
+    ModernConfig,
+    ModernEncoder,
+)
+from vit_jax.models.later.rotary import ROPES, axial_angles
 from vit_jax.models.layers import (
     DEPTH_SHAPES,
     REMAT_POLICIES,
@@ -29,9 +38,6 @@ from vit_jax.models.layers import (
     PatchEmbedding,
     apply_blocks,
 )
-from vit_jax.models.modern_block import INIT, MLPS, NORMS, QKV_BIASES, ModernConfig, ModernEncoder
-from vit_jax.models.modern_variants import SIZES
-from vit_jax.models.rotary import ROPES, axial_angles
 from vit_jax.models.tokens import patch_shape, token_grid
 from vit_jax.models.vit import BLOCKS, AddPositionEmbs, MAPHead, attention_rows
 
@@ -125,6 +131,7 @@ class ModernVisionTransformer(nn.Module):
     scan: bool = False
     dtype: Any = jnp.float32
 
+    kind = "modern_vit"
     head_input = "pre_logits"
     logits_per_token = False
 
@@ -333,7 +340,6 @@ FAMILY = Family(
         Row("pooled_norm/(?:scale|bias)", ("embed",), LAST),
         *HEAD,
     ),
-    sizes=SIZES,
     infer=infer,
     choices={
         "position_embedding": ("learned", "none"),
