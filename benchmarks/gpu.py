@@ -44,7 +44,7 @@ from benchmarks.input import write_photographs
 from benchmarks.peers import create_timm
 from configs import quickstart
 from vit_jax.errors import UserError
-from vit_jax.models.attention.choose import ATTENTIONS, AttentionFn, check_attention
+from vit_jax.models.kernels.attention import ATTENTIONS, AttentionFn, check_attention
 from vit_jax.parameters.sharding import create_mesh
 from vit_jax.run import Run, create_run
 from vit_jax.train import train_and_evaluate

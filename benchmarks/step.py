@@ -32,7 +32,7 @@ from benchmarks.common import NUM_CLASSES
 from benchmarks.peers import PEERS, check_peer, create_timm, jax_peer
 from vit_jax.command_line import override
 from vit_jax.data.pipeline import batch_spec
-from vit_jax.models.attention.choose import ATTENTIONS
+from vit_jax.models.kernels.attention import ATTENTIONS
 from vit_jax.parameters.sharding import batch_sharding
 from vit_jax.run import Run
 

@@ -21,7 +21,7 @@ from benchmarks.common import NUM_CLASSES, compare, create_config, noise_run, ta
 from benchmarks.peers import check_peer, create_timm, import_timm, timm_model
 from tests import forks, tiny
 from vit_jax.errors import UserError
-from vit_jax.models.attention import choose
+from vit_jax.models.kernels import attention as choose
 from vit_jax.plan.topology import parse_topology
 
 Main = Callable[[Sequence[str]], None]
@@ -285,7 +285,7 @@ def test_timms_hybrid_has_the_parameters_of_ours() -> None:
     config = create_config("R50+B/16", jax.device_count(), ["--config.model.num_layers=1"])
     config.model.resnet_layers = (1, 1, 1)
     module = timm_model(config.model, (224, 224), NUM_CLASSES)
-    ours = jax.tree.leaves(noise_run(config).initial.shapes)
+    ours = jax.tree.leaves(noise_run(config).start.shapes)
     assert sum(p.numel() for p in module.parameters()) == sum(leaf.size for leaf in ours)
 
 

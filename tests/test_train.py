@@ -17,7 +17,7 @@ from tests.saved_models import save_model
 from vit_jax import train as train_module
 from vit_jax.errors import PreemptedError, TrainingDivergedError, UserError
 from vit_jax.files.manifest import read_manifest, write_manifest
-from vit_jax.models.attention import choose
+from vit_jax.models.kernels import attention as choose
 from vit_jax.multihost.watchdog import watchdog
 from vit_jax.parameters.sharding import create_mesh
 from vit_jax.run import create_run

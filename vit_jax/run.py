@@ -21,8 +21,8 @@ from vit_jax.data.datasets import Dataset
 from vit_jax.data.pipeline import batch_spec, check_repeated_augmentation
 from vit_jax.errors import unsigned
 from vit_jax.evaluators.create import Evaluation, check_metrics, create_evaluations
-from vit_jax.models.attention.choose import check_attention
 from vit_jax.models.description import Description
+from vit_jax.models.kernels.attention import check_attention
 from vit_jax.objectives.create import OBJECTIVES, create_objective
 from vit_jax.objectives.objective import Objective
 from vit_jax.parameters.sharding import (

@@ -23,8 +23,8 @@ from vit_jax.export.write import export_model
 from vit_jax.files.paths import read_json
 from vit_jax.inference.load import load_model
 from vit_jax.inference.model import Model
-from vit_jax.models import layers
 from vit_jax.models.description import Description
+from vit_jax.models.kernels import devices
 
 IMAGENET = "decode|resize(16)|normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))"
 CLASSES = ("ant", "bee", "cat")
@@ -94,13 +94,13 @@ def test_any_number_of_images_and_the_same_files(
     """On every machine; and nothing in the files names a folder of this one."""
     folder = tmp_path / "1" / "x"
     export_model(model.source, folder, format=format)
-    usual = layers.device_of_program
+    usual = devices.device_of_program
 
     def with_a_gpu() -> tuple[str, str]:
         return usual() if jax.config.jax_default_device else ("gpu", "NVIDIA H100 80GB HBM3")
 
     with monkeypatch.context() as patch:
-        patch.setattr(layers, "device_of_program", with_a_gpu)
+        patch.setattr(devices, "device_of_program", with_a_gpu)
         export_model(model.source, tmp_path / "2" / "x", format=format)
     given = images(model, 5)
     expected = logits(model, given)

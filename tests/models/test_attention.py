@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import logging
+import sys
 import types
 from typing import Any
 
@@ -15,17 +16,19 @@ from jax.sharding import AxisType
 
 from tests import golden, tiny
 from vit_jax.errors import UserError
-from vit_jax.models.attention import choose
-from vit_jax.models.attention.choose import (
+from vit_jax.models.create import create_model
+from vit_jax.models.flops import jaxpr_flops
+from vit_jax.models.kernels import attention as choose
+from vit_jax.models.kernels import attention_cudnn, devices
+from vit_jax.models.kernels.attention import (
     AttentionFn,
     MultiHeadDotProductAttention,
     check_attention,
     fastest,
 )
-from vit_jax.models.attention.xla import cudnn
-from vit_jax.models.create import create_model
-from vit_jax.models.flops import jaxpr_flops
-from vit_jax.models.layers import device_of_program
+from vit_jax.models.kernels.attention_cudnn import cudnn
+from vit_jax.models.kernels.attention_xla import xla
+from vit_jax.models.kernels.devices import device_of_program
 from vit_jax.parameters.sharding import MESH_AXES, keep_batch_sharding
 from vit_jax.run import create_run
 
@@ -122,6 +125,7 @@ def test_each_gives_outputs_and_gradients_of_the_reference(
 
 def test_what_surrounds_cudnn(monkeypatch: pytest.MonkeyPatch) -> None:
     """With XLA in the place of the library, which is not here; also without some of the biases."""
+    monkeypatch.setattr(devices, "device_of_program", lambda: ("gpu", "NVIDIA H100"))
     monkeypatch.setitem(choose.ATTENTIONS, "cudnn", functools.partial(cudnn, implementation="xla"))
     params, x = parameters(32, 4), normal(2, 13, 32)
     for missing in ((), ("key",), ("query", "key", "value")):
@@ -174,6 +178,21 @@ def test_jax_takes_every_size_of_the_paper_for_cudnn(
     assert fused_attention_stablehlo.check_is_flash_attention is check
 
 
+def test_a_jax_without_the_private_module_attends_by_xla(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    qkv = [normal(2, 9, 2, 8, seed=seed) for seed in range(3)]
+    attention_cudnn._library.cache_clear()
+    monkeypatch.setitem(sys.modules, "jax._src.cudnn.fused_attention_stablehlo", None)
+    for _ in range(2):
+        np.testing.assert_array_equal(cudnn(*qkv), xla(*qkv))
+    [line] = caplog.messages
+    assert line == (
+        "This JAX has no jax._src.cudnn.fused_attention_stablehlo: attention is 'xla', not 'cudnn'."
+    )
+    attention_cudnn._library.cache_clear()
+
+
 def test_what_cudnn_does_not_take_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fused_attention_stablehlo, "check_cudnn_version", lambda: 91000)
     with pytest.raises(UserError, match="model.attention='cudnn': .* multiple of 8.* got 12"):
@@ -218,25 +237,14 @@ def test_queries_keys_and_values_are_one_product(monkeypatch: pytest.MonkeyPatch
 
     assert is_one(128, 2)
     assert not is_one(96, 2)
-    devices = np.array(jax.devices()[:2]).reshape(1, 1, 2)
-    mesh = jax.sharding.Mesh(devices, MESH_AXES, axis_types=(AxisType.Auto,) * 3)
+    two = np.array(jax.devices()[:2]).reshape(1, 1, 2)
+    mesh = jax.sharding.Mesh(two, MESH_AXES, axis_types=(AxisType.Auto,) * 3)
     with jax.set_mesh(mesh), keep_batch_sharding():
         assert is_one(256, 4)
         assert not is_one(128, 4)
     for kind, expected in (("TPU v4", False), ("TPU v5", True), ("TPU v6 lite", True)):
-        monkeypatch.setattr(choose, "device_of_program", lambda kind=kind: ("cpu", kind))
+        monkeypatch.setattr(devices, "device_of_program", lambda kind=kind: ("tpu", kind))
         assert is_one(128, 2) == expected
-
-
-def test_no_copy_of_a_kernel_waits_for_the_backward_pass() -> None:
-    width = 128
-    module, params = attention("pallas", 2, dtype=jnp.bfloat16), parameters(width, 2)
-    _, backward = jax.vjp(
-        lambda params: module.apply({"params": params}, normal(2, 9, width)), params
-    )
-    kept = [(leaf.dtype, leaf.shape) for leaf in jax.tree.leaves(backward)]
-    assert (jnp.float32, (width, 2, width // 2)) in kept  # the parameters themselves
-    assert not [shape for dtype, shape in kept if dtype == jnp.bfloat16 and width == shape[0]]
 
 
 def test_the_kernel_takes_three_arrays() -> None:
@@ -252,31 +260,43 @@ def test_the_kernel_takes_three_arrays() -> None:
         assert_close(run("pallas", *qkv), run("reference", *qkv), 2e-6)
 
 
-def test_the_choice_is_logged_with_its_reason(caplog: pytest.LogCaptureFixture) -> None:
-    fastest.cache_clear()
-    bfloat16, float32 = 2, 4
+def chosen(
+    monkeypatch: pytest.MonkeyPatch,
+    platform: str,
+    kind: str,
+    *,
+    tokens: int = 197,
+    width: int = 64,
+    itemsize: int = 2,
+    alone: bool = True,
+) -> str:
+    """What `auto` is on a device, for 12 heads."""
+    monkeypatch.setattr(devices, "device_of_program", lambda: (platform, kind))
+    return fastest(tokens, 12, width, itemsize=itemsize, alone=alone)
+
+
+def test_the_choice_is_logged_with_its_reason(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    auto = functools.partial(chosen, monkeypatch)
     with caplog.at_level(logging.DEBUG):
-        assert fastest("tpu", "TPU v5 lite", 197, 12, 64, bfloat16, True) == "pallas"
-        assert fastest("tpu", "TPU v3", 197, 12, 64, bfloat16, True) == "xla"
-        assert fastest("tpu", "TPU v5 lite", 5000, 12, 64, bfloat16, True) == "splash"
-        assert fastest("cpu", "cpu", 197, 12, 64, float32, True) == "chunked"
-        assert fastest("cpu", "cpu", 197, 12, 64, float32, False) == "reference"
-        assert fastest("cpu", "cpu", 197, 12, 64, bfloat16, True) == "chunked"
-        assert fastest("cpu", "cpu", 197, 12, 64, bfloat16, False) == "xla"
-        assert fastest("gpu", "NVIDIA H100", 197, 12, 64, bfloat16, True) == "cudnn"
-        for kind, width, itemsize in (
-            ("NVIDIA H100", 64, float32),
-            ("NVIDIA H100", 12, bfloat16),
-            ("NVIDIA H100", 144, bfloat16),
-            ("AMD Instinct MI300X", 64, bfloat16),
-        ):
-            assert fastest("gpu", kind, 197, 12, width, itemsize, True) == "xla"
+        assert auto("tpu", "TPU v5 lite") == "pallas"
+        assert auto("tpu", "TPU v3") == "xla"
+        assert auto("tpu", "TPU v5 lite", tokens=5000) == "splash"
+        assert auto("cpu", "cpu", itemsize=4) == "chunked"
+        assert auto("cpu", "cpu", itemsize=4, alone=False) == "reference"
+        assert auto("cpu", "cpu") == "chunked"
+        assert auto("cpu", "cpu", alone=False) == "xla"
+        assert auto("gpu", "NVIDIA H100") == "cudnn"
+        assert auto("gpu", "NVIDIA H100", itemsize=4) == "xla"
+        assert auto("gpu", "NVIDIA H100", width=12) == "xla"
+        assert auto("gpu", "NVIDIA H100", width=144) == "xla"
+        assert auto("gpu", "AMD Instinct MI300X") == "xla"
     assert caplog.messages[0] == (
         "Attention on TPU v5 lite, 197 tokens: pallas (scores stay on the chip)."
     )
     assert "too many tokens" in caplog.messages[2]
     assert "it runs everywhere" in caplog.messages[-1]
-    fastest.cache_clear()
 
 
 @pytest.mark.parametrize(
@@ -319,9 +339,7 @@ def test_runs_that_xla_repeats_bit_for_bit(
 ) -> None:
     """XLA would stop with cuDNN's attention."""
     monkeypatch.setenv("XLA_FLAGS", flags)
-    fastest.cache_clear()
-    assert fastest("gpu", "NVIDIA H100", 197, 12, 64, 2, True) == name
-    fastest.cache_clear()
+    assert chosen(monkeypatch, "gpu", "NVIDIA H100") == name
     refused = pytest.raises(UserError, match="'cudnn' stops XLA .* set model.attention=auto")
     with refused if name == "xla" else contextlib.nullcontext():
         check_attention("cudnn", "gpu", "bfloat16")

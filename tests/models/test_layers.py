@@ -12,6 +12,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from tests import golden
 from vit_jax.models import layers
+from vit_jax.models.kernels import devices, products
 from vit_jax.models.layers import Dropout, LayerNorm, random_words
 
 
@@ -55,9 +56,9 @@ def kept(seed: int, shape: tuple[int, ...] = SHAPE, rate: float = 0.1) -> np.nda
     [
         (("gpu", "some kind"), "bfloat16 bfloat16 bfloat16", 96, 0),
         (("cpu", "cpu"), "float32 float32 float32", 96, 0),
-        (("tpu", "TPU v5 lite"), "float32 float32 bfloat16", 96, 0),
-        (("tpu", "TPU v4"), "float32 float32 bfloat16", 96, 3),
-        (("tpu", "TPU v4"), "float32 float32 bfloat16", 8, 1),
+        (("tpu", "TPU v5 lite"), "bfloat16 bfloat16 bfloat16", 96, 0),
+        (("tpu", "TPU v4"), "bfloat16 bfloat16 bfloat16", 96, 3),
+        (("tpu", "TPU v4"), "bfloat16 bfloat16 bfloat16", 8, 1),
     ],
 )
 def test_products_round_once_and_gradients_too(
@@ -67,14 +68,14 @@ def test_products_round_once_and_gradients_too(
     barriers: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """In the product itself on a GPU; on TPU v4 apart from what is beside it."""
-    monkeypatch.setattr(layers, "device_of_program", lambda: device)
+    """In the product itself on accelerators; on TPU v4 apart from what is beside it."""
+    monkeypatch.setattr(devices, "device_of_program", lambda: device)
     rng = np.random.default_rng(0)
     x, kernel = (rng.normal(size=shape).astype(jnp.bfloat16) for shape in ((2, 3, 64), (64, width)))
     contract = (((2,), (0,)), ((), ()))
 
     def run(x: Any, kernel: Any) -> Any:
-        out, vjp = jax.vjp(lambda *both: layers.dot_general(*both, contract), x, kernel)
+        out, vjp = jax.vjp(lambda *both: products.dot_general(*both, contract), x, kernel)
         return out, *vjp(out)
 
     program = str(jax.make_jaxpr(run)(x, kernel))
@@ -91,40 +92,6 @@ def test_products_round_once_and_gradients_too(
         np.testing.assert_allclose(
             np.asarray(found, np.float32), exact, rtol=2**-7, atol=2**-7 * np.abs(exact).max()
         )
-
-
-@pytest.mark.parametrize(
-    ("device", "barriers"),
-    [
-        (("gpu", "some kind"), 0),
-        (("cpu", "cpu"), 0),
-        (("tpu", "TPU v5 lite"), 1),
-        (("tpu", "TPU v6 lite"), 2),
-    ],
-)
-def test_a_kernel_that_is_made_again_has_the_same_gradient(
-    device: tuple[str, str], barriers: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """On TPUs tied to the gradient that needs it; on v6e this gradient stays apart, too."""
-    monkeypatch.setattr(layers, "device_of_program", lambda: device)
-    rng = np.random.default_rng(0)
-    x = rng.normal(size=(2, 3, 64)).astype(jnp.bfloat16)
-    halves = [rng.normal(size=(64, 8)).astype(np.float32) for _ in range(2)]
-
-    def again(x: Any, halves: Any) -> Any:
-        return layers.product_with(lambda halves: jnp.concatenate(halves, 1), x, halves)
-
-    def once(x: Any, halves: Any) -> Any:
-        kernel = jnp.concatenate(halves, 1).astype(x.dtype)
-        return layers.dot_general(x, kernel, (((2,), (0,)), ((), ())))
-
-    def run(function: Any) -> Any:
-        out, vjp = jax.vjp(function, x, halves)
-        return out, *vjp(out)
-
-    assert str(jax.make_jaxpr(lambda: run(again))()).count("optimization_barrier") == barriers
-    for a, b in zip(jax.tree.leaves(run(again)), jax.tree.leaves(run(once)), strict=True):
-        np.testing.assert_array_equal(a, b)
 
 
 def test_kept_values_are_scaled_and_evaluation_changes_nothing() -> None:
@@ -204,7 +171,7 @@ def test_gelu_of_accelerators(platform: str, monkeypatch: pytest.MonkeyPatch) ->
         ]
 
     expected = error(jnp.float32), error(jnp.bfloat16)
-    monkeypatch.setattr(layers, "device_of_program", lambda: (platform, ""))
+    monkeypatch.setattr(devices, "device_of_program", lambda: (platform, ""))
     found = error(jnp.float32), error(jnp.bfloat16)
     assert found[0] <= [2 * each + 1e-7 for each in expected[0]]
     roundings = 2 if platform == "gpu" else 1
@@ -215,15 +182,12 @@ def test_gelu_of_accelerators(platform: str, monkeypatch: pytest.MonkeyPatch) ->
 def test_residual_sums_of_gpus_are_of_matrices(monkeypatch: pytest.MonkeyPatch) -> None:
     x, y = (jax.random.normal(jax.random.key(seed), (2, 5, 8)) for seed in range(2))
     expected = layers.residual(x, y)
-    monkeypatch.setattr(layers, "device_of_program", lambda: ("gpu", ""))
+    monkeypatch.setattr(devices, "device_of_program", lambda: ("gpu", ""))
     assert "f32[10,8] = add" in str(jax.make_jaxpr(layers.residual)(x, y))
     np.testing.assert_array_equal(layers.residual(x, y), expected)
 
 
-@pytest.mark.parametrize("device", [("gpu", ""), ("tpu", "TPU v4")])
-def test_patches_of_gpus_and_v4_are_a_product(
-    monkeypatch: pytest.MonkeyPatch, device: tuple[str, str]
-) -> None:
+def test_patches_of_gpus_are_a_product(monkeypatch: pytest.MonkeyPatch) -> None:
     """As the convolution, also where patches leave pixels over."""
     module = layers.PatchEmbedding(8, (4, 3), (4, 3))
     images = golden.images(2, 13, 11)
@@ -238,7 +202,7 @@ def test_patches_of_gpus_and_v4_are_a_product(
 
     expected = jax.jit(lambda images: run(images))(images)
     assert convolves()
-    monkeypatch.setattr(layers, "device_of_program", lambda: device)
+    monkeypatch.setattr(devices, "device_of_program", lambda: ("gpu", ""))
     assert not convolves()
     for a, b in zip(*map(jax.tree.leaves, (jax.jit(run)(images), expected)), strict=True):
         np.testing.assert_allclose(a, b, atol=2e-6)

@@ -19,7 +19,8 @@ import numpy as np
 
 from vit_jax.models import bit, resnet
 from vit_jax.models.family import FIRST, HEAD, Family, Row
-from vit_jax.models.layers import IdentityLayer, product
+from vit_jax.models.kernels.products import product
+from vit_jax.models.layers import IdentityLayer
 from vit_jax.models.resnet import STEM_WIDTH, StdConv
 
 STEM = "conv_root/kernel"

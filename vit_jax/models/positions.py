@@ -28,9 +28,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from vit_jax.errors import UserError
-from vit_jax.models.attention.choose import BIASED
 from vit_jax.models.family import FIRST, Row, Shapes
-from vit_jax.models.layers import product
+from vit_jax.models.kernels.attention import BIASED
+from vit_jax.models.kernels.products import product
 from vit_jax.models.tokens import sincos2d
 
 POSITION_EMBEDDINGS = (

@@ -16,7 +16,6 @@ import jax.numpy as jnp
 
 from vit_jax.errors import UserError
 from vit_jax.models import resnet
-from vit_jax.models.attention.choose import NAMES, AttentionFn, MultiHeadDotProductAttention
 from vit_jax.models.family import (
     BLOCK,
     FIRST,
@@ -30,6 +29,7 @@ from vit_jax.models.family import (
     layer_width,
     patch_size_of,
 )
+from vit_jax.models.kernels.attention import NAMES, AttentionFn, MultiHeadDotProductAttention
 from vit_jax.models.layers import (
     REMAT_POLICIES,
     BatchNorm,
@@ -213,7 +213,7 @@ class VisionTransformer(nn.Module):
       gelu: `tanh` as in Google's models, or `exact` as in timm and Hugging Face
         (logits of B/16 differ by about 4e-4).
       layer_norm_epsilon: 1e-6 in every published model but Hugging Face's own (1e-12).
-      attention: implementation of the attention, see `attention/choose.py`.
+      attention: implementation of the attention, see `kernels/attention.py`.
       resnet_layers: units per stage of a hybrid's ResNet; (): only its stem; None: no ResNet.
       resnet_width_factor: multiplies the channels of a hybrid's ResNet.
       resnet_batch_norm: batch norms and plain convolutions in a hybrid's ResNet, instead of group

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from vit_jax.models import vit
-from vit_jax.models.attention.choose import AttentionFn
+from vit_jax.models.kernels.attention import AttentionFn
 from vit_jax.models.later.rotary import MixedAngles, rotate
 from vit_jax.models.layers import Dense, LayerNorm, StochasticDepth, dot_general, gelu, residual
 from vit_jax.models.vit import BlockConfig

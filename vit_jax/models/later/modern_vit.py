@@ -20,8 +20,8 @@ import jax.numpy as jnp
 
 from vit_jax.errors import UserError
 from vit_jax.models import vit
-from vit_jax.models.attention.choose import BIASED, NAMES
 from vit_jax.models.family import FIRST, HEAD, LAST, Family, Row, Shapes, axis_of
+from vit_jax.models.kernels.attention import BIASED, NAMES
 from vit_jax.models.later.modern_block import (
     INIT,
     MLPS,
@@ -83,7 +83,7 @@ class ModernVisionTransformer(nn.Module):
         timm; `constant`: the rate for all, as in DeiT III (`models_v2.py`).
       head_bias_init: constant; -10 if the loss is a sigmoid over many classes.
       layer_norm_epsilon: of all norms.
-      attention: implementation of the attention, see `attention/choose.py`.
+      attention: implementation of the attention, see `kernels/attention.py`.
       remat: one of `REMAT_POLICIES`.
       scan: compile the blocks as one loop.
       dtype: of the computation; parameters, softmax, norms' statistics and logits are float32.

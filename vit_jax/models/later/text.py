@@ -13,8 +13,8 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from vit_jax.models.attention.choose import NAMES
 from vit_jax.models.family import FIRST, HEAD, LAST, Family, Row, Shapes, axis_of
+from vit_jax.models.kernels.attention import NAMES
 from vit_jax.models.layers import REMAT_POLICIES, IdentityLayer
 from vit_jax.models.vit import (
     ATTENTION,
@@ -43,7 +43,7 @@ class TextTransformer(nn.Module):
         the `first` ([CLS] of LiT), `gap` and `max` over tokens, or `map` (attention pooling).
       gelu: `tanh`, or `exact`.
       layer_norm_epsilon: of all layer norms.
-      attention: implementation of the attention, see `attention/choose.py`.
+      attention: implementation of the attention, see `kernels/attention.py`.
       remat: one of `REMAT_POLICIES`.
       scan: compile the blocks as one loop.
       dtype: of the computation; parameters, softmax, norms' statistics and the result are float32.

@@ -22,8 +22,10 @@ from jax.ad_checkpoint import checkpoint_name as saved
 from jax.sharding import PartitionSpec
 
 from vit_jax.errors import UserError
-from vit_jax.models.attention.xla import chunked, cudnn, xla
-from vit_jax.models.layers import device_of_program, dot_general, product_with
+from vit_jax.models.kernels import devices
+from vit_jax.models.kernels.attention_xla import chunked, xla
+from vit_jax.models.kernels.devices import device_has
+from vit_jax.models.kernels.products import dot_general
 
 
 def reference(
@@ -62,7 +64,7 @@ def reference(
 
 def pallas(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
     """Our TPU kernel: scores never leave the chip."""
-    from vit_jax.models.attention import tpu
+    from vit_jax.models.kernels import attention_pallas as tpu
 
     _, num_tokens, num_heads, head_dim = query.shape
     if not tpu.fits(num_tokens, num_heads, head_dim, query.dtype.itemsize):
@@ -70,15 +72,25 @@ def pallas(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
             f"model.attention='pallas' does not fit {num_tokens} tokens with heads of "
             f"{head_dim}; use 'splash' or 'xla'."
         )
-    return _three(tpu.attention, query, key, value)
+    return _by_columns(tpu.attention, query, key, value)
 
 
 def splash(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
     """JAX's TPU kernel for long sequences, which iterates over the keys in blocks."""
-    from vit_jax.models.attention import splash
+    from vit_jax.models.kernels import attention_splash
 
-    return _three(splash.attention, query, key, value)
+    return _by_columns(attention_splash.attention, query, key, value)
 
+
+def cudnn(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
+    """cuDNN's fused attention for GPUs."""
+    from vit_jax.models.kernels import attention_cudnn
+
+    return attention_cudnn.cudnn(query, key, value)
+
+
+# x W of [B, N, D] and [D, E].
+_MATRICES = (((2,), (0,)), ((), ()))
 
 ATTENTIONS: dict[str, Callable[..., jax.Array]] = {
     "reference": reference,
@@ -155,8 +167,7 @@ class AttentionFn:
     def of_tokens(self, x: jax.Array, params: Any, num_heads: int) -> jax.Array | None:
         """Equations 5 to 7 as the kernel for this device reads queries, keys and values.
 
-        On TPUs they are one product. On GPUs each product adds its bias, which it cannot where Flax
-        does, after the division into heads.
+        For our TPU kernel they are one product; for cuDNN's each product adds its bias.
 
         Args:
           x: tokens [B, N, D].
@@ -174,11 +185,10 @@ class AttentionFn:
         }
         name = self._resolve(shape, x.dtype)
         out = None
-        if name == "cudnn":
+        if name == "cudnn" and device_has("biases_in_products"):
             qkv = (_heads(x, *layer, name) for name, layer in layers.items())
             out = ATTENTIONS["cudnn"](*qkv)
-        # On v4 XLA's tiles of the wide product are slow: benchmarks/diary.md.
-        elif name == "pallas" and device_of_program()[1] != "TPU v4":
+        elif name == "pallas" and not device_has("three_products"):
             out = _joint(x, *zip(*layers.values(), strict=True))
         return None if out is None else saved(jnp.reshape(out, shape), "attention")
 
@@ -189,7 +199,7 @@ class AttentionFn:
         if self.bias is not None:
             return "xla"
         alone = self.train and jax.sharding.get_abstract_mesh().size <= 1
-        return fastest(*device_of_program(), *shape[1:], jnp.dtype(dtype).itemsize, alone)
+        return fastest(*shape[1:], itemsize=jnp.dtype(dtype).itemsize, alone=alone)
 
 
 class MultiHeadDotProductAttention(nn.MultiHeadDotProductAttention):
@@ -210,8 +220,8 @@ class MultiHeadDotProductAttention(nn.MultiHeadDotProductAttention):
                 with jax.named_scope("out"):
                     kernel, bias = (params["out"][name] for name in ("kernel", "bias"))
                     heads = jnp.reshape(heads, (*x.shape[:2], -1))
-                    matrix = functools.partial(jnp.reshape, shape=(heads.shape[2], -1))
-                    out = product_with(matrix, heads, kernel)
+                    kernel = jnp.reshape(kernel, (heads.shape[2], -1)).astype(x.dtype)
+                    out = dot_general(heads, kernel, _MATRICES)
                     return out + jnp.reshape(bias, (1, 1, -1)).astype(x.dtype)
         return super().__call__(x, *others, **options)
 
@@ -220,7 +230,7 @@ def _heads(x: jax.Array, kernel: jax.Array, bias: jax.Array, name: str) -> jax.A
     """x W + b: [B, N, D], [D, H, d] and [H, d] -> [B, N, H, d]."""
     with jax.named_scope(name):
         kernel = jnp.reshape(kernel, (len(kernel), -1)).astype(x.dtype)
-        out = dot_general(x, kernel, (((2,), (0,)), ((), ())))
+        out = dot_general(x, kernel, _MATRICES)
         out = out + jnp.reshape(bias, (1, 1, -1)).astype(x.dtype)
     return jnp.reshape(out, (*x.shape[:2], *bias.shape))
 
@@ -235,7 +245,7 @@ def _joint(x: jax.Array, kernels: Any, biases: Any) -> jax.Array | None:
     Returns:
       [B, N, D]; None if the kernel does not take them.
     """
-    from vit_jax.models.attention import tpu
+    from vit_jax.models.kernels import attention_pallas as tpu
 
     batch_size, num_tokens, width = x.shape
     num_heads, head_dim = biases[0].shape
@@ -252,17 +262,27 @@ def _joint(x: jax.Array, kernels: Any, biases: Any) -> jax.Array | None:
         arrays = tuple(jnp.reshape(each, (groups, -1, *each.shape[2:])) for each in arrays)
         return jnp.reshape(jnp.concatenate(arrays, axis=1), (-1, *query.shape[2:]))
 
-    def kernel(kernels: tuple[jax.Array, ...]) -> jax.Array:
-        # A TPU has [D, H, d] in memory as [H, d, D]: joined like that, nothing is transposed.
-        return joint(*(jnp.moveaxis(each, 0, -1) for each in kernels)).T
-
     with jax.named_scope("query_key_value"):
-        qkv = product_with(kernel, x, kernels)
+        # A TPU has [D, H, d] in memory as [H, d, D]: joined like that, nothing is transposed.
+        kernel = joint(*(jnp.moveaxis(each, 0, -1) for each in kernels)).T  # [D, 3 * D]
+        x = _with_gradient_apart(x) if device_has("joint_gradient_apart") else x
+        qkv = dot_general(x, kernel.astype(x.dtype), _MATRICES)
         bias = jnp.tile(joint(*biases).astype(jnp.float32), (batch_size, 1, 1))
     return _on_each_device(tpu.joint_attention, (qkv, bias), num_heads, head_dim)
 
 
-def _three(
+@jax.custom_vjp
+def _with_gradient_apart(x: jax.Array) -> jax.Array:
+    """x, whose gradient is behind a barrier."""
+    return x
+
+
+_with_gradient_apart.defvjp(
+    lambda x: (x, None), lambda _, d_x: (jax.lax.optimization_barrier(d_x),)
+)
+
+
+def _by_columns(
     kernel: Callable[..., jax.Array], query: jax.Array, key: jax.Array, value: jax.Array
 ) -> jax.Array:
     """A kernel for arrays [B, N, H * d], of whose queries it wants to be divided by sqrt(d)."""
@@ -282,7 +302,7 @@ def _on_each_device(
 
     Without a TPU Pallas interprets the kernel, for tests.
     """
-    call = functools.partial(kernel, head_dim, device_of_program()[0] != "tpu")
+    call = functools.partial(kernel, head_dim, devices.device_of_program()[0] != "tpu")
     mesh = jax.sharding.get_abstract_mesh()
     if not mesh.empty:
         sizes = {"batch": len(arrays[0]), "heads": num_heads}
@@ -303,52 +323,34 @@ def _mesh_axes(logical: str, size: int, mesh: Any) -> tuple[str, ...] | None:
     return axes if axes and size % shards == 0 else None
 
 
-@functools.cache
-def fastest(
-    platform: str,
-    kind: str,
-    num_tokens: int,
-    num_heads: int,
-    head_dim: int,
-    itemsize: int,
-    alone: bool,
-) -> str:
-    """The implementation to use on a kind of device; the log says which and why.
+def fastest(num_tokens: int, num_heads: int, head_dim: int, *, itemsize: int, alone: bool) -> str:
+    """The implementation to use on the device to compile for; the debug log says which and why.
 
     `alone`: whether training runs on a single device.
     """
-    if platform == "tpu":
-        from vit_jax.models.attention import tpu
+    platform, kind = devices.device_of_program()
+    name, why = "xla", "it runs everywhere"
+    if device_has("pallas"):
+        from vit_jax.models.kernels import attention_pallas
 
-        if kind in ("TPU v2", "TPU v3"):
-            name, why = "xla", "Pallas has no bfloat16 products for it"
-        elif tpu.fits(num_tokens, num_heads, head_dim, itemsize):
+        name, why = "splash", "too many tokens for the chip's memory: block by block"
+        if attention_pallas.fits(num_tokens, num_heads, head_dim, itemsize):
             name, why = "pallas", "scores stay on the chip"
-        else:
-            name, why = "splash", "too many tokens for the chip's memory: block by block"
-    elif platform == "cpu" and alone:
+    elif device_has("chunked") and alone:
         name, why = "chunked", "scores stay in the cache; 'reference' has the official bits"
     elif platform == "cpu" and itemsize == 4:
         name, why = "reference", "bit for bit as the official code"
-    elif platform == "cpu":
-        name, why = "xla", "'chunked' is for training on one device"
-    elif platform == "gpu" and itemsize == 2 and _cudnn_takes(kind, head_dim):
+    elif device_has("cudnn") and itemsize == 2 and _cudnn_takes(head_dim):
         name, why = "cudnn", "scores stay on the chip"
-    else:
-        name, why = "xla", "it runs everywhere"
     logging.debug("Attention on %s, %d tokens: %s (%s).", kind, num_tokens, name, why)
     return name
 
 
-def _cudnn_takes(kind: str, head_dim: int) -> bool:
-    """Whether cuDNN attends with heads of this width on a kind of GPU: NVIDIA's, since Ampere."""
+def _cudnn_takes(head_dim: int) -> bool:
+    """Whether cuDNN attends with heads of this width: since Ampere."""
     here = getattr(jax.devices()[0], "compute_capability", "8.0")  # a plan has no GPU
-    return (
-        kind.lower().startswith("nvidia")
-        and int(here.split(".")[0]) >= 8
-        and head_dim in range(8, 129, 8)
-        and not _deterministic()
-    )
+    is_new = int(here.split(".")[0]) >= 8
+    return is_new and head_dim in range(8, 129, 8) and not _deterministic()
 
 
 def _deterministic() -> bool:

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import functools
-import inspect
 import math
-from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax._src.cudnn import fused_attention_stablehlo as library
 
-from vit_jax.errors import UserError, one_line
-from vit_jax.models.layers import product
+from vit_jax.models.kernels.products import product
 
 _CACHE_BYTES = 2**20  # of float32 scores that `chunked` holds at a time, twice
 
@@ -57,39 +53,3 @@ def chunked(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
     # Two at a time: the softmax of one overlaps with the products of the other.
     _, out = jax.lax.scan(heads, None, (chunks(query), chunks(key), chunks(value)), unroll=2)
     return jnp.swapaxes(jnp.reshape(out, (batch, num_heads, num_queries, width)), 1, 2)
-
-
-def cudnn(
-    query: jax.Array, key: jax.Array, value: jax.Array, *, implementation: Any = "cudnn"
-) -> jax.Array:
-    """cuDNN's fused attention: scores never leave the chip. Heads of 8, 16, ... features."""
-    attention = functools.partial(jax.nn.dot_product_attention, implementation=implementation)
-    try:
-        return _of_any_length(attention, query, key, value)
-    except RuntimeError as error:  # of JAX, while tracing: heads too large, no cuDNN
-        raise UserError(
-            f"model.attention='cudnn': {one_line(error)} Use model.attention=xla."
-        ) from error
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _of_any_length(attention: Callable[..., jax.Array], *qkv: jax.Array) -> jax.Array:
-    return attention(*qkv)
-
-
-def _with_gradient(attention: Callable[..., jax.Array], *qkv: jax.Array) -> Any:
-    """JAX (0.10 to 0.12) mistakes its own placeholder for a bias, whose tokens must be even."""
-    check = library.check_is_flash_attention
-
-    def without_bias(*arguments: Any, **options: Any) -> None:
-        bound = inspect.signature(check).bind(*arguments, **options)
-        check(**{**bound.arguments, "has_bias": False})
-
-    library.check_is_flash_attention = without_bias
-    try:
-        return jax.vjp(attention, *qkv)
-    finally:
-        library.check_is_flash_attention = check
-
-
-_of_any_length.defvjp(_with_gradient, lambda _, gradient, d_out: gradient(d_out))
