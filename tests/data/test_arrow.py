@@ -166,15 +166,3 @@ def test_damaged_folders_are_named(tmp_path):
     plain = save(tmp_path / "f", columns(3), features={})
     with pytest.raises(UserError, match="no Image feature"):
         opened(plain)
-
-
-def test_damaged_images_are_named_before_training_and_skipped_on_request(tmp_path):
-    stored = columns(8)
-    stored["image"][4] = {"bytes": png(4)[:60], "path": "4.png"}
-    name = save_splits(tmp_path / "d", train=stored, test=columns(2, 20))
-    options = {"name": name, "split": "train[2:]+test", "preprocess": "decode"}
-    with pytest.raises(UserError, match=r"1 of 8 images cannot be read: train\[4\]"):
-        create_dataset(**options).check()
-    dataset = create_dataset(**options, on_bad_image="skip").check()
-    assert values(dataset) == [[i % 3, i] for i in (2, 3, 5, 6, 7)] + [[2, 20], [0, 21]]
-    assert dataset.labels().tolist() == [2, 0, 2, 0, 1, 2, 0]

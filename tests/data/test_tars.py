@@ -152,14 +152,3 @@ def test_a_tar_that_became_shorter_is_an_error_of_its_example(root):
     tar.write_bytes(tar.read_bytes()[:600])
     with pytest.raises(UserError, match=r"example 4 of .*d/004.png\): the tar is truncated"):
         dataset.example(4, np.random.default_rng(0))
-
-
-def test_damaged_images_are_named_before_training_and_skipped_on_request(root):
-    samples = {f"d/{i:03}": sample(i, i % 2) for i in range(6)}
-    samples["d/002"]["png"] = samples["d/002"]["png"][:60]
-    name = str(write(root.parent / "damaged" / "train-000.tar", samples))
-    options = {"name": name, "split": "train", "preprocess": "decode"}
-    with pytest.raises(UserError, match=r"1 of 6 images cannot be read: .*tar: d/002.png"):
-        create_dataset(**options).check()
-    dataset = create_dataset(**options, on_bad_image="skip").check()
-    assert values(dataset) == [[i % 2, i] for i in (0, 1, 3, 4, 5)]

@@ -57,9 +57,6 @@ class ArrowSource(LabelledSource):
                 yield f"{split} {os.path.basename(file)} {os.path.getsize(file)}"
 
 
-_TEXT = ("string", "large_string")
-
-
 @functools.lru_cache(maxsize=16)  # per process; a memory-mapped file costs no memory
 def _table(files: tuple[str, ...]) -> Any:
     import pyarrow
@@ -92,8 +89,8 @@ def open_saved(request: Request) -> tuple[ArrowSource, tuple[str, ...]]:
     """Returns source and class names of a saved folder.
 
     The label is the feature `label_key`, by default `label` or the only ClassLabel; text and
-    integers are names of classes. Ops may read text columns. UserError for damaged files, if there
-    is no image or no label, and see `Listing.open`.
+    integers are names of classes. Ops may read text columns. UserError for damaged files, without
+    an image or a label, and see `Listing.open`.
     """
     path, where = Path(os.path.abspath(request.path)), f"dataset.name={request.path!r}"
     files = _files(path)
@@ -108,7 +105,7 @@ def open_saved(request: Request) -> tuple[ArrowSource, tuple[str, ...]]:
         listed = ", ".join(schema.names)
         raise UserError(f"{where} has no Image feature; its columns: {listed}.")
     image = "image" if "image" in images else images[0]
-    texts = [key for key in schema.names if str(schema.field(key).type) in _TEXT]
+    texts = [key for key in schema.names if str(schema.field(key).type).endswith("string")]
     check_columns(request.path, request.columns, texts)
     places = number_images({split: table.num_rows for split, table in tables.items()})
     key, labels, classes = "", None, None

@@ -105,8 +105,7 @@ class Listing:
     def open(self, split: str) -> tuple[Any, tuple[str, ...]]:
         """The images that a split expression selects, with labels as numbers; and class names.
 
-        UserError for an invalid expression, images of the split without a label, and see
-        `numbered`.
+        UserError for an invalid expression, missing labels, and see `numbered`.
         """
         listing = self.numbered()
         split = known_split(self.where, split, listing.splits)
@@ -218,8 +217,7 @@ def in_order(names: Iterable[str]) -> list[str]:
 def check_classes(where: str, names: Sequence[str], num_examples: int) -> None:
     """UserError for a name that is not one line of UTF-8, or two names that look the same.
 
-    Warns if there are nearly as many classes as examples to train on, 0 if their number is unknown:
-    labels may be image numbers.
+    Warns of nearly as many classes as images to train on (0 if unknown): they may be numbers.
     """
     forms: dict[str, str] = {}
     for name in names:

@@ -67,10 +67,8 @@ def open_table(request: Request) -> tuple[TableSource, tuple[str, ...]]:
     places = (os.path.normpath(os.path.join(folder, name)) for name in paths)
     files = [place.removeprefix(os.path.join(folder, "")) for place in places]
     texts = {name: np.array(column(name), object) for name in request.columns}
-    if is_drawn := "split" not in cells:
-        splits = {name: list(range(len(files))) for name in ("train", "test")}
-    else:
-        splits = rows_by(column("split"))
+    is_drawn, everything = "split" not in cells, list(range(len(files)))
+    splits = dict.fromkeys(("train", "test"), everything) if is_drawn else rows_by(column("split"))
     keys = list(zip(files, *texts.values(), strict=True))
     for split, rows in splits.items():
         counts = Counter(keys[row] for row in rows)
