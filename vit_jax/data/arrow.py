@@ -8,6 +8,7 @@ layout is that of github.com/huggingface/datasets, 2.0 to 5.2.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
 import os
@@ -18,59 +19,41 @@ from typing import Any
 
 import numpy as np
 
-from vit_jax.data.check_images import usable_images
-from vit_jax.data.folder import known_split
-from vit_jax.data.sources import Part, Parts, check_classes, check_columns, resolve_split
-from vit_jax.data.table import number_labels
-from vit_jax.errors import UserError, counted, one_line
+from vit_jax.data.labelled import LabelledSource, Listing, number_images, rows_by
+from vit_jax.data.sources import Request, check_columns
+from vit_jax.errors import UserError, one_line
 from vit_jax.files.paths import read_object
 
 
-class ArrowSource(Parts):
-    """Images of a saved folder; `columns` holds `label`, int32 [N], if there are classes."""
+@dataclasses.dataclass(frozen=True, eq=False)
+class ArrowSource(LabelledSource):
+    """Images of a saved folder; `places` are those of `number_images`."""
 
-    def __init__(
-        self,
-        files: Mapping[str, Sequence[str]],
-        parts: Sequence[Part],
-        image: str,
-        columns: Mapping[str, np.ndarray],
-        texts: Sequence[str],
-    ):
-        super().__init__(parts)
-        self.columns = columns
-        self._files, self._image, self._texts = files, image, texts
+    files: Mapping[str, tuple[str, ...]]  # of each split
+    image: str  # its name among the features
+    texts: tuple[str, ...]  # columns that are read with an image
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        split, row = self.locate(index)
-        table = _table(tuple(self._files[split]))
-        labels = {name: each[index] for name, each in self.columns.items()}
-        texts = {name: table[name][row].as_py() or "" for name in self._texts}
-        return {"image": self._read(index), **labels, **texts}
+        texts = {name: self._stored(name, index) or "" for name in self.texts}
+        return {**super().__getitem__(index), **texts}
 
-    def _read(self, index: int) -> bytes:
-        split, row = self.locate(index)
-        table = _table(tuple(self._files[split]))
-        stored = table[self._image][row].as_py() or {}
-        image = stored.get("bytes")
-        if image is None:
-            if not stored.get("path"):
-                raise ValueError("the image is missing")
-            folder = os.path.dirname(self._files[split][0])
-            image = Path(os.path.join(folder, stored["path"])).read_bytes()
-        return image
+    def _stored(self, name: str, index: int) -> Any:
+        split, row = self.places[index].item()
+        return _table(self.files[split])[name][row].as_py()
 
-    def check(self, on_bad_image: str) -> ArrowSource:
-        """Decodes every image, see `usable_images`."""
-        kept = usable_images(len(self), self._read, self.describe, on_bad_image)
-        source = self.keep(kept)
-        source.columns = {name: each[kept] for name, each in self.columns.items()}
-        return source
+    def read(self, index: int) -> bytes:
+        stored = self._stored(self.image, index) or {}
+        if (content := stored.get("bytes")) is not None:
+            return content
+        if not stored.get("path"):
+            raise ValueError("the image is missing")
+        folder = os.path.dirname(self.files[self.places[index]["split"]][0])
+        return Path(folder, stored["path"]).read_bytes()
 
     def identity(self) -> Iterable[str]:
         """Split, name and size of every file."""
-        for split in dict.fromkeys(part.name for part in self.parts):
-            for file in self._files[split]:
+        for split in dict.fromkeys(self.places["split"].tolist()):
+            for file in self.files[split]:
                 yield f"{split} {os.path.basename(file)} {os.path.getsize(file)}"
 
 
@@ -87,7 +70,7 @@ def _table(files: tuple[str, ...]) -> Any:
     return pyarrow.concat_tables(tables)
 
 
-def _files(path: Path) -> dict[str, list[str]]:
+def _files(path: Path) -> dict[str, tuple[str, ...]]:
     """Files of each split."""
     if (path / "dataset_dict.json").is_file():
         names = read_object(path / "dataset_dict.json", splits=list)["splits"]
@@ -95,91 +78,66 @@ def _files(path: Path) -> dict[str, list[str]]:
     else:
         name = read_object(path / "state.json").get("_split") or "train"
         folders = {name if re.fullmatch(r"[\w-]+", name) else "train": path}
-    found = {}
+    files = {}
     for split, folder in folders.items():
         data = read_object(folder / "state.json", _data_files=list)["_data_files"]
-        found[split] = [str(folder / str(each["filename"])) for each in data]
-    return {split: files for split, files in found.items() if files}
+        files[split] = tuple(str(folder / str(file["filename"])) for file in data)
+    return {split: names for split, names in files.items() if names}
 
 
-def open_saved(
-    name: str,
-    split: str,
-    label_key: str = "",
-    *,
-    needs_label: bool = True,
-    columns: Sequence[str] = (),
-) -> tuple[ArrowSource, tuple[str, ...]]:
-    """Returns the examples selected by a split expression, and the class names.
+def open_saved(request: Request) -> tuple[ArrowSource, tuple[str, ...]]:
+    """Returns source and class names of a saved folder.
 
-    The label is the feature `label_key`, by default `label` or the only ClassLabel; for text and
-    integer labels the classes are those of `train`. Ops may read text columns. UserError for
-    damaged files, or if there is no image or no label.
+    The label is the feature `label_key`, by default `label` or the only ClassLabel; text and
+    integers are names of classes. Ops may read text columns. UserError for damaged files, without
+    an image or a label, and see `Listing.open`.
     """
-    path, where = Path(os.path.abspath(os.path.expanduser(name))), f"dataset.name={name!r}"
+    path, where = Path(os.path.abspath(request.path)), f"dataset.name={request.path!r}"
     files = _files(path)
     if not files:
         raise UserError(f"{where} has no Arrow files.")
-    split = known_split(name, split, files)
-    tables = {each: _table(tuple(names)) for each, names in files.items()}
+    tables = {split: _table(names) for split, names in files.items()}
     schema = next(iter(tables.values())).schema
     metadata = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
     features = metadata.get("info", {}).get("features", {})
-    images = [key for key, each in features.items() if each.get("_type") == "Image"]
+    images = [key for key, feature in features.items() if feature.get("_type") == "Image"]
     if not images:
         listed = ", ".join(schema.names)
         raise UserError(f"{where} has no Image feature; its columns: {listed}.")
     image = "image" if "image" in images else images[0]
-    texts = [
-        key for key in schema.names if str(schema.field(key).type) in ("string", "large_string")
-    ]
-    check_columns(name, columns, texts)
-    parts = resolve_split(split, files, lambda each: tables[each].num_rows)
-    classes: tuple[str, ...] = ()
-    labels: dict[str, np.ndarray] = {}
-    if needs_label or label_key:
-        key = _label_key(where, features, label_key)
-        classes, numbers = _labels(where, tables, key, features[key])
-        labels = {"label": np.concatenate([numbers[p.name][p.start : p.stop] for p in parts])}
-        check_classes(where, classes, sum(map(len, numbers.values())))
-        if (missing := int((labels["label"] < 0).sum())) > 0:
-            found = f"{where}: {counted(missing, 'example')} of {split!r} without {key!r}"
-            raise UserError(f"{found}; choose a split that has labels.")
-    return ArrowSource(files, parts, image, labels, columns), classes
+    texts = [key for key in schema.names if str(schema.field(key).type).endswith("string")]
+    check_columns(request.path, request.columns, texts)
+    places = number_images({split: table.num_rows for split, table in tables.items()})
+    key, labels, classes = "", None, None
+    if request.needs_label or request.label_key:
+        key = _label_key(where, features, request.label_key)
+        labels, classes = _labels(f"{where}: {key}", list(tables.values()), key, features[key])
+    source = ArrowSource(places, {}, files, image, request.columns)
+    splits = rows_by(places["split"], files)
+    return Listing(where, source, splits, labels, classes=classes, label=key).open(request.split)
 
 
 def _label_key(where: str, features: Mapping[str, Any], label_key: str) -> str:
-    known = [key for key, each in features.items() if each.get("_type") == "ClassLabel"]
-    simple = [key for key, each in features.items() if each.get("_type") == "Value"]
+    known = [key for key, feature in features.items() if feature.get("_type") == "ClassLabel"]
+    simple = [key for key, feature in features.items() if feature.get("_type") == "Value"]
     usual = [label_key] if label_key else ["label", *(known if len(known) == 1 else [])]
     chosen = next((key for key in usual if key in (*known, *simple)), "")
     if not chosen:
-        found = f"dataset.label_key={label_key!r} is not a label" if label_key else "no label found"
+        what = f"dataset.label_key={label_key!r} is not a label" if label_key else "no label found"
         hint = f"set dataset.label_key to one of {', '.join([*known, *simple]) or 'none'}"
-        raise UserError(f"{where}: {found}; {hint}.")
+        raise UserError(f"{where}: {what}; {hint}.")
     return chosen
 
 
 def _labels(
-    where: str, tables: Mapping[str, Any], key: str, feature: Mapping[str, Any]
-) -> tuple[tuple[str, ...], dict[str, np.ndarray]]:
-    """Class names, and the labels of each split, int32 [N], -1 where missing."""
-    if feature["_type"] == "ClassLabel":
-        names = tuple(map(str, feature["names"]))
-        numbers = {
-            split: table[key].fill_null(-1).to_numpy().astype(np.int32)
-            for split, table in tables.items()
-        }
-        if (highest := max(each.max(initial=-1) for each in numbers.values())) >= len(names):
-            raise UserError(f"{where}: {key} {highest} has no name; there are {len(names)} names.")
-        return names, numbers
-    given = {split: table[key].to_pylist() for split, table in tables.items()}
-    rows = [(split, value) for split, values in given.items() for value in values]
-    stated = [i for i, (_, value) in enumerate(rows) if value is not None]
-    texts = [[str(rows[i][1])] for i in stated]
-    in_train = [n for n, i in enumerate(stated) if "train" not in tables or rows[i][0] == "train"]
-    names, found = number_labels(f"{where}: {key}", texts, in_train, multi_label=False)
-    every = np.full(len(rows), -1, np.int32)
-    every[stated] = found
-    ends = np.cumsum([len(values) for values in given.values()])[:-1]
-    return names, dict(zip(given, np.split(every, ends), strict=True))
+    where: str, tables: Sequence[Any], key: str, feature: Mapping[str, Any]
+) -> tuple[Any, tuple[str, ...] | None]:
+    """Labels of all examples and names of classes; see `Listing`."""
+    if feature["_type"] != "ClassLabel":
+        values = [value for table in tables for value in table[key].to_pylist()]
+        return [[] if value is None else [str(value)] for value in values], None
+    names = tuple(map(str, feature["names"]))
+    numbers = np.concatenate([table[key].fill_null(-1).to_numpy() for table in tables])
+    if (highest := numbers.max(initial=-1)) >= len(names):
+        raise UserError(f"{where} {highest} has no name; there are {len(names)} names.")
+    return numbers.astype(np.int32), names

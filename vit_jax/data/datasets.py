@@ -1,41 +1,24 @@
-"""`create_dataset`: one interface to TFDS, image folders and the built-in sets."""
+"""`create_dataset`: one interface to all kinds of data, which the table `READERS` lists."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
 import hashlib
-import importlib.util
 import logging
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable
+from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import cv2
 import numpy as np
 
-from vit_jax.data.preprocess import Chain, PythonOp, evaluate_calls, load_function, parse
-from vit_jax.data.sources import (
-    ArraySpec,
-    SlicedSource,
-    Source,
-    check_columns,
-    map_threads,
-    resolve_split,
-)
-from vit_jax.errors import (
-    UserError,
-    as_user_error,
-    check_known,
-    counted,
-    list_names,
-    missing_package,
-)
+from vit_jax.data.preprocess import Chain, PythonOp, load_function, parse
+from vit_jax.data.sources import ArraySpec, Request, Source, check_columns, map_threads
+from vit_jax.errors import UserError, as_user_error, check_known, counted, list_names
 from vit_jax.files.paths import to_path
-
-_ARROW_FILES = ("state.json", "dataset_dict.json")  # of a folder saved by `datasets`
-DIGITS = tuple("0123456789")  # the classes of `digit_splits`
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -152,6 +135,98 @@ def _labels(source: Any) -> set[int]:
     return set(np.unique(labels).tolist() if labels.ndim == 1 else np.flatnonzero(labels.any(0)))
 
 
+Opened = tuple[Source, tuple[str, ...]]  # and the class names by label; () without labels
+
+_ARROW_FILES = ("state.json", "dataset_dict.json")  # of a folder saved by `datasets`
+_INFO_FILE = "dataset_info.json"  # of a prepared directory
+
+
+class Reader(NamedTuple):
+    """How data of a kind are recognised and opened."""
+
+    matches: Callable[[str, str], bool]  # from `dataset.name` and `dataset.data_dir`
+    open: Callable[[Request], Opened]
+    columns: tuple[str, ...] | None = ()  # that ops may read; None: `open` checks them
+    has_label_keys: bool = False
+
+
+def _later(name: str) -> Callable[[Request], Opened]:
+    """The function MODULE.NAME, imported when it is called: most runs need one kind of data."""
+    module, _, function = name.partition(".")
+    return lambda request: getattr(import_module(f"vit_jax.data.{module}"), function)(request)
+
+
+def _is_saved(name: str, _data_dir: str) -> bool:
+    folder = os.path.expanduser(name)
+    return bool(name) and any(os.path.isfile(os.path.join(folder, file)) for file in _ARROW_FILES)
+
+
+def _is_folder(name: str, data_dir: str) -> bool:
+    """Whether a name is a path rather than a TFDS name, which may also contain one separator.
+
+    A prepared dataset in `data_dir` comes before a folder of the same name.
+    """
+    path = os.path.expanduser(name)
+    if os.path.isfile(os.path.join(path, _INFO_FILE)):
+        return False
+    if name.startswith(("/", "./", "../", "~")) or name.count(os.sep) > 1 or name in (".", ".."):
+        return True
+    # Inside data_dir itself, TFDS's folder has the same name as the dataset.
+    is_folder = os.path.isdir(path) and not _holds_prepared(Path(path))
+    return is_folder and not (data_dir and _holds_prepared(to_path(data_dir) / name))
+
+
+def _holds_prepared(folder: Path) -> bool:
+    """Whether a folder holds versions of a prepared dataset, or of its configurations."""
+    return any(any(folder.glob(f"{depth}/{_INFO_FILE}")) for depth in ("*", "*/*"))
+
+
+def _holds_tars(name: str, data_dir: str) -> bool:
+    if not name.lower().endswith(".tar") and not _is_folder(name, data_dir):
+        return False
+    from vit_jax.data.tars import find_tars
+
+    return bool(find_tars(name))
+
+
+def _open_tfds(request: Request) -> Opened:
+    if not request.name:
+        raise UserError("dataset.name is empty; set it to a dataset or an image folder's path.")
+    from vit_jax.data import tfds_reader  # takes seconds to import
+
+    directory = request.path
+    if not os.path.isfile(os.path.join(directory, _INFO_FILE)):
+        if os.path.isdir(directory) and not _holds_prepared(Path(directory)):
+            logging.getLogger(__name__).warning(
+                f"dataset.name={request.name!r} is the prepared dataset in {request.data_dir}, not "
+                f"the folder ./{request.name}."
+            )
+        directory = tfds_reader.find_prepared(request.name, request.data_dir)
+    return tfds_reader.open_prepared(
+        directory, request.split, request.label_key, needs_label=request.needs_label
+    )
+
+
+# The first that matches opens the data.
+READERS = {
+    "saved": Reader(_is_saved, _later("arrow.open_saved"), columns=None, has_label_keys=True),
+    "table": Reader(
+        lambda name, _: name.lower().endswith((".csv", ".parquet")),
+        _later("table.open_table"),
+        columns=None,
+    ),
+    "tars": Reader(_holds_tars, _later("tars.open_tars"), columns=None),
+    "digits": Reader(lambda name, _: name == "digits", _later("digits.open_digits")),
+    "glyphs": Reader(
+        lambda name, _: name.partition("(")[0].strip() in ("digits", "glyphs"),
+        _later("glyphs.open_glyphs"),
+        columns=("caption",),
+    ),
+    "folder": Reader(_is_folder, _later("folder.open_folder")),
+    "tfds": Reader(lambda *_: True, _open_tfds, has_label_keys=True),
+}
+
+
 def create_dataset(
     *,
     name: str,
@@ -161,6 +236,7 @@ def create_dataset(
     on_bad_image: str = "error",
     label_key: str = "",
     needs_label: bool = True,
+    readers: Iterable[Reader] = READERS.values(),
 ) -> Dataset:
     """Opens a dataset: reads metadata or lists files; reads and downloads no examples.
 
@@ -174,6 +250,7 @@ def create_dataset(
       label_key: the class label to use from a TFDS or `datasets` set; for TFDS also a key of
         `COMPUTED_LABELS`; "" for the default one.
       needs_label: if False, the set may have no labels; without class names, examples have none.
+      readers: the first that matches the name opens it.
 
     UserError for an invalid argument or data layout.
     """
@@ -189,96 +266,19 @@ def create_dataset(
                 name,
                 split,
             )
-    source, class_names = _open(name, split, data_dir, label_key, needs_label, chain.columns)
-    return Dataset(name, split, source, chain, class_names, on_bad_image)
-
-
-def _open(
-    name: str, split: str, data_dir: str, label_key: str, needs_label: bool, columns: Sequence[str]
-) -> tuple[Source, tuple[str, ...]]:
-    if not name:
-        raise UserError("dataset.name is empty; set it to a dataset or an image folder's path.")
-    path = os.path.expanduser(name)
-    is_embedded = name.partition("(")[0].strip() in ("digits", "glyphs")
-    if any(os.path.isfile(os.path.join(path, file)) for file in _ARROW_FILES):
-        from vit_jax.data.arrow import open_saved
-
-        return open_saved(path, split, label_key, needs_label=needs_label, columns=columns)
-    is_prepared = os.path.isfile(os.path.join(path, "dataset_info.json"))
-    is_table = path.lower().endswith((".csv", ".parquet"))
-    is_folder = not is_prepared and not is_table and _is_image_folder(name, data_dir)
-    is_tar = path.lower().endswith(".tar")
-    if label_key and (is_embedded or is_folder or is_table or is_tar):
+    reader = next(reader for reader in readers if reader.matches(name, data_dir))
+    if label_key and not reader.has_label_keys:
         raise UserError(f"dataset.label_key={label_key!r} is only for TFDS names, not {name!r}.")
-    if is_table:
-        from vit_jax.data.table import open_table
-
-        return open_table(path, split, needs_label=needs_label, columns=columns)
-    if is_folder or is_tar:
-        from vit_jax.data.tars import find_tars, open_tars
-
-        if tars := find_tars(path):
-            return open_tars(path, tars, split, needs_label=needs_label, columns=columns)
-    check_columns(name, columns, ["caption"] if is_embedded and name != "digits" else [])
-    if is_embedded:
-        sources, names = (digit_splits(), DIGITS) if name == "digits" else _glyphs(name)
-        parts = resolve_split(split, sources, lambda each: len(sources[each]))
-        return SlicedSource(sources, parts), names
-    if is_folder:
-        from vit_jax.data.folder import open_folder
-
-        return open_folder(path, split, needs_label=needs_label)
-    from vit_jax.data import tfds_reader  # TFDS takes seconds to import
-
-    directory = path if is_prepared else tfds_reader.find_prepared(name, data_dir)
-    return tfds_reader.open_prepared(directory, split, label_key, needs_label=needs_label)
-
-
-def _is_image_folder(name: str, data_dir: str) -> bool:
-    """Whether a name is a path rather than a TFDS name, which may also contain one separator.
-
-    A prepared dataset in `data_dir` comes before a folder of the same name.
-    """
-    path = os.path.expanduser(name)
-    if name.startswith(("/", "./", "../", "~")) or name.count(os.sep) > 1 or name in (".", ".."):
-        return True
-    # Inside data_dir itself, TFDS's folder has the same name as the dataset.
-    if not os.path.isdir(path) or _holds_prepared(Path(path)):
-        return False
-    if data_dir and _holds_prepared(to_path(data_dir) / name):
-        logging.getLogger(__name__).warning(
-            f"dataset.name={name!r} is the prepared dataset in {data_dir}, not the folder ./{name}."
-        )
-        return False
-    return True
-
-
-def _holds_prepared(folder: Path) -> bool:
-    """Whether a folder holds versions of a prepared dataset, or of its configurations."""
-    return any(any(folder.glob(f"{depth}/dataset_info.json")) for depth in ("*", "*/*"))
-
-
-def _glyphs(name: str) -> tuple[dict[str, Any], tuple[str, ...]]:
-    from vit_jax.data.glyphs import glyph_splits
-
-    splits = evaluate_calls("dataset.name", name, {"glyphs": glyph_splits})[0][1]
-    return splits, splits["train"].classes
-
-
-def digit_splits() -> dict[str, list[dict[str, Any]]]:
-    """The 1,797 real handwritten digits that ship with scikit-learn, in its order.
-
-    Scans, uint8 [8, 8, 1] with 17 grey levels (UCI, "Optical Recognition of Handwritten Digits",
-    its test part). The last 300, `test`, come from other writers than the rest, `train`: a random
-    split would inflate accuracy by several points. UserError without scikit-learn.
-    """
-    # Read the file alone: importing scikit-learn takes longer than a small model's first update.
-    package = importlib.util.find_spec("sklearn")
-    if package is None or package.origin is None:
-        raise missing_package("dataset.name='digits'", "scikit-learn", "embedded")
-    path = Path(package.origin).with_name("datasets") / "data" / "digits.csv.gz"
-    rows = np.loadtxt(path, np.int64, delimiter=",")  # 64 pixels from 0 to 16, and the label
-    images = np.round(rows[:, :-1] * (255 / 16)).astype(np.uint8).reshape(-1, 8, 8, 1)
-    labels = rows[:, -1].tolist()
-    scans = [{"image": image, "label": i} for image, i in zip(images, labels, strict=True)]
-    return {"train": scans[:1497], "test": scans[1497:]}
+    if reader.columns is not None:
+        check_columns(name, chain.columns, reader.columns)
+    request = Request(
+        name=name,
+        split=split,
+        data_dir=data_dir,
+        label_key=label_key,
+        needs_label=needs_label,
+        columns=chain.columns,
+        exif=getattr(chain.ops[0], "exif", True),
+    )
+    source, class_names = reader.open(request)
+    return Dataset(name, split, source, chain, class_names, on_bad_image)

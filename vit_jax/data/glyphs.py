@@ -19,6 +19,8 @@ import cv2
 import numpy as np
 
 from vit_jax.data.pipeline import example_rng
+from vit_jax.data.preprocess import evaluate_calls
+from vit_jax.data.sources import Request, SlicedSource
 from vit_jax.errors import import_extra
 
 # Glyphs have equal height: characters that differ only in size or typeface share a class.
@@ -210,6 +212,12 @@ def _sample_points(
     x += wobble[:, :, 0] * np.float32(stretch_x)
     y += wobble[:, :, 1] * np.float32(stretch_y)
     return x, y, float(np.sqrt(stretch_x * stretch_y))
+
+
+def open_glyphs(request: Request) -> tuple[SlicedSource, tuple[str, ...]]:
+    """Returns source and class names of `glyphs` or `glyphs(size=32, ...)`, see `glyph_splits`."""
+    [(_, splits)] = evaluate_calls("dataset.name", request.name, {"glyphs": glyph_splits})
+    return SlicedSource(splits, request.split), splits["train"].classes
 
 
 def glyph_splits(

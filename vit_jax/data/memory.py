@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
-import logging
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -13,23 +13,17 @@ from typing import Any
 
 import numpy as np
 
+from vit_jax.data import labelled
 from vit_jax.data.check_images import usable_images
-from vit_jax.data.datasets import Dataset, create_dataset
+from vit_jax.data.datasets import READERS, Dataset, Reader, create_dataset
 from vit_jax.data.decode import pillow_pixels
-from vit_jax.data.preprocess import parse
-from vit_jax.data.sources import (
-    Part,
-    SlicedSource,
-    check_classes,
-    check_columns,
-    describe,
-    in_order,
-    resolve_split,
-)
-from vit_jax.errors import UserError, check_known, list_names
+from vit_jax.data.labelled import LabelledSource, Listing
+from vit_jax.data.sources import Request, describe
+from vit_jax.errors import UserError
 
 _MAX_CLASSES = 1_000_000
-_FILES = (str, os.PathLike, bytes)  # images as paths, or as the contents of files
+_PATHS = (str, os.PathLike)
+_UNKNOWN = "split {split!r} has classes that are not in 'train': {names}."
 FORMS = "(images, labels), or an object with len(), [i] -> (image, label) and .classes"
 
 
@@ -43,38 +37,39 @@ def open_given(splits: Mapping[str, Any], name: str) -> Callable[..., Dataset]:
     UserError for anything else, or if the splits disagree on the classes.
     """
     if not isinstance(splits, Mapping) or not splits:
-        found = type(splits).__name__
-        raise UserError(f"dataset is {found}; it must be {{'train': {FORMS}, ...}}.")
+        kind = type(splits).__name__
+        raise UserError(f"dataset is {kind}; it must be {{'train': {FORMS}, ...}}.")
     for split in splits:
         if not isinstance(split, str) or not re.fullmatch(r"[\w-]+", split):
             raise UserError(f"dataset has a split {split!r}; a name has letters, digits, _ and -.")
-    splits = {split: _read_split(split, data) for split, data in splits.items()}
-    classes = _class_names(splits)
-    check_classes("dataset", classes, len(splits.get("train", next(iter(splits.values())))))
-    _warn_of_shared(splits)
+    data = {split: _read_split(split, given) for split, given in splits.items()}
+    labels, classes = _labels(data)
+    places = labelled.number_images({split: len(part) for split, part in data.items()})
+    pairs = data.values() if labels is not None else ()
+    images = (image for pair in pairs for image in pair.images)
+    files = [os.path.realpath(i) if isinstance(i, _PATHS) else None for i in images]
+    source = MemorySource(places, {}, data, {name: i for i, name in enumerate(classes)})
+    rows = labelled.rows_by(places["split"], data)
+    listing = Listing(
+        "dataset", source, rows, labels, classes=classes, files=files, unknown=_UNKNOWN
+    ).numbered()  # errors now, before there is a run
 
-    def open_dataset(**kwargs: Any) -> Dataset:
-        if kwargs["name"] != name:
-            return create_dataset(**kwargs).check()
-        check_known("dataset.on_bad_image", kwargs["on_bad_image"], ("error", "skip"))
-        if kwargs["label_key"]:
-            raise UserError(f"dataset.label_key={kwargs['label_key']!r} is for TFDS names.")
-        parts = resolve_split(kwargs["split"], splits, lambda each: len(splits[each]))
-        chain = parse(kwargs["preprocess"])
-        check_columns(name, chain.columns, [])
-        source = MemorySource(splits, parts, classes, getattr(chain.ops[0], "exif", True))
-        return Dataset(
-            name, kwargs["split"], source, chain, classes, kwargs["on_bad_image"]
-        ).check()
+    def open_split(request: Request) -> tuple[MemorySource, tuple[str, ...]]:
+        source, names = listing.open(request.split)
+        used = dict.fromkeys(source.places["split"].tolist())  # only these are sent to workers
+        splits = {split: data[split] for split in used}
+        return dataclasses.replace(source, splits=splits, exif=request.exif), names
 
-    return open_dataset
+    mine = Reader(lambda asked, _: asked == name, open_split)
+    return lambda **kwargs: create_dataset(**kwargs, readers=[mine, *READERS.values()]).check()
 
 
+@dataclasses.dataclass(frozen=True)
 class _Pair:
     """Images and labels of a split, as given."""
 
-    def __init__(self, images: Any, labels: list[Any]):
-        self.images, self.labels = images, labels
+    images: Any
+    labels: list[Any]
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -90,12 +85,12 @@ def _read_split(split: str, data: Any) -> Any:
             raise UserError(f"split {split!r}: {len(images)} images but {len(labels)} labels.")
         is_array = isinstance(images, np.ndarray)
         if is_array and (images.dtype != np.uint8 or images.ndim not in (3, 4)):
-            found = f"split {split!r}: images are {describe(images)}"
-            raise UserError(f"{found}; they must be uint8 [N, H, W, C] or [N, H, W], 0 to 255.")
+            are = f"split {split!r}: images are {describe(images)}"
+            raise UserError(f"{are}; they must be uint8 [N, H, W, C] or [N, H, W], 0 to 255.")
         kinds = (str, int | np.integer)
         if labels.ndim != 1 or not any(all(isinstance(i, kind) for i in labels) for kind in kinds):
-            found = f"split {split!r}: labels {list(labels.shape)}"
-            raise UserError(f"{found} must be integers or class names, one per image.")
+            are = f"split {split!r}: labels {list(labels.shape)}"
+            raise UserError(f"{are} must be integers or class names, one per image.")
         return _Pair(images, labels.tolist())
     if hasattr(data, "__len__") and hasattr(data, "__getitem__") and hasattr(data, "classes"):
         return data
@@ -103,118 +98,88 @@ def _read_split(split: str, data: Any) -> Any:
     raise UserError(f"split {split!r} is {type(data).__name__}; it must be {FORMS}.")
 
 
-def _class_names(splits: Mapping[str, Any]) -> tuple[str, ...]:
-    """Of all splits: `classes`, the names among the labels, sorted, or 0 to the largest label."""
-    for split, data in splits.items():
-        if not isinstance(getattr(data, "classes", ()), list | tuple):
+def _labels(splits: Mapping[str, Any]) -> tuple[Any, Sequence[str]]:
+    """Labels and classes of a `Listing`: the names, or numbers up to the largest label."""
+    objects = {split: data for split, data in splits.items() if not isinstance(data, _Pair)}
+    for split, data in objects.items():
+        if not isinstance(data.classes, list | tuple):
             raise UserError(f"split {split!r}: .classes is {data.classes!r:.80}, not a list.")
-    given = {tuple(map(str, data.classes)) for data in splits.values() if hasattr(data, "classes")}
-    if len(given) > 1:
+    classes = {tuple(map(str, data.classes)) for data in objects.values()}
+    if len(classes) > 1:
         raise UserError("the splits must have the same .classes in the same order.")
-    if given:
-        return given.pop()
-    labels = {name: set(data.labels) for name, data in splits.items()}
-    known = labels.get("train", set().union(*labels.values()))
-    are_names = any(isinstance(label, str) for each in labels.values() for label in each)
-    for name, each in labels.items():
-        if unknown := sorted(map(str, each - known if are_names else ())):
-            found = list_names(unknown)
-            raise UserError(f"split {name!r} has classes that are not in 'train': {found}.")
-        if not are_names and not 0 <= min(each, default=0) <= max(each, default=0) < _MAX_CLASSES:
-            found = f"split {name!r} has labels from {min(each)} to {max(each)}"
-            raise UserError(f"{found}; use 0, 1, ... below {_MAX_CLASSES:,}, or names.")
-        if not are_names and max(each, default=0) > max(known, default=0):
-            found = f"split {name!r} has label {max(each)}, 'train' only up to {max(known)}"
-            raise UserError(f"{found}; if intended, pass an object with .classes.")
-    if are_names:
-        return tuple(in_order(map(str, known)))
-    return tuple(map(str, range(1 + max(known, default=0))))
-
-
-def _warn_of_shared(splits: Mapping[str, Any]) -> None:
-    """Warns of files that are in two splits."""
-    seen: dict[str, str] = {}
+    if classes:
+        return None, classes.pop()
+    labels = [label for data in splits.values() for label in data.labels]
+    naming = [label for data in labelled.naming_splits(splits) for label in data.labels]
+    if any(isinstance(label, str) for label in labels):
+        return [[str(label)] for label in labels], labelled.in_order(map(str, naming))
     for split, data in splits.items():
-        images = data.images if isinstance(data, _Pair) else ()
-        if isinstance(images, np.ndarray) and images.ndim > 1:
-            continue
-        for image in images:
-            if isinstance(image, str | os.PathLike):
-                other = seen.setdefault(os.path.realpath(image), split)
-                if other != split:
-                    logging.warning(f"dataset: {image} is in {other!r} and in {split!r}.")
-                    return
+        low, high = min(data.labels), max(data.labels)
+        if not 0 <= low <= high < _MAX_CLASSES:
+            has = f"split {split!r} has labels from {low} to {high}"
+            raise UserError(f"{has}; use 0, 1, ... below {_MAX_CLASSES:,}, or names.")
+        if high > max(naming):
+            has = f"split {split!r} has label {high}, 'train' only up to {max(naming)}"
+            raise UserError(f"{has}; if intended, pass an object with .classes.")
+    return np.array(labels, np.int32), tuple(map(str, range(1 + max(naming))))
 
 
-def _content(image: Any) -> bytes:
-    return image if isinstance(image, bytes) else Path(image).read_bytes()
+@dataclasses.dataclass(frozen=True, eq=False)
+class MemorySource(LabelledSource):
+    """Images of the given splits; `places` are those of `number_images`."""
 
+    splits: Mapping[str, Any]
+    numbers: Mapping[str, int]  # of the classes of objects
+    exif: bool = True
 
-class MemorySource(SlicedSource):
-    """Concatenated parts of the given splits; see `open_given`."""
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        if "label" in self.columns:
+            return super().__getitem__(index)
+        split, row = self.places[index].item()
+        image, label = self.splits[split][row]
+        try:
+            number = self.numbers.get(label, -1) if isinstance(label, str) else index_of(label)
+        except TypeError as error:
+            raise ValueError(f"label {label!r} is neither an integer nor a name") from error
+        if not 0 <= number < len(self.numbers):
+            raise ValueError(f"label {label!r} is not among the {len(self.numbers)} classes")
+        return {"image": self._content(image), "label": number}
 
-    def __init__(
-        self, splits: Mapping[str, Any], parts: Sequence[Part], classes: Sequence[str], exif: bool
-    ):
-        super().__init__(splits, parts)
-        self._exif = exif
-        self._numbers = {name: number for number, name in enumerate(classes)}
+    def read(self, index: int) -> Any:
+        return self._content(self._given(index))
 
-    @property
-    def columns(self) -> dict[str, np.ndarray]:
-        """`label` [N], unless labels have to be read from an object one by one."""
-        if not all(isinstance(data, _Pair) for data in self.sources.values()):
-            return {}
-        labels = (self.sources[split].labels[i] for split, i in map(self.locate, range(len(self))))
-        return {"label": np.array([self._numbers.get(each, each) for each in labels])}
+    def _content(self, image: Any) -> Any:
+        if isinstance(image, _PATHS):
+            return Path(image).read_bytes()
+        if hasattr(image, "convert"):
+            image = pillow_pixels(image, exif=self.exif)
+        return image if isinstance(image, bytes) else np.asarray(image)
+
+    def _given(self, index: int) -> Any:
+        """An image as it was given; None if only an object knows it."""
+        split, row = self.places[index].item()
+        data = self.splits[split]
+        return data.images[row] if isinstance(data, _Pair) else None
+
+    def describe(self, index: int) -> str:
+        image = self._given(index)
+        return os.fspath(image) if isinstance(image, _PATHS) else super().describe(index)
 
     def check(self, on_bad_image: str) -> MemorySource:
         """Decodes images given as paths or bytes, see `usable_images`."""
-        checked = [n for n in range(len(self)) if isinstance(self._stored(n), _FILES)]
-        if not checked:
-            return self
-        usable = usable_images(
-            len(checked),
-            lambda n: _content(self._stored(checked[n])),
-            lambda n: self.describe(checked[n]),
-            on_bad_image,
-        )
-        lost = np.delete(checked, usable)
+        encoded = [n for n in range(len(self)) if isinstance(self._given(n), (*_PATHS, bytes))]
+        files = self.keep(np.array(encoded, np.int64))
+        usable = usable_images(len(files), files.read, files.describe, on_bad_image)
+        lost = np.delete(encoded, usable)
         return self.keep(np.delete(np.arange(len(self)), lost)) if len(lost) else self
-
-    def describe(self, index: int) -> str:
-        stored = self._stored(index)
-        is_path = isinstance(stored, str | os.PathLike)
-        return os.fspath(stored) if is_path else super().describe(index)
-
-    def _stored(self, index: int) -> Any:
-        """An image as it was given; None if only an object knows it."""
-        split, i = self.locate(index)
-        data = self.sources[split]
-        return data.images[i] if isinstance(data, _Pair) else None
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        split, i = self.locate(index)
-        image, label = self.sources[split][i]
-        try:
-            number = self._numbers.get(label, -1) if isinstance(label, str) else index_of(label)
-        except TypeError as error:
-            raise ValueError(f"label {label!r} is neither an integer nor a name") from error
-        if not 0 <= number < len(self._numbers):
-            raise ValueError(f"label {label!r} is not among the {len(self._numbers)} classes")
-        if isinstance(image, _FILES):
-            return {"image": _content(image), "label": number}
-        if hasattr(image, "convert"):
-            image = pillow_pixels(image, exif=self._exif)
-        return {"image": np.asarray(image), "label": number}
 
     def identity(self) -> Iterable[str]:
         """Digests of arrays and bytes, names of files; for an object only its length."""
         digest = hashlib.blake2b()
-        for split, i in map(self.locate, range(len(self))):
-            if isinstance(data := self.sources[split], _Pair):
-                image, label = data[i]
-                if isinstance(image, str | os.PathLike):
+        for split, row in self.places.tolist():
+            if isinstance(data := self.splits[split], _Pair):
+                image, label = data[row]
+                if isinstance(image, _PATHS):
                     image = os.fsencode(image)
                 elif not isinstance(image, bytes):
                     image = np.ascontiguousarray(np.asarray(image))

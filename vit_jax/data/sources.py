@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 import bisect
-import copy
 import dataclasses
-import functools
 import itertools
-import logging
 import os
 import re
-import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
-from vit_jax.errors import UserError, counted, escaped, nearest
+from vit_jax.errors import UserError, nearest
 
 A = TypeVar("A")
 B = TypeVar("B")
-P = TypeVar("P", bound="Parts")
 
 GRAMMAR = "'train', 'train[:98%]', 'train[300:600]', 'train[-50:]' and sums such as 'train+test'"
 
@@ -61,43 +56,28 @@ class Source(Protocol):
         return ()
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Request:
+    """The data that a reader is asked for; see `datasets.create_dataset`."""
+
+    name: str
+    split: str
+    data_dir: str = ""
+    label_key: str = ""
+    needs_label: bool = True
+    columns: tuple[str, ...] = ()  # of text, that ops read
+    exif: bool = True  # whether photos are turned as their EXIF says
+
+    @property
+    def path(self) -> str:
+        return os.path.expanduser(self.name)
+
+
 def check_columns(name: str, columns: Iterable[str], known: Sequence[str]) -> None:
     """Raises a UserError unless a dataset that is not a table has the columns that ops read."""
     if missing := [column for column in columns if column not in known]:
         found = f"{', '.join(known) or 'none'}; preprocess reads it"
         raise UserError(f"dataset.name={name!r} has no column {missing[0]!r}, but {found}.")
-
-
-def in_order(names: Iterable[str]) -> list[str]:
-    """Sorts class names: by value if all are numbers, else as text."""
-    found = set(names)
-    if all(name.isdecimal() and len(name) < 16 for name in found):
-        return sorted(found, key=lambda name: (int(name), name))
-    return sorted(found)
-
-
-def check_classes(where: str, names: Sequence[str], num_examples: int) -> None:
-    """Checks the class names of folders, tables and in-memory data.
-
-    UserError for a name that is not one line of UTF-8, or two that differ only in Unicode
-    normalisation. Warns if there are nearly as many classes as images: labels may be image numbers.
-    `num_examples`: of the training split; 0 if unknown or partial.
-    """
-    forms: dict[str, str] = {}
-    for name in names:
-        if escaped(name) != name:
-            raise UserError(f"{where}: class {name!a:.80} must be a single line of UTF-8.")
-        other = forms.setdefault(unicodedata.normalize("NFC", name), name)
-        if other != name:
-            raise UserError(
-                f"{where}: the classes {other!a:.80} and {name!a:.80} are one name in two forms of "
-                "Unicode; rename one."
-            )
-    if num_examples and len(names) > max(10, 0.8 * num_examples):
-        logging.getLogger(__name__).warning(
-            f"{where}: {counted(len(names), 'class')} for {counted(num_examples, 'image')}; "
-            "are these labels or image numbers?"
-        )
 
 
 class Part(NamedTuple):
@@ -106,6 +86,11 @@ class Part(NamedTuple):
     name: str
     start: int
     stop: int
+
+
+def split_names(split: str) -> list[str]:
+    """The names in a split expression, in turn."""
+    return [term.partition("[")[0].strip() for term in split.split("+")]
 
 
 def resolve_split(split: str, known: Iterable[str], length: Callable[[str], int]) -> list[Part]:
@@ -118,7 +103,7 @@ def resolve_split(split: str, known: Iterable[str], length: Callable[[str], int]
     import tensorflow_datasets as tfds
 
     names, spec = list(known), "".join(split.split())
-    requested = [term.partition("[")[0] for term in spec.split("+")]
+    requested = split_names(spec)
     for name in requested:
         if re.fullmatch(r"[\w-]+", name) and name not in [*names, "all"]:
             known_splits = f"known splits: {', '.join(names)}.{nearest(name, names)}"
@@ -135,41 +120,27 @@ def resolve_split(split: str, known: Iterable[str], length: Callable[[str], int]
     except (ValueError, NotImplementedError) as error:
         reason = str(error).splitlines()[-1].partition(" See format")[0].rstrip(".")
         raise UserError(f"dataset.split={split!r}: {reason}; write {GRAMMAR}.") from None
-    bounds = [slice(each.from_, each.to).indices(counts[each.splitname]) for each in terms]
-    parts = [Part(each.splitname, *ends[:2]) for each, ends in zip(terms, bounds, strict=True)]
+    parts = [
+        Part(term.splitname, *slice(term.from_, term.to).indices(counts[term.splitname])[:2])
+        for term in terms
+    ]
     if not (parts := [part for part in parts if part.stop > part.start]):
         raise UserError(f"dataset.split={split!r} selects no examples.")
     return parts
 
 
-def select(split: str, known: Iterable[str], rows: Callable[[str], np.ndarray]) -> np.ndarray:
-    """The rows [n] of the splits in an expression, each from `rows(name)` [N]."""
-    read = functools.cache(rows)
-    parts = resolve_split(split, known, lambda name: len(read(name)))
-    return np.concatenate([read(part.name)[part.start : part.stop] for part in parts])
-
-
 class Parts(Source):
-    """Concatenated parts of named splits, or some of their examples: locates the n-th."""
+    """Concatenated parts of named splits: locates the n-th example."""
 
     def __init__(self, parts: Iterable[Part]):
         self.parts = list(parts)
         self._ends = list(itertools.accumulate(part.stop - part.start for part in self.parts))
-        self._kept: np.ndarray | None = None
-
-    def keep(self: P, rows: np.ndarray) -> P:
-        """The source with only some rows, sorted, of those that it has now."""
-        kept = copy.copy(self)
-        kept._kept = rows if self._kept is None else self._kept[rows]
-        return kept
 
     def __len__(self) -> int:
-        return self._ends[-1] if self._kept is None else len(self._kept)
+        return self._ends[-1]
 
     def locate(self, index: int) -> tuple[str, int]:
         """Name of the part, and the example's number in that split."""
-        if self._kept is not None:
-            index = int(self._kept[index])
         position = bisect.bisect_right(self._ends, index)
         part = self.parts[position]
         return part.name, part.stop - (self._ends[position] - index)
@@ -179,11 +150,11 @@ class Parts(Source):
 
 
 class SlicedSource(Parts):
-    """Concatenated slices of sources, by name."""
+    """The parts of sources, by name, that a split expression selects."""
 
-    def __init__(self, sources: Mapping[str, Any], parts: Sequence[Part]):
-        super().__init__(parts)
-        self.sources = {part.name: sources[part.name] for part in parts}
+    def __init__(self, sources: Mapping[str, Any], split: str):
+        super().__init__(resolve_split(split, sources, lambda name: len(sources[name])))
+        self.sources = {part.name: sources[part.name] for part in self.parts}
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         name, number = self.locate(index)

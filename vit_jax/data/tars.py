@@ -2,7 +2,7 @@
 
 `dataset.name` is a .tar, a pattern such as `/data/{train,val}-{000..099}.tar`, or a folder with
 tars in it or in its direct subfolders. The split of a tar is the last word of its name that is
-a split (`train`, or one of `folder.HELD_OUT`), or the name of its folder, else `train`. A class
+a split (`train`, or one of `labelled.HELD_OUT`), or the name of its folder, else `train`. A class
 is a number or a name. A column read by ops is the member `KEY.COLUMN`, or a key of `KEY.json`.
 
 The headers of a tar are read once: the offsets of its members are cached. Images are in the
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import glob
 import hashlib
 import json
@@ -22,16 +23,15 @@ import os
 import re
 import tarfile
 import zipfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import product
 from typing import Any
 
 import numpy as np
 
-from vit_jax.data.check_images import usable_images
-from vit_jax.data.folder import EXTENSIONS, HELD_OUT, known_split
-from vit_jax.data.sources import Source, check_classes, map_threads, select
-from vit_jax.data.table import number_labels
+from vit_jax.data.folder import EXTENSIONS
+from vit_jax.data.labelled import HELD_OUT, LabelledSource, Listing, rows_by
+from vit_jax.data.sources import Request, map_threads
 from vit_jax.errors import UserError, counted, list_names, one_line
 from vit_jax.files.paths import cache_dir, write_arrays
 
@@ -41,23 +41,15 @@ Index = Mapping[str, np.ndarray]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class TarSource(Source):
-    """Images inside tars."""
+class TarSource(LabelledSource):
+    """Images inside tars: `places` are rows of _PLACE, and so are columns of text."""
 
     tars: tuple[str, ...]
-    images: np.ndarray  # rows of _PLACE [N]
-    columns: Mapping[str, np.ndarray]  # with classes, `label`, int32 [N]
-    texts: Mapping[str, np.ndarray]  # by column, rows of _PLACE [N]
 
-    def __len__(self) -> int:
-        return len(self.images)
+    def read(self, index: int) -> bytes:
+        return self._content(self.places[index])
 
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        columns = {name: self._text(name, places[index]) for name, places in self.texts.items()}
-        labels = {name: each[index] for name, each in self.columns.items()}
-        return {"image": self._read(self.images[index]), **labels, **columns}
-
-    def _read(self, place: Any) -> bytes:
+    def _content(self, place: Any) -> bytes:
         with open(self.tars[place["tar"]], "rb") as file:
             file.seek(place["offset"])
             content = file.read(place["size"])
@@ -65,35 +57,27 @@ class TarSource(Source):
             raise ValueError("the tar is truncated inside it")
         return content
 
-    def _text(self, column: str, place: Any) -> str:
-        content = self._read(place)
-        if not place["name"].lower().endswith(".json"):
+    def column(self, name: str, index: int) -> Any:
+        value = self.columns[name][index]
+        if not isinstance(value, np.void):  # a label
+            return value
+        content = self._content(value)
+        if not value["name"].lower().endswith(".json"):
             return content.decode()
         fields = json.loads(content)
-        if not isinstance(fields, dict) or column not in fields:
-            raise ValueError(f"{place['name']} has no {column!r}")
-        return str(fields[column])
+        if not isinstance(fields, dict) or name not in fields:
+            raise ValueError(f"{value['name']} has no {name!r}")
+        return str(fields[name])
 
     def describe(self, index: int) -> str:
-        place = self.images[index]
+        place = self.places[index]
         return f"{self.tars[place['tar']]}: {place['name']}"
-
-    def check(self, on_bad_image: str) -> TarSource:
-        """Decodes every image, see `usable_images`."""
-        kept = usable_images(
-            len(self), lambda n: self._read(self.images[n]), self.describe, on_bad_image
-        )
-        columns, texts = (
-            {key: each[kept] for key, each in arrays.items()}
-            for arrays in (self.columns, self.texts)
-        )
-        return TarSource(self.tars, self.images[kept], columns, texts)
 
     def identity(self) -> Iterable[str]:
         """Tar, name, size and label of every image, in order."""
         names = list(map(os.path.basename, self.tars))
         labels = self.columns.get("label", np.zeros(len(self), np.int32))
-        for (tar, name, _, size), label in zip(self.images.tolist(), labels, strict=True):
+        for (tar, name, _, size), label in zip(self.places.tolist(), labels, strict=True):
             yield f"{names[tar]} {name} {size} {label}"
 
 
@@ -133,79 +117,52 @@ def _split_of(tar: str) -> str:
     return next((word for word in reversed(words) if word in ("train", *HELD_OUT)), "train")
 
 
-def open_tars(
-    name: str,
-    tars: Sequence[str],
-    split: str,
-    *,
-    needs_label: bool = True,
-    columns: Sequence[str] = (),
-) -> tuple[TarSource, tuple[str, ...]]:
-    """Like `folder.open_folder`, for images in tars; class names are those of `train`.
+def open_tars(request: Request) -> tuple[TarSource, tuple[str, ...]]:
+    """Returns source and class names of the images in tars.
 
-    UserError if a tar cannot be read, or images lack a label or a column.
+    UserError if a tar cannot be read, images lack a label or a column, and see `Listing.open`.
     """
-    where = f"dataset.name={name!r}"
-    indices = list(map_threads(lambda tar: _index(where, tar), tars, chunk=1))
-    found: dict[str, list[Any]] = {key: [] for key in ("image", "label", *columns)}
-    rows: dict[str, list[int]] = {}
-    for number, (tar, index) in enumerate(zip(tars, indices, strict=True)):
-        before = len(found["image"])
-        _add_samples(found, number, index, columns)
-        added = range(before, len(found["image"]))
-        rows.setdefault(_split_of(tar), []).extend(added)
-    if not found["image"]:
+    where, tars = f"dataset.name={request.path!r}", find_tars(request.path)
+    indices = map_threads(functools.partial(_index, where), tars, chunk=1)
+    samples = [
+        (_split_of(tar), *sample)
+        for number, (tar, index) in enumerate(zip(tars, indices, strict=True))
+        for sample in _samples(number, index, request.columns)
+    ]
+    if not samples:
         raise UserError(f"{where}: no images in {counted(len(tars), 'tar')} ({list_names(tars)}).")
-    for key in ("label", *columns) if needs_label else columns:
-        missing = [i for i, each in enumerate(found[key]) if each is None]
-        if missing:
-            first = found["image"][missing[0]][1]
-            members = "KEY.cls" if key == "label" else f"KEY.{key}"
+    splits, images, labels, *texts = map(list, zip(*samples, strict=True))
+    needed = [("label", "KEY.cls", labels)] if request.needs_label else []
+    needed += [(name, f"KEY.{name}", t) for name, t in zip(request.columns, texts, strict=True)]
+    for key, member, values in needed:
+        if missing := [row for row, value in enumerate(values) if not value]:
             raise UserError(
-                f"{where}: {counted(len(missing), 'image')} without {members} or {key!r} in "
-                f"KEY.json, first {first}."
+                f"{where}: {counted(len(missing), 'image')} without {member} or {key!r} in "
+                f"KEY.json, first {images[missing[0]][1]}."
             )
-    classes: tuple[str, ...] = ()
-    labels: dict[str, np.ndarray] = {}
-    if needs_label:
-        given = [[text] for text in found["label"]]
-        naming = rows["train"] if "train" in rows else range(len(given))
-        classes, numbers = number_labels(where, given, naming, multi_label=False)
-        check_classes(where, classes, len(given))
-        labels = {"label": numbers}
-    split = known_split(name, split, rows)
-    kept = select(split, rows, lambda each: np.array(rows[each]))
-
-    def places(key: str) -> np.ndarray:
-        return np.array(found[key], _PLACE)[kept]
-
-    kept_labels = {key: each[kept] for key, each in labels.items()}
-    texts = {key: places(key) for key in columns}
-    return TarSource(tuple(tars), places("image"), kept_labels, texts), classes
+    columns = zip(request.columns, (np.array(places, _PLACE) for places in texts), strict=True)
+    source = TarSource(np.array(images, _PLACE), dict(columns), tuple(tars))
+    rows = rows_by(splits, map(_split_of, tars))
+    listing = Listing(where, source, rows, labels if request.needs_label else None)
+    return listing.open(request.split)
 
 
-def _add_samples(
-    found: Mapping[str, list[Any]], tar: int, index: Index, columns: Sequence[str]
-) -> None:
-    """Appends, for each image of a tar, its place, the text of its label and places of columns."""
-    members: dict[str, dict[str, tuple[Any, bytes]]] = {}
-    names = [os.fsdecode(name) for name in index["name"].tolist()]
-    rest = (index[key].tolist() for key in ("offset", "size", "label"))
-    for name, offset, size, label in zip(names, *rest, strict=True):
+def _samples(tar: int, index: Index, columns: Iterable[str]) -> Iterator[tuple[Any, ...]]:
+    """Of each image of a tar its place, the text of its label and places of columns."""
+    samples: dict[str, dict[str, tuple[Any, bytes]]] = {}
+    names = map(os.fsdecode, index["name"].tolist())
+    numbers = (index[key].tolist() for key in ("offset", "size", "label"))
+    for name, offset, size, label in zip(names, *numbers, strict=True):
         if match := _KEY.fullmatch(name):
-            sample = members.setdefault(match[1], {})
+            sample = samples.setdefault(match[1], {})
             sample[match[2].lower()] = (tar, name, offset, size), label
-    nothing = None, b""
-    for sample in members.values():
-        image = next((p for end, (p, _) in sample.items() if f".{end}".endswith(EXTENSIONS)), None)
-        if image is None:
-            continue
-        found["image"].append(image)
-        about = sample.get("json", nothing)
-        label = sample.get("cls", about)[1].decode(errors="replace")
-        found["label"].append(label or None)
-        for column in columns:
-            found[column].append(sample.get(column, about)[0])
+    for sample in samples.values():
+        images = [place for end, (place, _) in sample.items() if f".{end}".endswith(EXTENSIONS)]
+        if images:
+            about = sample.get("json", (None, b""))
+            label = sample.get("cls", about)[1].decode(errors="replace")
+            places = (sample.get(name, about)[0] for name in columns)
+            yield images[0], [label] if label else [], *places
 
 
 def _index(where: str, tar: str) -> Index:

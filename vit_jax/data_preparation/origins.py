@@ -24,7 +24,7 @@ from tqdm import tqdm
 
 from vit_jax.data.class_names import LABELS, wordnet_ids
 from vit_jax.data.folder import EXTENSIONS, open_folder, split_folders
-from vit_jax.data.sources import map_threads
+from vit_jax.data.sources import Request, map_threads
 from vit_jax.data_preparation.listing import (
     FilesAndRows,
     Listing,
@@ -194,18 +194,18 @@ def _folder(source: str) -> Origin:
 
 
 def _list_folder(source: str) -> Listing:
-    """The order is the folder's own (see data/folder.py), so slices stay the same."""
+    """The order is the folder's own (see data/labelled.py), so slices stay the same."""
     splits = {}
     for split in split_folders(source):
-        images, class_names = open_folder(source, split)
+        images, class_names = open_folder(Request(name=source, split=split))
         # TFDS stores them in a text file, one per line.
         if odd := [each for each in class_names if each != each.strip() or not each.isprintable()]:
             rule = "use UTF-8, one line, no spaces at the ends. Rename the folder."
             raise UserError(f"{source}: {odd[0]!r} cannot be a class name: {rule}")
         inside = b"" if images.drawn else os.fsencode(f"{split}/")
-        paths = images.paths()
+        paths = [images.describe(index) for index in range(len(images))]
         rows = make_rows(
-            [bytes(path).removeprefix(inside) for path in images.files],
+            [bytes(path).removeprefix(inside) for path in images.places],
             size=list(map(os.path.getsize, paths)),
             file=np.arange(len(paths)),
             label=images.columns["label"],

@@ -77,7 +77,7 @@ def extract_features(
             raise UserError(f"{missing[0]}: no such file or folder; a dataset needs a --split.")
         chain, _ = input_chain(model.description)
         encoded = np.array([os.fsencode(path) for path in paths], np.bytes_)
-        source_of_files = FolderSource("", encoded, {})
+        source_of_files = FolderSource(encoded, {}, "")
         data = Dataset("images", "", source_of_files, chain, (), on_bad_image or model.on_bad_image)
     data = data.check()
     function = feature_function(model.module, names)

@@ -1,0 +1,169 @@
+"""The rules that all readers of labelled images share: splits, order, classes, labels."""
+
+import dataclasses
+import logging
+
+import numpy as np
+import pytest
+
+from vit_jax.data.labelled import LabelledSource, Listing, rows_by
+from vit_jax.errors import UserError
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Names(LabelledSource):
+    """Images whose content is their name."""
+
+    def read(self, index):
+        return self.places[index].decode()
+
+
+def listing(labels, splits=None, **options):
+    """Images `0`, `1`, ... with one label each, or several, in the splits that are named."""
+    source = Names(np.array([f"{i}".encode() for i in range(len(labels))]), {})
+    texts = [[label] if isinstance(label, str) else label for label in labels]
+    rows = rows_by(splits or ["train"] * len(labels))
+    return Listing("dataset.name='x'", source, rows, texts, **options)
+
+
+def in_groups(counts, *, drawn=False, reverse=False):
+    """Images `train/CLASS/00000.jpg`, ... in groups by class."""
+    paths = [f"train/{name}/{i:05}.jpg" for name, count in counts.items() for i in range(count)]
+    paths = paths[::-1] if reverse else paths
+    groups = [path.split("/")[1] for path in paths]
+    source = Names(np.array([path.encode() for path in paths]), {}, drawn=drawn)
+    splits = dict.fromkeys(("train", "test") if drawn else ("train",), range(len(paths)))
+    return Listing("x", source, splits, [[name] for name in groups], groups=groups)
+
+
+def images(listed, split="train"):
+    source, _ = listed.open(split)
+    return [source[i]["image"] for i in range(len(source))]
+
+
+def labels(listed, split="train"):
+    return listed.open(split)[0].columns["label"].tolist()
+
+
+def test_the_classes_are_those_of_train_or_else_of_all_splits():
+    listed = listing(["b", "a", "c", "b", "a"], ["train", "train", "train", "val", "val"])
+    assert listed.open("val")[1] == ("a", "b", "c")  # although val has no c
+    assert labels(listed, "val+train[:2]") == [1, 0, 1, 0]
+    assert images(listed, "val+train[:2]") == ["3", "4", "0", "1"]
+    folds = listing(["b", "c", "a", "c"], ["fold0", "fold0", "fold1", "fold1"])
+    assert folds.open("fold1")[1] == ("a", "b", "c")
+    numbers = listing(["0", "10", "2", "1", "11"])
+    assert numbers.open("train")[1] == ("0", "1", "2", "10", "11")
+    named = listing(["b", "a"], classes=("b", "c", "a"))
+    assert (named.open("train")[1], labels(named)) == (("b", "c", "a"), [0, 2])
+
+
+def test_labels_may_be_several_or_numbers_or_unwanted():
+    several = listing([["sky"], ["sea", "sky"], []], several=True)
+    np.testing.assert_array_equal(
+        several.open("train")[0].columns["label"], [[0, 1], [1, 1], [0, 0]]
+    )
+    numbers = dataclasses.replace(several, labels=np.array([1, 0, 1]), classes=("a", "b"))
+    assert (labels(numbers), numbers.open("train")[1]) == ([1, 0, 1], ("a", "b"))
+    source, classes = dataclasses.replace(several, labels=None).open("train")
+    assert (source[0], classes) == ({"image": "0"}, ())
+
+
+@pytest.mark.parametrize(
+    ("listed", "message"),
+    [
+        (listing(["a", "a"]), "'x': 1 class; a classifier needs two"),
+        (listing(["a", "a"], label="kind"), "'x': kind: 1 class; a classifier needs two"),
+        (listing([[], []], several=True), "0 classes; a classifier needs two"),
+        (listing([*"abcd"], ["train"] * 2 + ["val"] * 2), "2 classes missing from 'train': c, d"),
+        (listing(["a\nb", "c"]), "class 'a.*nb' must be a single line of UTF-8"),
+        (listing(["a\x1b[2J", "c"]), "must be a single line of UTF-8"),
+        (listing(["\udcff", "c"]), "must be a single line of UTF-8"),
+        (listing(["caf\u00e9", "cafe\u0301"]), "are one name in two forms of Unicode"),
+        (
+            listing(["a", "b", []], label="kind"),
+            "1 example of 'train' without 'kind'; choose a split that has labels",
+        ),
+    ],
+)
+def test_labels_that_make_no_classes(listed, message):
+    with pytest.raises(UserError, match=message) as error:
+        listed.open("train")
+    assert str(error.value).isprintable()
+
+
+def test_names_of_every_script_are_classes():
+    """With a space without a break, a joiner, or the ideographic space."""
+    names = ["caf\u00e9\u00a0noir", "\u0645\u06cc\u200c\u062e", "\u732b\u3000\u72ac"]
+    assert set(listing(names).open("train")[1]) == set(names)
+
+
+def test_what_is_held_out_has_many_names(caplog):
+    caplog.set_level(logging.INFO)
+    for name in ("val", "valid", "validation", "dev"):
+        listed = listing(["a", "b", "a", "b"], ["train", "train", name, name])
+        assert images(listed, "test[:50%]+train") == ["2", "0", "1"]
+        assert f"has no split 'test': using '{name}'." in caplog.text
+    both = listing(["a", "b", "a", "b"], ["train", "train", "val", "test"])
+    assert images(both, "val") == ["2"]
+    with pytest.raises(UserError, match="unknown split 'dav'; known splits: train, val, test"):
+        both.open("dav")
+
+
+def test_doubts_are_warnings(caplog):
+    listing([f"c{i}" for i in range(20)]).open("train")
+    assert "20 classes for 20 images" in caplog.text
+    splits = ["train", "train", "train", "val"]
+    listing([*"abab"], splits, files=("x", "y", None, "x")).open("train")
+    assert "1 file in 'train' and in 'val': x." in caplog.text
+
+
+@pytest.mark.parametrize(
+    "counts",
+    [
+        {"a": 50, "b": 50, "c": 50},
+        {"a": 200, "b": 2, "c": 7, "d": 31},
+        {"a": 2, "b": 3},
+        {"a": 90, "b": 1, "c": 40},  # b's only image
+    ],
+)
+def test_prefixes_and_suffixes_hold_every_class(counts):
+    listed = in_groups(counts)
+    order = labels(listed)
+    assert len(order) == sum(counts.values())
+    all_classes = set(range(len(counts)))
+    several = {number for number, count in enumerate(counts.values()) if count > 1}
+    for count in range(len(counts), len(order) + 1):
+        assert set(order[:count]) == all_classes
+        assert set(order[-count:]) >= several
+    # In between, each class has its share: at most two examples away from it.
+    for number, count in enumerate(counts.values()):
+        seen = np.cumsum(np.array(order) == number) / count
+        expected = np.arange(1, len(order) + 1) / len(order)
+        assert np.abs(seen - expected).max() * count <= len(counts)
+    assert images(listed, "train[:60%]") + images(listed, "train[60%:]") == images(listed)
+
+
+def test_order_depends_on_names_only():
+    names = images(in_groups({"a": 20, "b": 30}))
+    assert names == images(in_groups({"a": 20, "b": 30}, reverse=True)) != sorted(names)
+
+
+def test_a_fifth_of_each_class_is_held_out():
+    def drawn(**counts):
+        listed = in_groups(counts, drawn=True)
+        assert listed.open("train")[0].drawn
+        train, test = (set(images(listed, split)) for split in ("train", "validation"))
+        assert not train & test
+        assert len(train | test) == sum(counts.values())
+        shares = [sum(f"/{name}/" in image for image in test) for name in counts]
+        return train, test, shares
+
+    train, test, shares = drawn(a=500, b=100, few=2, one=1)
+    assert shares == [pytest.approx(100, abs=25), pytest.approx(20, abs=5), 1, 0]
+    more_train, more_test, _ = drawn(a=500, b=500, few=2, one=1)
+    assert train <= more_train  # whatever is added, no image goes over to the other side
+    assert test <= more_test
+    for size in (5, 10, 15, 20, 30):  # by hashes alone it was 13 to 40 percent
+        *_, shares = drawn(**{f"c{i}": size for i in range(12)})
+        assert np.abs(np.array(shares) - size / 5).max() <= 1

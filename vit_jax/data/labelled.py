@@ -1,0 +1,236 @@
+"""What readers of labelled images share: a source, and the rules of splits, classes and order.
+
+A reader (`folder.py`, `table.py`, `tars.py`, `arrow.py`, `memory.py`) lists images, the split of
+each and the text of its label. The rest is the same for all of them: `Listing.open`.
+
+Images in `groups` (mostly classes) are shuffled: the k-th of a group of n, by a hash of its place,
+gets rank k / (n - 1), and all are sorted by rank, ties by hash. So every prefix and suffix at least
+as long as the number of groups contains every group of two images. Without splits, a fifth of each
+group is `test`: the images whose hash is low, the same on any machine. So an image keeps its split
+when others are added; only if a group would be off by more than one image (of 100: three) do the
+next in order switch split.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import itertools
+import logging
+import unicodedata
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any, Self, TypeVar
+
+import numpy as np
+
+from vit_jax.data.check_images import usable_images
+from vit_jax.data.sources import Source, resolve_split, split_names
+from vit_jax.errors import UserError, counted, escaped, list_names
+
+A = TypeVar("A")
+
+# If one of these is requested and only another exists, that one is used.
+HELD_OUT = ("test", "validation", "val", "valid", "dev")
+TEST_SHARE = 0.2  # of images without splits
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class LabelledSource(Source):
+    """Images by number, and what is known about each; a kind of storage says how to `read` one."""
+
+    places: np.ndarray  # [N] where each is: compact to send to worker processes
+    columns: Mapping[str, np.ndarray]  # [N, ...] each; `label`: int32 [N], or uint8 [N, K]
+    drawn: bool = dataclasses.field(default=False, kw_only=True)  # the data have no splits
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        columns = {name: self.column(name, index) for name in self.columns}
+        return {"image": self.read(index), **columns}
+
+    def read(self, index: int) -> Any:
+        """An image's file as bytes, or its pixels; OSError or ValueError if it cannot be read."""
+        raise NotImplementedError
+
+    def column(self, name: str, index: int) -> Any:
+        return self.columns[name][index]
+
+    def describe(self, index: int) -> str:
+        return "{}[{}]".format(*self.places[index])
+
+    def keep(self, rows: np.ndarray) -> Self:
+        """The images of these numbers, in their order."""
+        columns = {name: column[rows] for name, column in self.columns.items()}
+        return dataclasses.replace(self, places=self.places[rows], columns=columns)
+
+    def check(self, on_bad_image: str) -> Self:
+        """Decodes every image, see `usable_images`."""
+        return self.keep(usable_images(len(self), self.read, self.describe, on_bad_image))
+
+
+def number_images(lengths: Mapping[str, int]) -> np.ndarray:
+    """Places of images that are stored by split and number in it."""
+    places = [(split, row) for split, length in lengths.items() for row in range(length)]
+    return np.array(places, [("split", object), ("row", np.int64)])
+
+
+def rows_by(names: Iterable[str], known: Iterable[str] = ()) -> dict[str, list[int]]:
+    """The rows of each name, from the name of each row; `known` names may have none."""
+    rows: dict[str, list[int]] = {name: [] for name in known}
+    for row, name in enumerate(names):
+        rows.setdefault(name, []).append(row)
+    return rows
+
+
+@dataclasses.dataclass(frozen=True)
+class Listing:
+    """The images that a reader knows, in the order of `source`; `open` selects a split."""
+
+    where: str  # names the data in messages
+    source: LabelledSource  # without labels
+    splits: Mapping[str, Sequence[int]]  # the images of each; if `source.drawn`, all in each
+    # Texts of each image, one or none (`several`: any number); or numbers of `classes`, int32 [N],
+    # -1 if missing; None if they are not wanted, or only the source knows them.
+    labels: Sequence[Sequence[str]] | np.ndarray | None
+    _: dataclasses.KW_ONLY
+    several: bool = False
+    classes: Sequence[str] | None = None  # None: the texts of `train`, or else of all splits
+    groups: Sequence[str] | None = None  # of each image; None: images keep their order
+    files: Sequence[str | None] = ()  # of each image, to warn of one in two splits
+    label: str = ""  # what the data call it, for messages
+    unknown: str = "{where}: {count} missing from 'train': {names}."  # classes, in a split
+
+    def open(self, split: str) -> tuple[Any, tuple[str, ...]]:
+        """The images that a split expression selects, with labels as numbers; and class names.
+
+        UserError for an invalid expression, missing labels, and see `numbered`.
+        """
+        listing = self.numbered()
+        split = known_split(self.where, split, listing.splits)
+        ordered = functools.cache(listing._ordered)
+        parts = resolve_split(split, listing.splits, lambda name: len(ordered(name)))
+        rows = np.concatenate([ordered(part.name)[part.start : part.stop] for part in parts])
+        source = listing.source.keep(rows)
+        if missing := int(np.sum(source.columns.get("label", np.array([])) < 0)):
+            without = f"{counted(missing, 'example')} of {split!r} without {self.label!r}"
+            raise UserError(f"{self.where}: {without}; choose a split that has labels.")
+        return source, tuple(listing.classes or ())
+
+    def numbered(self) -> Listing:
+        """The listing with class names, and labels as a column of its source.
+
+        UserError for fewer than two classes, one that is not in `train`, or an odd name.
+        """
+        self._warn_of_shared()
+        classes, labels = self.classes, self.labels
+        naming = naming_splits(self.splits)
+        if labels is not None and not isinstance(labels, np.ndarray):
+            where = f"{self.where}: {self.label}" if self.label else self.where
+            if classes is None:
+                classes = in_order(text for rows in naming for row in rows for text in labels[row])
+                if len(classes) < 2 - self.several:
+                    count = counted(len(classes), "class")
+                    raise UserError(f"{where}: {count}; a classifier needs two.")
+            for split, rows in self.splits.items():
+                texts = {text for row in rows for text in labels[row]}
+                if unknown := sorted(texts - set(classes)):
+                    count, names = counted(len(unknown), "class"), list_names(unknown)
+                    words = {"first": unknown[0], "number": len(unknown), "count": count}
+                    message = self.unknown.format(where=where, split=split, names=names, **words)
+                    raise UserError(message)
+            labels = _encode(labels, classes, self.several)
+        check_classes(self.where, classes or (), sum(map(len, naming)))
+        columns = {**self.source.columns, **({} if labels is None else {"label": labels})}
+        source = dataclasses.replace(self.source, columns=columns)
+        return dataclasses.replace(self, source=source, classes=classes, labels=None, files=())
+
+    def _warn_of_shared(self) -> None:
+        if self.source.drawn or not self.files:
+            return
+        files = {split: {self.files[row] for row in rows} for split, rows in self.splits.items()}
+        for one, other in itertools.combinations(files, 2):
+            if shared := sorted(filter(None, files[one] & files[other])):
+                logging.getLogger(__name__).warning(
+                    f"{self.where}: {counted(len(shared), 'file')} in {one!r} and in {other!r}: "
+                    f"{list_names(shared)}."
+                )
+
+    def _ordered(self, split: str) -> np.ndarray:
+        """The images of a split in their order, int64 [n]; see above."""
+        rows = np.asarray(self.splits[split], np.int64)
+        if self.groups is None:
+            return rows
+        groups: dict[str, list[tuple[bytes, bytes, int]]] = {}
+        for row, place in zip(rows.tolist(), self.source.places[rows].tolist(), strict=True):
+            digest = hashlib.blake2b(place, digest_size=8).digest()
+            groups.setdefault(self.groups[row], []).append((digest, place, row))
+        ranked: list[tuple[float, bytes, bytes, int]] = []
+        for group in groups.values():
+            group.sort()
+            if self.source.drawn:  # both get an image, if there are two
+                low = sum(digest < bytes([int(256 * TEST_SHARE)]) for digest, *_ in group)
+                share, slack = len(group) * TEST_SHARE, 1 + len(group) // 50
+                count = round(min(max(low, share - slack), share + slack))
+                count = min(max(count, 1), len(group) - 1)
+                group = group[:count] if split == "test" else group[count:]
+            last = max(len(group) - 1, 1)
+            ranked += [(k / last, *image) for k, image in enumerate(group)]
+        return np.array([row for *_, row in sorted(ranked)], np.int64)
+
+
+def _encode(labels: Any, classes: Sequence[str], several: bool) -> np.ndarray:
+    numbers = {name: number for number, name in enumerate(classes)}
+    if not several:
+        return np.array([numbers[texts[0]] if texts else -1 for texts in labels], np.int32)
+    encoded = np.zeros((len(labels), len(classes)), np.uint8)
+    for row, texts in enumerate(labels):
+        encoded[row, [numbers[text] for text in texts]] = 1
+    return encoded
+
+
+def known_split(where: str, split: str, known: Collection[str]) -> str:
+    """The split expression, with the data's own name for the held-out split."""
+    there = next((name for name in HELD_OUT if name in known), "")
+    terms = split.split("+")
+    for i, name in enumerate(split_names(split)):
+        if there and name in HELD_OUT and name not in known:
+            terms[i] = terms[i].replace(name, there, 1)
+            logging.getLogger(__name__).info("%s has no split %r: using %r.", where, name, there)
+    return "+".join(terms)
+
+
+def naming_splits(splits: Mapping[str, A]) -> list[A]:
+    """What names the classes: the split `train`, or else all."""
+    return [splits["train"]] if "train" in splits else list(splits.values())
+
+
+def in_order(names: Iterable[str]) -> list[str]:
+    """Sorts class names: by value if all are numbers, else as text."""
+    distinct = set(names)
+    if all(name.isdecimal() and len(name) < 16 for name in distinct):
+        return sorted(distinct, key=lambda name: (int(name), name))
+    return sorted(distinct)
+
+
+def check_classes(where: str, names: Sequence[str], num_examples: int) -> None:
+    """UserError for a name that is not one line of UTF-8, or two names that look the same.
+
+    Warns of nearly as many classes as images to train on (0 if unknown): they may be numbers.
+    """
+    forms: dict[str, str] = {}
+    for name in names:
+        if escaped(name) != name:
+            raise UserError(f"{where}: class {name!a:.80} must be a single line of UTF-8.")
+        other = forms.setdefault(unicodedata.normalize("NFC", name), name)
+        if other != name:
+            raise UserError(
+                f"{where}: the classes {other!a:.80} and {name!a:.80} are one name in two forms of "
+                "Unicode; rename one."
+            )
+    if num_examples and len(names) > max(10, 0.8 * num_examples):
+        logging.getLogger(__name__).warning(
+            f"{where}: {counted(len(names), 'class')} for {counted(num_examples, 'image')}; "
+            "are these labels or image numbers?"
+        )
