@@ -19,9 +19,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from vit_jax import launch
+from vit_jax import ROOT, launch
 
-sys.path.append(str(launch.ROOT))
+sys.path.append(str(ROOT))
 
 from benchmarks import common
 from benchmarks.tpu import peer_update, planned
@@ -90,7 +90,7 @@ PUBLISHED: dict[str, tuple[str, str, int, float, str]] = {
 
 
 def main(argv: Sequence[str]) -> None:
-    parser = common.arguments_parser(__doc__, "calibration")
+    parser = common.create_parser(__doc__, "calibration")
     parser.add_argument("--topology", default="v5e:2x2", help="TPUs (default: v5e:2x2)")
     parser.add_argument("--published", action="store_true", help="trainings, not operations")
     parser.add_argument("--clones", default="peers", help="folder of the peers' clones")
@@ -135,7 +135,7 @@ def published(name: str, clones: str) -> dict[str, Any]:
     """Images per second of a TPUv3 core in a training: published, and by the clock."""
     peer, variant, images, seconds, source = PUBLISHED[name]
     topology = parse_topology("v3:2x2")
-    overrides = ["--config.model.dtype=float32", "--config.optimizer.momentum_dtype=bfloat16"]
+    overrides = ["model.dtype=float32", "optimizer.momentum_dtype=bfloat16"]
     config = common.create_config(variant, images * topology.num_devices, overrides)
     run, shapes = planned(config, topology)
     update: Any = run.jit_train_step()

@@ -19,10 +19,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from absl import flags
 from ml_collections import ConfigDict
 
 import vit_jax
+from vit_jax import arguments
 from vit_jax.command_line import override
 from vit_jax.config import get_config, section
 from vit_jax.data.datasets import Dataset
@@ -36,21 +36,13 @@ PACKAGES = ["jax", "jaxlib", "flax", "libtpu", "torch", "timm", "tensorflow-cpu"
 PACKAGES += ["jax-cuda12-pjrt", "jax-cuda13-pjrt", "nvidia-cudnn-cu12", "nvidia-cudnn-cu13"]
 
 
-def arguments_parser(doc: str | None, name: str) -> argparse.ArgumentParser:
+def create_parser(doc: str | None, name: str) -> argparse.ArgumentParser:
     """A parser with --json; `name` is that of the script."""
-    parser = argparse.ArgumentParser(
-        description=doc,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog="--config.KEY=VALUE overrides a key of vit_jax/config.py.",
-    )
+    epilog = "--config.KEY=VALUE overrides a key of vit_jax/config.py."
+    parser = arguments.create_parser(doc, epilog=epilog)
     path = Path(__file__).parent / "results" / f"{name}.json"
     parser.add_argument("--json", type=Path, default=path, help=f"default: results/{name}.json")
     return parser
-
-
-def names(text: str) -> list[str]:
-    """`a,b` as a list."""
-    return [each for each in text.split(",") if each]
 
 
 def create_config(variant: str, batch_size: int, overrides: Sequence[str] = ()) -> ConfigDict:
@@ -59,7 +51,7 @@ def create_config(variant: str, batch_size: int, overrides: Sequence[str] = ()) 
     Args:
       variant: of `models.create.VARIANTS`, such as "S/16".
       batch_size: images per update.
-      overrides: `--config.KEY=VALUE`.
+      overrides: `KEY=VALUE`.
 
     Raises:
       UserError: a mistake in one of them.
@@ -75,7 +67,7 @@ def create_config(variant: str, batch_size: int, overrides: Sequence[str] = ()) 
     config.duration.steps = 10_000
     config.optimizer.clip_norm = 1.0
     config.optimizer.weight_decay = 0.1
-    return override(config, list(overrides), flags.FlagValues())
+    return override(config, overrides)
 
 
 def noise_run(config: ConfigDict) -> Run:

@@ -35,9 +35,10 @@ import jax
 import jax.numpy as jnp
 from ml_collections import ConfigDict
 
-from vit_jax import launch
+from vit_jax import ROOT, launch
+from vit_jax.arguments import split_overrides
 
-sys.path.append(str(launch.ROOT))
+sys.path.append(str(ROOT))
 
 from benchmarks import common, step
 from benchmarks.input import write_photographs
@@ -58,15 +59,16 @@ TRACED = 5  # updates
 
 
 def main(argv: Sequence[str]) -> None:
-    parser = common.arguments_parser(__doc__, "gpu")
+    parser = common.create_parser(__doc__, "gpu")
     functions = (products, attention, profile, batches, loop, training, timm)
     measure = {each.__name__: each for each in functions}
     parser.add_argument("what", choices=measure)
     parser.add_argument("--variant", default="B/16", help="of updates (default: B/16)")
     parser.add_argument("--batch_size", type=int, default=64, help="images (default: 64)")
     parser.add_argument("--steps", type=int, default=300, help="of runs (default: 300)")
-    arguments, overrides = parser.parse_known_args(argv)
-    arguments.overrides = ["--config.model.dtype=bfloat16", *overrides]
+    overrides, rest = split_overrides(argv)
+    arguments = parser.parse_args(rest)
+    arguments.overrides = ["model.dtype=bfloat16", *overrides]
     cases, failed = measure[arguments.what](arguments)
     common.write_result(arguments.json, cases, argv)
     if failed:
@@ -255,8 +257,8 @@ def training(arguments: argparse.Namespace) -> tuple[Cases, str]:
         whole, parts = Path(folder, "whole"), Path(folder, "parts")
         command = [
             sys.executable,
-            f"{launch.ROOT}/scripts/train.py",
-            f"--config={launch.ROOT}/configs/quickstart.py",
+            f"{ROOT}/scripts/train.py",
+            f"--config={ROOT}/configs/quickstart.py",
             "--config.model.dtype=bfloat16",
             "--config.model.dropout_rate=0.1",
             f"--config.duration.steps={arguments.steps}",
@@ -298,6 +300,5 @@ def timm(arguments: argparse.Namespace) -> tuple[Cases, str]:
 
 
 if __name__ == "__main__":
-    launch.use_huge_pages()
     with launch.one_line_errors():
         main(sys.argv[1:])

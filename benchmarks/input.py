@@ -34,9 +34,10 @@ from typing import Any
 import cv2
 import numpy as np
 
-from vit_jax import launch
+from vit_jax import ROOT, launch
+from vit_jax.arguments import names
 
-sys.path.append(str(launch.ROOT))
+sys.path.append(str(ROOT))
 
 from benchmarks import common
 from vit_jax.data.datasets import create_dataset
@@ -64,8 +65,8 @@ TICKS = os.sysconf("SC_CLK_TCK")  # a second: the finest that the system counts
 
 
 def main(argv: Sequence[str]) -> None:
-    parser = common.arguments_parser(__doc__, "input")
-    parser.add_argument("--against", type=common.names, default=[], help=f"of {','.join(PEERS)}")
+    parser = common.create_parser(__doc__, "input")
+    parser.add_argument("--against", type=names, default=[], help=f"of {','.join(PEERS)}")
     parser.add_argument("--batch_size", type=int, default=128, help="images (default: 128)")
     parser.add_argument("--num_images", type=int, default=4096, help="per turn (default: 4096)")
     parser.add_argument("--num_files", type=int, default=1024, help="JPEGs (default: 1024)")

@@ -9,7 +9,6 @@ are counted by MaxText, without those of remat.
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import json
 import os
@@ -19,11 +18,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from vit_jax import launch
+from vit_jax import ROOT, launch
+from vit_jax.arguments import create_parser
 
-sys.path.append(str(launch.ROOT))
+sys.path.append(str(ROOT))
 
-from vit_jax.parameters.chips import find_chip
+from vit_jax.hardware.chips import find_chip
 from vit_jax.plan.final_code import read_final_code, write_final_code
 from vit_jax.plan.program import parse_program
 
@@ -38,9 +38,7 @@ PUBLISHED = {
 
 
 def main(argv: Sequence[str]) -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = create_parser(__doc__)
     parser.add_argument("recipe", choices=PUBLISHED)
     parser.add_argument("--clone", type=Path, default=Path("peers/maxtext"))
     given = parser.parse_args(argv)

@@ -1,7 +1,7 @@
 """Images per second of the update beside those of other projects, in turn, on the same batch.
 
     python benchmarks/step.py --variant=S/16 --against=timm,official,big_vision --clones=peers
-    python benchmarks/step.py --variant=S/16 --config.model.dtype=bfloat16 --against=timm
+    python benchmarks/step.py --variant=S/16 model.dtype=bfloat16 --against=timm
 
 Also the model's FLOP/s as a share of those of one large product, the peak of the memory on a GPU,
 and how long each takes until its first update is done. A ratio above 1 is in our favour. timm
@@ -20,12 +20,12 @@ from typing import Any
 
 import jax
 import numpy as np
-from absl import flags
 from ml_collections import ConfigDict
 
-from vit_jax import launch
+from vit_jax import ROOT, launch
+from vit_jax.arguments import names, split_overrides
 
-sys.path.append(str(launch.ROOT))
+sys.path.append(str(ROOT))
 
 from benchmarks import common
 from benchmarks.common import NUM_CLASSES
@@ -41,14 +41,15 @@ Steps = Callable[[int], Any]  # runs so many updates, and waits for them
 
 
 def main(argv: Sequence[str]) -> None:
-    parser = common.arguments_parser(__doc__, "step")
+    parser = common.create_parser(__doc__, "step")
     parser.add_argument("--variant", default="Ti/16", help="sizes of the model (default: Ti/16)")
     known = ",".join((*PEERS, *ATTENTIONS, "KEY=VALUE"))
-    parser.add_argument("--against", type=common.names, default=[], help=f"of {known}")
+    parser.add_argument("--against", type=names, default=[], help=f"of {known}")
     parser.add_argument("--clones", default="peers", help="folder of the peers' clones")
     parser.add_argument("--steps", type=int, default=5, help="updates per turn (default: 5)")
     parser.add_argument("--rounds", type=int, default=8, help="turns of each (default: 8)")
-    arguments, overrides = parser.parse_known_args(argv)
+    overrides, rest = split_overrides(argv)
+    arguments = parser.parse_args(rest)
     config = common.create_config(arguments.variant, batch_size=8, overrides=overrides)
     changes = [each for each in arguments.against if "=" in each]
     for peer in arguments.against:
@@ -141,7 +142,7 @@ def create_subject(name: str, config: ConfigDict, run: Run, batch: Batch, clones
     if changed := name in ATTENTIONS or "=" in name:
         change = name if "=" in name else f"attention={name}"
         config = config.copy_and_resolve_references()
-        config = override(config, [f"--config.model.{change}"], flags.FlagValues())
+        config = override(config, [f"model.{change}"])
         run = common.noise_run(config)
     if name == "vit_jax" or changed:
         step, state = run.jit_train_step(), run.initial_state(config.seed)
@@ -163,6 +164,5 @@ def create_subject(name: str, config: ConfigDict, run: Run, batch: Batch, clones
 
 
 if __name__ == "__main__":
-    launch.use_huge_pages()
     with launch.one_line_errors():
         main(sys.argv[1:])

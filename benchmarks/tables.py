@@ -16,15 +16,15 @@ from pathlib import Path
 from typing import Any
 
 import vit_jax
-from vit_jax import launch
+from vit_jax import ROOT
 
-sys.path.append(str(launch.ROOT))
+sys.path.append(str(ROOT))
 
 from benchmarks import calibrate, common
 from vit_jax.plan.topology import parse_topology
 
 RESULTS = Path(__file__).resolve().parent / "results"
-PAGES = (launch.ROOT / "docs" / "performance.md", launch.ROOT / "benchmarks" / "diary.md")
+PAGES = (ROOT / "docs" / "performance.md", ROOT / "benchmarks" / "diary.md")
 OPENING = """# Kept results
 
 Each file of this folder as a table, written by `python benchmarks/tables.py`. A ratio above 1 means

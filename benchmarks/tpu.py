@@ -27,9 +27,10 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from vit_jax import launch
+from vit_jax import ROOT, launch
+from vit_jax.arguments import names, split_overrides
 
-sys.path.append(str(launch.ROOT))
+sys.path.append(str(ROOT))
 
 from benchmarks import common
 from benchmarks.peers import CLONES, check_peer, jax_peer
@@ -43,19 +44,20 @@ from vit_jax.run import Run
 
 
 def main(argv: Sequence[str]) -> None:
-    parser = common.arguments_parser(__doc__, "tpu")
+    parser = common.create_parser(__doc__, "tpu")
     parser.add_argument("--variant", default="B/16", help="sizes of the model (default: B/16)")
     parser.add_argument("--topology", default="v5e:2x2", help="TPUs (default: v5e:2x2)")
-    parser.add_argument("--against", type=common.names, default=[], help=f"of {','.join(CLONES)}")
+    parser.add_argument("--against", type=names, default=[], help=f"of {','.join(CLONES)}")
     parser.add_argument("--clones", default="peers", help="folder of the peers' clones")
     parser.add_argument("--largest_batch", action="store_true", help="first find what fits")
     parser.add_argument("--parts", action="store_true", help="print the time of each part")
-    arguments, overrides = parser.parse_known_args(argv)
+    overrides, rest = split_overrides(argv)
+    arguments = parser.parse_args(rest)
     topology = parse_topology(arguments.topology)
     if topology.kind != "tpu":
         raise UserError("--topology must name TPUs, such as v5e:2x2.")
     write_final_code()
-    bfloat16 = ("--config.model.dtype=bfloat16", "--config.optimizer.momentum_dtype=bfloat16")
+    bfloat16 = ("model.dtype=bfloat16", "optimizer.momentum_dtype=bfloat16")
     config = common.create_config(
         arguments.variant, 64 * topology.num_devices, [*bfloat16, *overrides]
     )

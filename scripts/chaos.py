@@ -12,7 +12,6 @@ CONTRIBUTING.md says how to emulate a bucket whose requests fail.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import logging
 import os
@@ -27,7 +26,8 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from vit_jax import launch
+from vit_jax import ROOT, launch
+from vit_jax.arguments import create_parser
 from vit_jax.errors import REQUEUE_EXIT_CODE, UserError
 from vit_jax.files.paths import COMMITTED, full_path, is_bucket, names_below, size_of
 from vit_jax.workdir.description import PARAMS_FILE
@@ -122,8 +122,7 @@ def damage(step: Path, rng: random.Random) -> None:
 
 
 def main():
-    as_written = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=as_written)
+    parser = create_parser(__doc__)
     parser.add_argument("--workdir", required=True, help="a new folder, also gs://BUCKET/FOLDER")
     parser.add_argument("--minutes", type=float, default=30.0, help="about, of the disturbed run")
     parser.add_argument("--seed", type=int, default=0, help="of the disturbances")
@@ -143,8 +142,8 @@ def main():
         num_steps = max(10, round(90 * arguments.minutes))  # on two cores, including restarts
         command = [
             sys.executable,
-            f"{launch.ROOT}/scripts/train.py",
-            f"--config={launch.ROOT}/configs/quickstart.py",
+            f"{ROOT}/scripts/train.py",
+            f"--config={ROOT}/configs/quickstart.py",
             f"--config.duration.steps={num_steps}",
             f"--config.checkpoint.every_steps={min(20, num_steps // 10)}",
             *SETTINGS,

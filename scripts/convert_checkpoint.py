@@ -8,17 +8,14 @@ FORMAT: npz (the official code's current names), npz_published (those of the pub
 timm reads), big_vision, timm, huggingface, orbax.
 """
 
-import argparse
 import json
 
 from vit_jax import launch
-from vit_jax.inference.flags import pair
+from vit_jax.arguments import create_parser, pair
 
 
 def main():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = create_parser(__doc__)
     parser.add_argument("source")
     parser.add_argument("destination", help="NAME.npz, or a new folder for the last three")
     parser.add_argument("--format", required=True, help="see above")

@@ -11,12 +11,10 @@ preprocessing, which is printed. Classes are matched by name.
 
 import json
 
-from vit_jax import launch
-from vit_jax.inference import flags as model_flags
+from vit_jax import arguments, launch
 
 if __name__ == "__main__":
-    launch.use_huge_pages()
-    parser = model_flags.create_parser(__doc__, source="model to evaluate", batch_size=128)
+    parser = arguments.create_model_parser(__doc__, source="model to evaluate", batch_size=128)
     add = parser.add_argument
     add(
         "--dataset",
@@ -24,7 +22,7 @@ if __name__ == "__main__":
         help="TFDS name, image folder, .csv or .parquet, digits (default: the run's own)",
     )
     add("--split", default="", help="such as validation or test[:5%%] (default test)")
-    model_flags.add_dataset(parser)
+    arguments.add_dataset(parser)
     add("--ignore_class_names", action="store_true", help="match label i with output i")
     add(
         "--classes",
@@ -44,13 +42,13 @@ if __name__ == "__main__":
     )
     add("--output", default="", metavar="DIR", help="write evaluation.json and CSV files there")
     add("--json", action="store_true", help="print only one JSON object")
-    arguments = vars(parser.parse_args())
-    as_json = arguments.pop("json")
+    given = vars(parser.parse_args())
+    as_json = given.pop("json")
     if not as_json:
         launch.start_logging()
     with launch.one_line_errors():
         from vit_jax.inference.evaluate import evaluate
         from vit_jax.inference.evaluation_tables import table
 
-        results = evaluate(**arguments)
+        results = evaluate(**given)
         print(json.dumps(results) if as_json else table(results))

@@ -16,35 +16,30 @@ is 2. Prints the table and writes it to WORKDIR/SUITE/suite.md and suite.json; t
 resumes. Fine-tuning takes --config.KEY=VALUE, as --config.dataset.batch_size=64 for a small GPU.
 """
 
-import argparse
 import os
 import sys
 
-from absl import flags
+from vit_jax import ROOT, launch
+from vit_jax.arguments import add_share, at_least, create_parser, names, split_overrides
 
-from vit_jax import launch
-
-sys.path.append(str(launch.ROOT))  # for the recipes
+sys.path.append(str(ROOT))  # for the recipes
 
 from configs import suites
 
 if __name__ == "__main__":
-    launch.use_huge_pages()
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = create_parser(__doc__)
     add = parser.add_argument
     add("source", metavar="MODEL", help="model to evaluate")
     add("--suite", required=True, choices=suites.SUITES, help="tasks to evaluate it on")
     add("--workdir", required=True, metavar="DIR", help="results and runs; if it exists, resumes")
-    add("--datasets", default="", metavar="A,B", help="a subset of the suite's, or others")
-    add("--seeds", type=int, default=3, help="for fine-tuning and few-shot (default 3)")
+    add("--datasets", type=names, default=[], metavar="A,B", help="some of the suite's, or others")
+    add("--seeds", type=at_least(1), default=3, help="for fine-tuning and few-shot (default 3)")
     add("--data_dir", default="", metavar="DIR", help="folder of prepared TFDS sets")
     add("--batch_size", type=int, default=128, help="except for fine-tuning (default 128)")
     add("--image_size", type=int, metavar="N", help="for fine-tuning (default 384)")
-    add("--num_tasks", type=int, default=1, help="jobs that share the work and the --workdir")
-    add("--task", type=int, help="index of this job, from 0 (default SLURM_ARRAY_TASK_ID)")
-    arguments, overrides = parser.parse_known_args()
+    add_share(parser)
+    overrides, rest = split_overrides(sys.argv[1:])
+    given = parser.parse_args(rest)
     launch.start_logging()
     with launch.one_line_errors(resumes=True):
         from vit_jax.command_line import override
@@ -54,28 +49,26 @@ if __name__ == "__main__":
         from vit_jax.sweep.run import task_number
         from vit_jax.train import train_and_evaluate
 
-        model = load_model(arguments.source)
-        datasets = [each for each in arguments.datasets.split(",") if each]
+        model = load_model(given.source)
         sizes = model.description.model
-        tasks = suites.tasks(arguments.suite, sizes, datasets, arguments.image_size)
+        tasks = suites.tasks(given.suite, sizes, given.datasets, given.image_size)
         for settings in (task["settings"] for task in tasks):
             if "config" in settings:
-                settings["config"] = override(settings["config"], overrides, flags.FlagValues())
+                settings["config"] = override(settings["config"], overrides)
             elif overrides:
-                given = " ".join(overrides)
-                raise UserError(f"unexpected arguments: {given}; this suite trains nothing.")
+                raise UserError(f"--config.{overrides[0]}: this suite trains nothing.")
         rows = suite.evaluate_suite(
             model,
             tasks,
-            os.path.join(arguments.workdir, arguments.suite),
+            os.path.join(given.workdir, given.suite),
             train=train_and_evaluate,
-            seeds=arguments.seeds,
-            data_dir=arguments.data_dir,
-            batch_size=arguments.batch_size,
-            num_tasks=arguments.num_tasks,
-            task=task_number(arguments.task, arguments.num_tasks, os.environ),
+            seeds=given.seeds,
+            data_dir=given.data_dir,
+            batch_size=given.batch_size,
+            num_tasks=given.num_tasks,
+            task=task_number(given.task, given.num_tasks, os.environ),
         )
-        print(suite.markdown(rows, arguments.source))
+        print(suite.markdown(rows, given.source))
         failed = [row.task for row in rows if row.state not in ("finished", "missing")]
         if failed:
             raise UserError(f"no result of {', '.join(failed)}; the table says why.")

@@ -9,21 +9,18 @@ card (README.md) with code that loads it. The result is loaded again and compare
 model; if it computes something else, it is removed.
 """
 
-import argparse
 import json
 
 from vit_jax import launch
-from vit_jax.inference.flags import pair
+from vit_jax.arguments import create_parser, pair
 
 
 def batch_size(text):
     return None if text == "free" else int(text)
 
 
-def create_parser():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def main():
+    parser = create_parser(__doc__)
     add = parser.add_argument
     add("source", metavar="MODEL")
     add("destination", metavar="FOLDER", help="new or empty folder")
@@ -40,11 +37,7 @@ def create_parser():
     add("--num_heads", type=int, help="if it cannot be inferred from the file")
     add("--grid", type=pair, help="ROWS,COLUMNS of the file's tokens, if not square")
     add("--json", action="store_true", help="print the report as JSON")
-    return parser
-
-
-def main():
-    arguments = vars(create_parser().parse_args())
+    arguments = vars(parser.parse_args())
     as_json = arguments.pop("json")
     launch.start_logging(to_stderr=True)
     with launch.one_line_errors():

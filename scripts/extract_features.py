@@ -12,22 +12,19 @@ block_0, block_0_tokens, ... (after a block, before any norm; block_0 is its cla
 mean of its tokens if the model has none), and dist for distilled DeiT.
 """
 
-from vit_jax import launch
-from vit_jax.inference import flags as model_flags
+from vit_jax import arguments, launch
 
 if __name__ == "__main__":
-    launch.use_huge_pages()
-    parser = model_flags.create_parser(__doc__, source="model to run", batch_size=64)
+    parser = arguments.create_model_parser(__doc__, source="model to run", batch_size=64)
     add = parser.add_argument
-    add("images", metavar="IMAGES", nargs="+", help="a dataset, or image files and folders")
-    add("--features", required=True, metavar="NAMES", help="comma-separated names")
+    add("images", metavar="IMAGES", nargs="+", help="image files and folders, or a dataset")
+    add("--features", type=arguments.names, required=True, metavar="NAMES", help="see above")
     add("--output", required=True, metavar="FILE.npz", help="file to write")
     add("--split", default="", help="of the dataset, such as train[:10%%]")
-    model_flags.add_dataset(parser)
-    arguments = vars(parser.parse_args())
-    arguments["features"] = arguments["features"].split(",")
+    arguments.add_dataset(parser)
+    given = vars(parser.parse_args())
     launch.start_logging()
     with launch.one_line_errors():
         from vit_jax.inference.features import extract_features
 
-        extract_features(**arguments)
+        extract_features(**given)

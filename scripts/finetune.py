@@ -9,22 +9,20 @@ Face), a work directory of scripts/train.py, gs://, https://, hf://owner/name, o
 scripts/train.py.
 """
 
-from absl import flags
-
 from vit_jax import launch
 from vit_jax.errors import UserError
 
 
-def run(config, workdir):
+def run(given, watchdog):
     from vit_jax.train import train_and_evaluate
 
-    if not config.pretrained.source:
+    if not given.config.pretrained.source:
         raise UserError(
             "--config.pretrained.source is missing: fine-tuning starts from a weight file, a work "
             "directory or a name from scripts/zoo.py list (scripts/train.py trains from scratch)."
         )
-    train_and_evaluate(config, workdir, resume=flags.FLAGS.resume)
+    train_and_evaluate(given.config, given.workdir, resume=given.resume, watchdog=watchdog)
 
 
 if __name__ == "__main__":
-    launch.main(run, doc=__doc__, default_config=None)
+    launch.main(run, __doc__)

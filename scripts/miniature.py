@@ -21,11 +21,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from absl import flags
+from vit_jax import ROOT, launch
+from vit_jax.arguments import add_share, at_least, create_parser, names, split_overrides
 
-from vit_jax import launch
-
-sys.path.append(str(launch.ROOT))  # for the recipes
+sys.path.append(str(ROOT))  # for the recipes
 
 METRICS = {  # percent: the run and its metric
     "digits, fine-tuned": ("digits", "test/accuracy"),
@@ -38,18 +37,15 @@ MARGIN = 2.0  # points within which variants are alike; in distances, pixels
 SECONDS = {"pretrain": 25, "digits": 6, "letters": 7}  # of a run on a core, measured
 
 
-def parse() -> tuple[argparse.Namespace, list[str]]:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    add = parser.add_argument
+def parser() -> argparse.ArgumentParser:
+    created = create_parser(__doc__)
+    add = created.add_argument
     add("--workdir", required=True, metavar="DIR", help="all runs; if it exists, resumes")
-    add("--experiments", default="", metavar="A,B", help="names in configs/miniature.py; '': all")
-    add("--seeds", type=int, default=3, help="of each variant (default 3)")
-    add("--num_tasks", type=int, default=1, help="jobs that share the work and the --workdir")
-    add("--task", type=int, help="index of this job, from 0 (default SLURM_ARRAY_TASK_ID)")
+    add("--experiments", type=names, default=[], metavar="A,B", help="of configs/miniature.py")
+    add("--seeds", type=at_least(1), default=3, help="of each variant (default 3)")
+    add_share(created)
     add("--dry_run", action="store_true", help="print what is missing, and about how long it takes")
-    return parser.parse_known_args()
+    return created
 
 
 def plan(variant: str, seed: int, folder: Path, overrides: list[str]) -> list[Any]:
@@ -58,15 +54,15 @@ def plan(variant: str, seed: int, folder: Path, overrides: list[str]) -> list[An
     from vit_jax.command_line import override
     from vit_jax.sweep.run import SweepRun
 
-    found, names = [], miniature.runs(variant, seed)
-    for name in names:
+    planned, runs = [], miniature.runs(variant, seed)
+    for name in runs:
         config, stage = miniature.get_config(name), name.partition("/")[0]
-        if stage != "pretrain" and names[0].startswith("pretrain/"):
-            config.pretrained.source = str(folder / names[0])
-        config = override(config, overrides, flags.FlagValues())
+        if stage != "pretrain" and runs[0].startswith("pretrain/"):
+            config.pretrained.source = str(folder / runs[0])
+        config = override(config, overrides)
         metric = next(metric for of, metric in METRICS.values() if of == stage)
-        found.append(SweepRun(name, config, metric))
-    return found
+        planned.append(SweepRun(name, config, metric))
+    return planned
 
 
 def train_all(mine: list[tuple[int, str]], folder: Path, overrides: list[str]) -> None:
@@ -115,13 +111,13 @@ def distances(variants: list[str], seeds: int, folder: Path) -> dict[str, dict[s
     return values
 
 
-def report(names: list[str], seeds: int, folder: Path) -> str:
+def report(experiments: list[str], seeds: int, folder: Path) -> str:
     """Markdown: a table, a picture and the verdicts of each experiment."""
     from configs.miniature import EXPERIMENTS, examples, operations
-    from vit_jax.sweep.comparison import draw, interval, verdict
+    from vit_jax.report.comparison import draw, interval, verdict
 
     parts = []
-    for name in names:
+    for name in experiments:
         each, variants, x_title = EXPERIMENTS[name], EXPERIMENTS[name].variants.split(), ""
         at = {variant: float(number) for number, variant in enumerate(variants)}
         values = collect(variants, seeds, folder)
@@ -155,7 +151,8 @@ def report(names: list[str], seeds: int, folder: Path) -> str:
 
 
 def main() -> None:
-    given, overrides = parse()
+    overrides, arguments = split_overrides(sys.argv[1:])
+    given = parser().parse_args(arguments)
     folder = Path(given.workdir).expanduser().absolute()
     # Before JAX starts: seeds of a variant compile the same programs.
     os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(folder / "compiled"))
@@ -165,10 +162,10 @@ def main() -> None:
     from vit_jax.files.paths import read_object, write_atomically
     from vit_jax.sweep.run import task_number
 
-    names = given.experiments.split(",") if given.experiments else list(miniature.EXPERIMENTS)
-    for name in names:
+    experiments = given.experiments or list(miniature.EXPERIMENTS)
+    for name in experiments:
         check_known("--experiments", name, miniature.EXPERIMENTS)
-    wanted = " ".join(miniature.EXPERIMENTS[name].variants for name in names)
+    wanted = " ".join(miniature.EXPERIMENTS[name].variants for name in experiments)
     groups: dict[str, list[str]] = {}  # of variants that start from the same runs
     for variant in dict.fromkeys(wanted.split()):
         groups.setdefault(variant.partition("_px")[0], []).append(variant)
@@ -188,13 +185,12 @@ def main() -> None:
     train_all(mine, folder, overrides)
     took = [read_object(path, seconds=float)["seconds"] for path in folder.glob("*/*/results.json")]
     text = f"{len(took)} runs, {sum(took) / 60:.0f} minutes.\n\n"
-    text += report(names, given.seeds, folder)
+    text += report(experiments, given.seeds, folder)
     write_atomically(folder / "miniature.md", text)
     print(text)
 
 
 if __name__ == "__main__":
-    launch.use_huge_pages()
     launch.start_logging()
     with launch.one_line_errors(resumes=True):
         main()

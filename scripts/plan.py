@@ -10,13 +10,8 @@ TPUs need the extra [tpu] (the compiler, not a TPU), GPUs the wheels named in th
 is a shape in chips (v5e:16x16, v4:4x4x4), a product name (v5e-256, v3-8, v5p-16), several slices
 (2xv5e:16x16), GPUs of one node (H100:8) or of several (H100:4x8), or cpu:N, N virtual devices.
 
-  --output=DIR         folder for plan.json
-  --full_compile       optimize as for training; minutes. Memory of the fast compile is up to 10 %
-                       off: from 90 to 110 % of a TPU the plan says that it is too close; this
-                       flag decides. It also gives the time by the final code
-  --noremedies         do not search for changes that make it fit
-  --num_examples=, --num_classes=   of data that are not available and not known to recipes
-  --hbm_gib=           memory of a device, if not the chip's
+The fast compile is up to 10 % off in memory: from 90 to 110 % of a TPU the plan says that it is too
+close, and --full_compile decides.
 
 Exit status: 0 it fits; 1 it does not, or it is too close for the fast compile; 2 a mistake in the
 command or the config; 3 the planner failed, with a traceback, and nothing is known.
@@ -27,30 +22,27 @@ import os
 import sys
 import traceback
 
-from absl import flags
-
 from vit_jax import command_line, launch
-from vit_jax.errors import UserError
-from vit_jax.plan.topology import parse_topology
+from vit_jax.arguments import at_least
 
 
-def plan(config):
-    given = flags.FLAGS
-    topology = parse_topology(given.topology)
+def plan(given):
     from vit_jax.files.paths import write_json
     from vit_jax.plan.plan import make_plan
     from vit_jax.plan.report import plan_json, report_text
+    from vit_jax.plan.topology import parse_topology
 
+    topology = parse_topology(given.topology)
     if given.output:
         os.makedirs(given.output, exist_ok=True)
     result = make_plan(
-        config,
+        given.config,
         topology,
         full_compile=given.full_compile,
         num_examples=given.num_examples,
         num_classes=given.num_classes,
         hbm_gib=given.hbm_gib,
-        try_remedies=given.remedies,
+        try_remedies=not given.noremedies,
     )
     print(report_text(result))
     if given.output:
@@ -59,28 +51,25 @@ def plan(config):
 
 
 def main():
-    flags.DEFINE_string("topology", None, "Machine to plan for, such as v5e:8x8.")
-    flags.DEFINE_string("output", None, "Folder for plan.json.")
-    flags.DEFINE_bool("full_compile", False, "Optimize as for training; takes minutes.")
-    flags.DEFINE_bool("remedies", True, "If it does not fit, search for changes that make it fit.")
-    flags.DEFINE_integer("num_examples", None, "Of data that are not available.", lower_bound=1)
-    flags.DEFINE_integer("num_classes", None, "Likewise.", lower_bound=1)
-    flags.DEFINE_float("hbm_gib", None, "Of a device, if not the chip's.", lower_bound=1e-6)
-    command_line.define_flags()
+    parser = command_line.run_parser(__doc__, trains=False)
+    add = parser.add_argument
+    add("--topology", required=True, help="machine to plan for, such as v5e:8x8")
+    add("--output", metavar="DIR", help="for plan.json")
+    add(
+        "--full_compile",
+        action="store_true",
+        help="optimize as for training; takes minutes, and also gives the time by the final code",
+    )
+    add("--noremedies", action="store_true", help="do not search for changes that make it fit")
+    known = "of data that are not available and not known to recipes"
+    add("--num_examples", type=at_least(1), metavar="N", help=known)
+    add("--num_classes", type=at_least(1), metavar="N", help="likewise")
+    add("--hbm_gib", type=at_least(1e-6), metavar="GIB", help="of a device, if not the chip's")
     with launch.one_line_errors():
-        if command_line.help_requested():
-            # A plan accepts the flags of training, but ignores them.
-            ignored = tuple(f"  --{flag.name}: " for flag in command_line.own_flags())
-            lines = command_line.help_text(__doc__).splitlines()
-            print("\n".join(line for line in lines if not line.startswith(ignored)))
-            return 0
-        command_line.parse_flags()
+        given = command_line.parse(parser)
         launch.start_logging(to_stderr=True)
         logging.getLogger("jax").setLevel(logging.ERROR)
-        for name in ("config", "topology"):
-            if getattr(flags.FLAGS, name) is None:
-                raise UserError(f"--{name} is missing; see --help.")
-        return plan(flags.FLAGS.config)
+        return plan(given)
 
 
 if __name__ == "__main__":

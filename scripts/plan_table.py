@@ -6,7 +6,6 @@ Each row is a plan as made by scripts/plan.py; takes hours on two cores. With th
 --results an interrupted run resumes. The text above the first table of --output is kept.
 """
 
-import argparse
 import json
 import logging
 import sys
@@ -17,13 +16,14 @@ from typing import Any
 import jax
 from ml_collections import ConfigDict
 
-from vit_jax import launch
+from vit_jax import ROOT, launch
+from vit_jax.arguments import create_parser
 from vit_jax.errors import UserError, check_known
 from vit_jax.plan.cost import FAST_SHARE, utilization
 from vit_jax.plan.plan import Changes, available_bytes, changed, flags, make_plan, remedies
 from vit_jax.plan.topology import Topology, parse_topology
 
-sys.path.append(str(launch.ROOT))  # for the recipes
+sys.path.append(str(ROOT))  # for the recipes
 
 from configs import pretrain
 
@@ -122,9 +122,7 @@ def markdown(topology: Topology, rows: Sequence[dict[str, Any]]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = create_parser(__doc__)
     parser.add_argument("--output", type=Path, required=True, help="Markdown file")
     parser.add_argument("--results", type=Path, required=True, help="JSON lines, one per row")
     parser.add_argument("--models", default=",".join(pretrain.JFT), help="default: all of table 3")

@@ -6,25 +6,18 @@
 The legend shows the differences of the runs' config.json. Unfinished runs can be plotted, too.
 """
 
-import argparse
-
 from vit_jax import launch
-
-
-def comma_list(text):
-    return [part.strip() for part in text.split(",") if part.strip()]
+from vit_jax.arguments import create_parser, names
 
 
 def main():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = create_parser(__doc__)
     add = parser.add_argument
     add("workdirs", nargs="+", metavar="WORKDIR", help="folder of a run")
     add("--output", default="curves.png", metavar="FILE", help=".png, .pdf or .svg (curves.png)")
     add(
         "--metrics",
-        type=comma_list,
+        type=names,
         default=[],
         help="panels, as loss,test/accuracy (default: loss, evaluations, learning rate, speed)",
     )

@@ -10,21 +10,20 @@ cannot be read, it is reported, the others are processed, and the exit status is
 
 import sys
 
-from vit_jax import launch
-from vit_jax.inference import flags as model_flags
+from vit_jax import arguments, launch
 
 if __name__ == "__main__":
-    parser = model_flags.create_parser(__doc__, source="model to use", batch_size=64)
+    parser = arguments.create_model_parser(__doc__, source="model to use", batch_size=64)
     add = parser.add_argument
-    add("images", metavar="IMAGE", nargs="+", help="image files and folders")
+    add("images", metavar="IMAGES", nargs="+", help="image files and folders")
     add("--top", type=int, default=1, metavar="N", help="classes per image (default 1)")
     add("--loss", default="", help="softmax or sigmoid (default: as in training, if known)")
     add("--picture", default="", metavar="FILE", help="draw images and classes to this file")
     add("--json", action="store_true", dest="as_json", help="print one JSON object per image")
-    arguments = vars(parser.parse_args())
-    if not arguments["as_json"]:
+    given = vars(parser.parse_args())
+    if not given["as_json"]:
         launch.start_logging()
     with launch.one_line_errors():
         from vit_jax.inference.predict import predict
 
-        sys.exit(1 if predict(**arguments) else 0)
+        sys.exit(1 if predict(**given) else 0)

@@ -15,19 +15,17 @@ the last line on stdout is the prepared folder. --check compares checksums, --ch
 decodes every image; it prints what is damaged and exits with status 1.
 """
 
-import argparse
 import os
 import shlex
 import sys
 
 from vit_jax import launch
+from vit_jax.arguments import create_parser
 from vit_jax.errors import UserError
 
 
 def main():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = create_parser(__doc__)
     parser.add_argument("what", nargs="*", help="KIND SOURCE, or with --check a prepared folder")
     parser.add_argument("--check", nargs="?", const="files", help="verify instead: files | full")
     parser.add_argument("--data_dir", default="", help="TFDS root (default: $TFDS_DATA_DIR)")

@@ -14,28 +14,25 @@ is chosen on a fifth of the training split. nearest_neighbors: the 20 nearest by
 
 import json
 
-from vit_jax import launch
-from vit_jax.inference import flags as model_flags
+from vit_jax import arguments, launch
 
 if __name__ == "__main__":
-    launch.use_huge_pages()
-    parser = model_flags.create_parser(__doc__, source="model to evaluate", batch_size=128)
+    parser = arguments.create_model_parser(__doc__, source="model to evaluate", batch_size=128)
     add = parser.add_argument
     add("--dataset", required=True, help="TFDS name, image folder, .csv or .parquet, digits")
     add("--train_split", default="train", help="images to fit (default train)")
     add("--split", default="test", help="images to evaluate (default test)")
-    add("--kinds", default="few_shot,linear_probe,nearest_neighbors", help="subset (default: all)")
+    add("--kinds", type=arguments.names, default="few_shot,linear_probe,nearest_neighbors")
     add("--feature", default="pre_logits", help="see extract_features.py (default pre_logits)")
     add("--seeds", type=int, default=3, help="selections of images, for few_shot (default 3)")
-    model_flags.add_dataset(parser)
+    arguments.add_dataset(parser)
     add("--json", action="store_true", help="print only one JSON object")
-    arguments = vars(parser.parse_args())
-    as_json = arguments.pop("json")
-    arguments["kinds"] = [each for each in arguments["kinds"].split(",") if each]
+    given = vars(parser.parse_args())
+    as_json = given.pop("json")
     if not as_json:
         launch.start_logging()
     with launch.one_line_errors():
         from vit_jax.inference.probe import probe, table
 
-        results = probe(**arguments)
+        results = probe(**given)
         print(json.dumps(results) if as_json else table(results))

@@ -8,7 +8,6 @@ resumes an interrupted one.
 
 from __future__ import annotations
 
-import argparse
 import json
 import logging
 import sys
@@ -17,14 +16,15 @@ from typing import Any
 
 import numpy as np
 
-from vit_jax import launch
+from vit_jax import ROOT, launch
+from vit_jax.arguments import create_parser
 from vit_jax.data.datasets import create_dataset
 from vit_jax.inference.load import load_model
 from vit_jax.report.report import write_report
 from vit_jax.train import train_and_evaluate
 from vit_jax.workdir.metrics import read_metrics
 
-sys.path.append(str(launch.ROOT))  # for the recipes
+sys.path.append(str(ROOT))  # for the recipes
 
 from configs import quickstart
 
@@ -140,9 +140,7 @@ def draw_predictions(root: Path, rows: int = 5, columns: int = 12) -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = create_parser(__doc__)
     parser.add_argument("--workdir", required=True, help="folder of the three runs")
     workdir = parser.parse_args().workdir
     launch.start_logging()

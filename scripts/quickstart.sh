@@ -12,5 +12,4 @@ fi
 workdir="$(realpath -m -- "${1:-$root/runs/quickstart}")"
 "$root/scripts/setup.sh"
 unset PYTHONPATH PYTHONHOME # as in setup.sh
-export GLIBC_TUNABLES="${GLIBC_TUNABLES-glibc.malloc.hugetlb=1}" # as launch.use_huge_pages
 exec "$root/.venv/bin/python" "$root/scripts/quickstart.py" --workdir="$workdir"

@@ -9,9 +9,8 @@ the page says what is missing. Mistakes are from up to --max_examples evaluation
 spaced in the split.
 """
 
-import argparse
-
 from vit_jax import launch
+from vit_jax.arguments import create_parser
 
 
 def accuracy(text: str) -> tuple[str, float]:
@@ -22,9 +21,7 @@ def accuracy(text: str) -> tuple[str, float]:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = create_parser(__doc__)
     add = parser.add_argument
     add("workdir", metavar="WORKDIR", help="folder of a run, local or at gs://")
     add("--output", default="", metavar="FILE", help="default WORKDIR/report.html")

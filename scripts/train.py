@@ -5,16 +5,14 @@
 The same command resumes an interrupted run.
 """
 
-from absl import flags
-
 from vit_jax import launch
 
 
-def run(config, workdir):
+def run(given, watchdog):
     from vit_jax.train import train_and_evaluate
 
-    train_and_evaluate(config, workdir, resume=flags.FLAGS.resume)
+    train_and_evaluate(given.config, given.workdir, resume=given.resume, watchdog=watchdog)
 
 
 if __name__ == "__main__":
-    launch.main(run, doc=__doc__)
+    launch.main(run, __doc__)

@@ -1,8 +1,8 @@
 """Visualizes the inside of a model: figure 7 of the paper, attention maps, and more.
 
-    python scripts/visualize.py MODEL --images folder/ --output=pictures
-    python scripts/visualize.py runs/flowers --images a.jpg b.jpg --what=rollout,heads
-    python scripts/visualize.py MODEL --images folder/ --against=OTHER --what=cka
+    python scripts/visualize.py MODEL photos/ --output=pictures
+    python scripts/visualize.py runs/flowers a.jpg b.jpg --what=rollout,heads
+    python scripts/visualize.py MODEL photos/ --against=OTHER --what=cka
 
 filters.png: principal components of the embedding filters (figure 7, left). positions.png:
 similarity of position embeddings (centre). attention_distance.png: how far each head attends
@@ -13,20 +13,23 @@ MODEL is a work directory, a weights file or folder of any known format, gs://, 
 hf://owner/name, or a name from scripts/zoo.py list.
 """
 
-from vit_jax import launch
-from vit_jax.inference import flags as model_flags
+from vit_jax import arguments, launch
 
 if __name__ == "__main__":
-    parser = model_flags.create_parser(__doc__, source="model to visualize", batch_size=8)
+    parser = arguments.create_model_parser(__doc__, source="model to visualize", batch_size=8)
     add = parser.add_argument
-    add("--images", nargs="+", default=[], metavar="PATH", help="files and folders")
-    add("--what", default="", help="a subset of the above, such as filters,rollout (default all)")
+    add("images", nargs="*", metavar="IMAGES", help="image files and folders")
+    add(
+        "--what",
+        type=arguments.names,
+        default=[],
+        help="a subset of the above, such as filters,rollout (default all)",
+    )
     add("--output", default="pictures", metavar="DIR", help="output folder (default pictures)")
     add("--against", default="", metavar="MODEL", help="another model, for cka")
-    arguments = vars(parser.parse_args())
-    arguments["what"] = [each for each in arguments["what"].split(",") if each]
+    given = vars(parser.parse_args())
     launch.start_logging()
     with launch.one_line_errors():
         from vit_jax.inference.visualize import visualize
 
-        visualize(**arguments)
+        visualize(**given)

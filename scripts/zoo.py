@@ -9,19 +9,17 @@ any other is augreg/FILE, or selected by accuracy, as augreg:B/16,adapt_ds=image
 script takes these names, and URLs (gs://, https://, hf://OWNER/NAME).
 """
 
-import argparse
 import dataclasses
 import json
 import logging
 import signal
 
 from vit_jax import launch
+from vit_jax.arguments import create_parser
 
 
 def parse_arguments():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = create_parser(__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     listing = commands.add_parser("list", help="one line per checkpoint")
     listing.add_argument("--family", help="first part of the name, such as augreg")

@@ -62,8 +62,6 @@ def _set_environment() -> None:
     os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
     os.environ["JAX_TRACEBACK_IN_LOCATIONS_LIMIT"] = "0"  # nobody reads where a product was written
     os.environ["MPLBACKEND"] = "Agg"
-    # As scripts start, which would otherwise each start twice.
-    os.environ.setdefault("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")
     os.environ["OMP_NUM_THREADS"] = "1"  # of PyTorch: threads that wait for one another spin
 
 

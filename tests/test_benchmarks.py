@@ -282,7 +282,7 @@ def test_timm_trains_in_it() -> None:
 
 def test_timms_hybrid_has_the_parameters_of_ours() -> None:
     import_timm()
-    config = create_config("R50+B/16", jax.device_count(), ["--config.model.num_layers=1"])
+    config = create_config("R50+B/16", jax.device_count(), ["model.num_layers=1"])
     config.model.resnet_layers = (1, 1, 1)
     module = timm_model(config.model, (224, 224), NUM_CLASSES)
     ours = jax.tree.leaves(noise_run(config).start.shapes)

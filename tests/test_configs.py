@@ -10,7 +10,6 @@ from types import UnionType
 from typing import Any, get_args, get_origin
 
 import pytest
-from absl import flags
 from ml_collections import ConfigDict
 
 from configs import finetune, quickstart
@@ -19,6 +18,7 @@ from tests.saved_models import save_model
 from tests.tiny import Script
 from vit_jax import config as default
 from vit_jax import run as run_module
+from vit_jax.arguments import split_overrides
 from vit_jax.command_line import help_of, load_recipe, override
 from vit_jax.errors import UserError
 from vit_jax.models.create import get_variant
@@ -69,8 +69,7 @@ GIVEN = {"patch_size": "8,16", "resnet_layers": "(1, 2)"}
 
 def switched(config: ConfigDict, *overrides: str) -> ConfigDict:
     """A copy of the config with the overrides of a command line."""
-    arguments = [f"--config.{each}" for each in overrides]
-    return override(copy.deepcopy(config), arguments, flags.FlagValues())
+    return override(copy.deepcopy(config), overrides)
 
 
 def switches(
@@ -137,7 +136,7 @@ def test_a_row_of_variants_replaces_all_sizes_and_gives_way_to_the_command_line(
     assert config.model.dropout_rate == 0.1  # no size
     assert switched(config, "model.name=B/16").model.gelu == "tanh"
     in_two_words = ["--config.model.name", "R50x1", "--config.optimizer.clip_norm", "None"]
-    config = override(config, in_two_words, flags.FlagValues())
+    config = switched(config, *split_overrides(in_two_words)[0])
     assert (config.model.name, config.model.resnet_layers) == ("bit", (3, 4, 6, 3))
     with pytest.raises(UserError, match=r"'B16' is not vit \| .*Did you mean 'B/16'"):
         switched(config, "model.name=B16")

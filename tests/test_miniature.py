@@ -10,8 +10,8 @@ from configs import miniature
 from tests.tiny import Script
 from vit_jax.errors import UserError
 from vit_jax.parameters.sharding import create_mesh
+from vit_jax.report.comparison import difference95, interval, verdict
 from vit_jax.run import create_run
-from vit_jax.sweep.comparison import difference95, interval, verdict
 
 
 def test_every_run_builds() -> None:

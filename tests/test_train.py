@@ -18,7 +18,7 @@ from vit_jax import train as train_module
 from vit_jax.errors import PreemptedError, TrainingDivergedError, UserError
 from vit_jax.files.manifest import read_manifest, write_manifest
 from vit_jax.models.kernels import attention as choose
-from vit_jax.multihost.watchdog import watchdog
+from vit_jax.multihost.watchdog import Watchdog
 from vit_jax.parameters.sharding import create_mesh
 from vit_jax.run import create_run
 from vit_jax.train import train_and_evaluate
@@ -193,17 +193,16 @@ def test_a_stop_during_an_evaluation_is_made_up_for(finished: Path, tmp_path: Pa
     # Between two checkpoints: only the request to stop saves step 4.
     checkpoint = {"checkpoint__best_metric": "test/accuracy", "checkpoint__every_steps": 100}
     config = tiny.config(**{**ALL_ON, **checkpoint})
-    workdir, note = tmp_path / "run", watchdog.note
+    workdir = tmp_path / "run"
 
-    def stopping(doing: str, step: int | None = None, **kwargs: Any) -> None:
-        if (doing, step) == ("evaluating test", 4):
-            os.kill(os.getpid(), signal.SIGTERM)
-        note(doing, step, **kwargs)
+    class Stopping(Watchdog):
+        def note(self, doing: str, step: int | None = None, **kwargs: Any) -> None:
+            if (doing, step) == ("evaluating test", 4):
+                os.kill(os.getpid(), signal.SIGTERM)
+            super().note(doing, step, **kwargs)
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(watchdog, "note", stopping)
-        with pytest.raises(PreemptedError, match="Stopped by SIGTERM at step 4/8"):
-            train_and_evaluate(config, str(workdir))
+    with pytest.raises(PreemptedError, match="Stopped by SIGTERM at step 4/8"):
+        train_and_evaluate(config, str(workdir), watchdog=Stopping())
     assert scores_of(workdir, 4) == {}
     assert not any("test/accuracy" in row for row in read_metrics(workdir))
 

@@ -11,11 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from absl import flags
 from ml_collections import ConfigDict
 
 from vit_jax import config as default
-from vit_jax.multihost.watchdog import watchdog
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -93,7 +91,7 @@ def run_here(monkeypatch: pytest.MonkeyPatch, script: str, *arguments: str) -> i
     """Runs a script in this process, which costs no imports; returns its exit status."""
     path, root = str(ROOT / "scripts" / script), logging.getLogger()
     monkeypatch.setattr(sys, "argv", [path, *arguments])
-    handlers, names = root.handlers[:], set(flags.FLAGS)
+    handlers = root.handlers[:]
     loggers = [root, *map(logging.getLogger, root.manager.loggerDict)]
     levels = [logger.level for logger in loggers]
     on_closed_pipe = signal.getsignal(signal.SIGPIPE)
@@ -101,14 +99,10 @@ def run_here(monkeypatch: pytest.MonkeyPatch, script: str, *arguments: str) -> i
         runpy.run_path(path, run_name="__main__")
     except SystemExit as ended:
         return int(ended.code or 0)
-    finally:  # it has set up a log, flags and a watchdog of its own
+    finally:  # it has set up a log of its own
         # At its default, which zoo.py wants, a closed connection ends the process without a word.
         signal.signal(signal.SIGPIPE, on_closed_pipe)
-        watchdog.stop()
         root.handlers[:] = handlers
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)
-        for name in set(flags.FLAGS) - names:
-            delattr(flags.FLAGS, name)
-        flags.FLAGS.unparse_flags()
     return 0

@@ -17,10 +17,15 @@ from __future__ import annotations
 
 import importlib
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 # OpenCV reads it on import: larger images are rejected before memory is allocated.
 os.environ.setdefault("OPENCV_IO_MAX_IMAGE_PIXELS", str(2**28))
+
+# Of configs/ and scripts/: the repository, or what `pip install` has put into the package.
+_PACKAGE = Path(__file__).resolve().parent
+ROOT = _PACKAGE.parent if (_PACKAGE.parent / "configs/pretrain.py").exists() else _PACKAGE / "root"
 
 if TYPE_CHECKING:
     from vit_jax.command_line import get_config as get_config

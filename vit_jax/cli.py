@@ -10,7 +10,8 @@ import ast
 import runpy
 import sys
 
-from vit_jax.errors import ROOT, nearest
+from vit_jax import ROOT
+from vit_jax.errors import nearest
 
 
 def main() -> None:

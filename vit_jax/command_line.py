@@ -2,108 +2,120 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import inspect
 import os
 import re
 import runpy
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from absl import flags
 from ml_collections import config_flags
 
+from vit_jax import ROOT
 from vit_jax import config as schema
-from vit_jax.errors import ROOT, UserError, nearest
+from vit_jax.arguments import create_parser, filled, split_overrides
+from vit_jax.errors import UserError, nearest
 
-FLAGS = flags.FLAGS
 
+def run_parser(doc: str | None, *, trains: bool = True) -> argparse.ArgumentParser:
+    """The parser of a script that takes a recipe and overrides of its keys, see `parse`.
 
-def define_flags() -> None:
-    """Flags shared by scripts that run a config; `parse_flags` adds --config."""
-    flags.DEFINE_string("workdir", None, "Folder of this run; if it exists, the run resumes.")
-    flags.DEFINE_enum(
-        "resume",
-        "auto",
-        ["auto", "force"],
-        "auto refuses a workdir that belongs to another config; force resumes it anyway.",
+    Args:
+      doc: the script's docstring.
+      trains: False for one that accepts the other flags of a training, but ignores them.
+    """
+    parser = create_parser(doc, add_help=False)
+    parser.add_argument("-h", "--help", action=_Help, help="show this, and all keys of the config")
+    recipe = "such as configs/finetune.py:B/16,cifar10"
+    parser.add_argument("--config", type=filled, required=True, metavar="RECIPE", help=recipe)
+
+    def add(name: str, **kwargs: Any) -> None:
+        parser.add_argument(name, **(kwargs if trains else {"help": argparse.SUPPRESS}))
+
+    resumes = "of this run; if it exists, the run resumes"
+    add("--workdir", type=filled, required=True, metavar="DIR", help=resumes)
+    add(
+        "--resume",
+        choices=("auto", "force"),
+        default="auto",
+        help="auto refuses a workdir that belongs to another config; force resumes it anyway",
     )
-    flags.DEFINE_string(
-        "profile_steps", None, "FIRST:LAST, trace these updates to WORKDIR/profile."
+    add(
+        "--profile_steps",
+        type=step_range,
+        metavar="FIRST:LAST",
+        help="trace these updates to WORKDIR/profile",
     )
-    flags.DEFINE_enum(
-        "distributed",
-        "auto",
-        ["auto", "on", "off"],
-        "auto connects the processes if the flags below or the cluster (Cloud TPU, GKE, SLURM, "
-        "Open MPI) say how; on requires it; off runs a single process.",
+    add(
+        "--distributed",
+        choices=("auto", "on", "off"),
+        default="auto",
+        help="auto connects the processes if the flags below or the cluster (Cloud TPU, GKE, "
+        "SLURM, Open MPI) say how; on requires it; off runs a single process",
     )
-    flags.DEFINE_string(
-        "coordinator_address", None, "host:port of process 0, for a run of several processes."
-    )
-    flags.DEFINE_integer("num_processes", None, "Number of processes started by hand.")
-    flags.DEFINE_integer("process_id", None, "Index of this process, from 0.")
+    add("--coordinator_address", metavar="HOST:PORT", help="of process 0, if started by hand")
+    add("--num_processes", type=int, metavar="N", help="started by hand")
+    add("--process_id", type=int, metavar="I", help="of this process, from 0")
+    return parser
 
 
-def own_flags() -> list[Any]:
-    """The flags of `define_flags`."""
-    return FLAGS.flags_by_module_dict()[__name__]
-
-
-def help_requested() -> bool:
-    return any(argument in ("--help", "-h", "--helpfull", "-help") for argument in sys.argv[1:])
-
-
-def parse_flags(default_config: str | None = None) -> None:
-    """Parses flags with absl, and sets `FLAGS.config` from the recipe and the overrides.
+def parse(
+    parser: argparse.ArgumentParser, arguments: Sequence[str] | None = None
+) -> argparse.Namespace:
+    """Parses a command line: in the result, `config` is that of the recipe and the overrides.
 
     `--config.SECTION.name=KIND` replaces a section by that of another kind before its keys are
     overridden (see `config.set_kind`), and `--config.KEY=None` unsets a key that may be None.
 
     Raises:
-      UserError: any mistake in a flag, a recipe or an override.
+      UserError: any mistake in a recipe or an override.
     """
-    arguments = sys.argv[1:]
-    recipes = [value for key, value in _pairs(arguments) if key == "config"]
-    rest = _without(arguments, {"config"})
-    override(load_recipe(recipes[-1] if recipes else default_config), rest)
+    overrides, rest = split_overrides(sys.argv[1:] if arguments is None else arguments)
+    given = parser.parse_args(rest)
+    given.config = override(load_recipe(given.config), overrides)
+    return given
 
 
-def override(config: Any, arguments: list[str], flag_values: Any = FLAGS) -> Any:
-    """Parses `--config.KEY=VALUE` and the other flags of `flag_values`; returns the config.
+class _Help(argparse.Action):
+    def __init__(self, **kwargs: Any):
+        super().__init__(**kwargs, nargs=0)
 
-    Args:
-      config: of a recipe, or None.
-      arguments: from the command line, without the recipe.
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        parser.print_help()
+        print(f"\nconfig keys, as --config.KEY=VALUE:\n{help_of_config()}")
+        parser.exit()
+
+
+def override(config: Any, overrides: Sequence[str]) -> Any:
+    """Sets keys of a config to values in text, as `dataset.batch_size=64`; returns it.
 
     Raises:
       UserError: a mistake in one of them.
     """
-    if config is not None:
-        given = {key.removeprefix("config."): value for key, value in _pairs(arguments)}
-        chosen = choose_kinds(config, given)
-        unset = unset_keys(config, given)
-        for key in unset:
-            section, name = key.split(".")
-            config[section][name] = None
-        arguments = _without(arguments, {f"config.{key}" for key in chosen | unset})
-    argv = [sys.argv[0], *arguments]
+    given = dict(_key_and_value(each) for each in overrides)
+    chosen = choose_kinds(config, given)
+    unset = unset_keys(config, given)
+    for key in unset:
+        section, name = key.split(".")
+        config[section][name] = None
+    rest = [each for each in overrides if _key_and_value(each)[0] not in chosen | unset]
+    argv, values = ["", *(f"--config.{each}" for each in rest)], flags.FlagValues()
     try:
         config_flags.DEFINE_config_dict(
-            "config", config, lock_config=True, sys_argv=argv, flag_values=flag_values
+            "config", config, lock_config=True, sys_argv=argv, flag_values=values
         )
-        rest = flag_values(argv)
+        values(argv)
     except (flags.Error, AttributeError, KeyError, TypeError, ValueError) as error:
-        raise UserError(_flag_error(error, config, arguments)) from error
-    if len(rest) > 1:
-        raise UserError(f"unexpected arguments: {' '.join(rest[1:])}; overrides are --config.x=y.")
-    if config is not None:  # explicit values take precedence over those of the weights
-        family = schema.MODELS[flag_values.config.model.name]
-        conventions = [f"model.{key}" for key in (*family.conventions, *family.head_conventions)]
-        pretrained = flag_values.config.pretrained
-        pretrained.keep += tuple(each for each in conventions if each in given)
-    return flag_values.config
+        raise UserError(_override_error(error, config, rest)) from error
+    # Explicit values take precedence over those of the weights.
+    family = schema.MODELS[config.model.name]
+    conventions = [f"model.{key}" for key in (*family.conventions, *family.head_conventions)]
+    config.pretrained.keep += tuple(key for key in conventions if key in given)
+    return config
 
 
 def get_config(recipe: str = "", *overrides: str) -> Any:
@@ -116,12 +128,11 @@ def get_config(recipe: str = "", *overrides: str) -> Any:
     Raises:
       UserError: a mistake in one of them.
     """
-    config = load_recipe(recipe) if recipe else schema.get_config()
-    return override(config, [f"--config.{each}" for each in overrides], flags.FlagValues())
+    return override(load_recipe(recipe) if recipe else schema.get_config(), overrides)
 
 
-def load_recipe(spec: str | None) -> Any:
-    """The config of `PATH[:ARGUMENT]`; None for None or "".
+def load_recipe(spec: str) -> Any:
+    """The config of `PATH[:ARGUMENT]`.
 
     PATH may also be relative to the repository, or the name of a recipe: `finetune` for
     `configs/finetune.py`.
@@ -129,8 +140,6 @@ def load_recipe(spec: str | None) -> Any:
     Raises:
       UserError: no such file, no `get_config` in it, or an error from the recipe itself.
     """
-    if not spec:
-        return None
     path, separator, argument = spec.partition(":")
     places = [path, str(ROOT / path), str(ROOT / f"configs/{path}.py")]
     found = next(filter(os.path.isfile, places), "")
@@ -205,70 +214,43 @@ def unset_keys(config: Any, given: Mapping[str, str]) -> set[str]:
     return unset | (lengths - asked if asked else set())
 
 
-def _pairs(arguments: list[str]) -> Iterator[tuple[str, str]]:
-    """(flag, value) of `--flag=value` and `--flag value`."""
-    for i, argument in enumerate(arguments):
-        if match := re.match(r"--?(config[^=\s]*)(?:=(.*))?$", argument, re.DOTALL):
-            following = arguments[i + 1] if i + 1 < len(arguments) else ""
-            yield match[1], following if match[2] is None else match[2]
+def _key_and_value(override: str) -> tuple[str, str]:
+    key, _, value = override.partition("=")
+    return key, value
 
 
-def _without(arguments: list[str], names: set[str]) -> list[str]:
-    """The arguments without these flags and their values."""
-    kept, rest = [], iter(arguments)
-    for argument in rest:
-        match = re.match(r"--?(config[^=\s]*)(=?)", argument)
-        if match is None or match[1] not in names:
-            kept.append(argument)
-        elif not match[2]:
-            next(rest, None)  # its value
-    return kept
-
-
-def _flag_error(error: BaseException, config: Any, arguments: list[str]) -> str:
-    """One line that explains what is wrong with the command line."""
-    known = {} if config is None else schema.flatten(config)
-    keys = (re.match(r"--?config\.([^=\[]+)", argument) for argument in arguments)
-    unknown = [key[1] for key in keys if key and key[1] not in known]
-    if config is None or not unknown:
+def _override_error(error: BaseException, config: Any, overrides: Sequence[str]) -> str:
+    """One line that explains what is wrong with the overrides."""
+    known = schema.flatten(config)
+    keys = (_key_and_value(each)[0].partition("[")[0] for each in overrides)
+    unknown = next((key for key in keys if key not in known), None)
+    if unknown is None:
         return f"{' '.join(str(error.args[0] if error.args else error).split())} (see --help)"
-    section = unknown[0].rpartition(".")[0]
-    same = [each for each in known if each.rpartition(".")[0] == section]
+    section, _, leaf = unknown.rpartition(".")
+    same = [key for key in known if key.rpartition(".")[0] == section]
     kind = "the config"
     if f"{section}.name" in same and section != "dataset":
         kind = f"{section}.name={known[f'{section}.name']!r}"
-    leaf = unknown[0].rpartition(".")[2]
-    elsewhere = [each for each in known if each.endswith(f".{leaf}")]
-    near = nearest(unknown[0], elsewhere or same or known)
+    elsewhere = [key for key in known if key.endswith(f".{leaf}")]
+    near = nearest(unknown, elsewhere or same or known)
     if leaf in _WORDS and not elsewhere:
         near = f" Here it is {_WORDS[leaf]}."
     elif len(elsewhere) == 1:
         near = f" Did you mean {elsewhere[0]!r}?"
-    return f"--config.{unknown[0]} is not a key of {kind}.{near} --help lists all."
+    return f"--config.{unknown} is not a key of {kind}.{near} --help lists all."
 
 
 def step_range(text: str) -> tuple[int, int]:
     """`100:110` as numbers."""
     match = re.fullmatch(r"(\d+):(\d+)", text)
     if match is None or int(match[1]) >= int(match[2]):
-        raise UserError(f"--profile_steps={text!r} must be FIRST:LAST, such as 100:110.")
+        raise argparse.ArgumentTypeError(f"{text!r} must be FIRST:LAST, such as 100:110")
     return int(match[1]), int(match[2])
 
 
-def help_text(doc: str | None, *, run: bool = True) -> str:
-    """The script's docstring, its flags, and every config key with its default and meaning.
-
-    `run`: whether the script starts a run; else its flags and the config keys are omitted.
-    """
-    lines = [inspect.cleandoc(doc or ""), "", "Flags:"]
-    lines.append("  --config: Recipe, as configs/finetune.py:B/16,cifar10.")
-    script = FLAGS.flags_by_module_dict().get(sys.argv[0], [])
-    listed = [*script, *(own_flags() if run else [])]
-    lines += [f"  --{flag.name}: {flag.help} (default: {flag.default})" for flag in listed]
-    if not run:
-        return "\n".join([*lines, "", "Config keys: see scripts/train.py --help."])
-    lines += ["", "Config keys, as --config.KEY=VALUE:"]
-    lines.append(f"  seed = {schema.SEED[0]}  # {schema.SEED[1]}")
+def help_of_config() -> str:
+    """Every key of the config with its default and meaning, a line each."""
+    lines = [f"  seed = {schema.SEED[0]}  # {schema.SEED[1]}"]
     for section, node in schema.get_config().items():
         if section in schema.KINDS:
             lines += _help_of_kinds(section, section, node.name)
@@ -303,10 +285,11 @@ def help_of(key: str, name: str) -> dict[str, str]:
     kind = schema.KINDS[key][0][name]
     if inspect.isclass(kind := getattr(kind, "module", kind)):
         documented += reversed(kind.__mro__)
-    found: dict[str, str] = {}
-    for each in documented:
-        text = inspect.cleandoc(each.__doc__ or "")
+    texts: dict[str, str] = {}
+    for function in documented:
+        # The parser takes a text that begins with "Args:" for one without sections.
+        text = f"Documentation.\n\n{inspect.cleandoc(function.__doc__ or '')}"
         for entry in docstring_parser.parse(text, docstring_parser.DocstringStyle.GOOGLE).params:
             sentence = " ".join((entry.description or "").split()).partition(". ")[0].rstrip(".")
-            found |= dict.fromkeys(entry.arg_name.split(", "), sentence)
-    return found
+            texts |= dict.fromkeys(entry.arg_name.split(", "), sentence)
+    return texts

@@ -9,12 +9,8 @@ import os
 import re
 import unicodedata
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
-# Of configs/ and scripts/: the repository, or what `pip install` has put into the package.
-_PACKAGE = Path(__file__).resolve().parent
-ROOT = _PACKAGE.parent if (_PACKAGE.parent / "configs/pretrain.py").exists() else _PACKAGE / "root"
 REQUEUE_EXIT_CODE = 75  # EX_TEMPFAIL: the same command resumes the run
 # Disk or network errors that may be temporary.
 _TRANSIENT = (errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN, errno.EHOSTDOWN)

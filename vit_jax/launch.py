@@ -1,4 +1,4 @@
-"""Start of a script: flags, config, logging, other processes, and one-line errors."""
+"""Start of a script: its command line, logging, other processes, and one-line errors."""
 
 from __future__ import annotations
 
@@ -12,11 +12,9 @@ import sys
 import threading
 import traceback
 import warnings
+from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any, NoReturn
-
-from absl import flags
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from vit_jax.console import start_logging
 from vit_jax.errors import (
@@ -30,54 +28,51 @@ from vit_jax.errors import (
     may_be_caused_by_peer,
     one_line,
 )
-from vit_jax.errors import ROOT as ROOT
 
-FLAGS = flags.FLAGS
-HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+if TYPE_CHECKING:  # it imports JAX, which not all scripts need
+    from vit_jax.multihost.watchdog import Watchdog
 
 
 def main(
-    run: Callable[[Any, str], Any],
-    *,
+    run: Callable[[Namespace, Watchdog], Any],
     doc: str | None,
-    default_config: str | None = None,
-    workdir: bool = True,
+    add_arguments: Callable[[ArgumentParser], Any] = lambda _: None,
 ) -> None:
-    """Parses the command line and calls `run(config, workdir)`; --help shows `doc`.
+    """Parses the command line and calls `run(arguments, watchdog)`, in every process of a training.
+
+    Args:
+      run: gets the flags of `command_line.run_parser`, and `config`.
+      doc: the script's docstring, shown by --help.
+      add_arguments: adds those of this script to the parser.
 
     A `UserError` ends the process with one line on stderr and status 2, a diverged training with
     status 1, Ctrl-C with 130. Status 75 means that the same command resumes from the last
     checkpoint: the run was asked to stop, or lost a process. Anything else is a bug and shows its
     traceback. If one process ends, the run ends on all of them.
     """
-    use_huge_pages()
-    if workdir and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
         signal.signal(signal.SIGTERM, _exit_on_sigterm)
     # Tracing creates millions of long-lived objects: scanning them took 7 % of the start.
     gc.set_threshold(50_000, 10, 10)
     from vit_jax import command_line
+    from vit_jax.multihost.watchdog import Watchdog
 
-    command_line.define_flags()
-    with one_line_errors(resumes=workdir):
-        if command_line.help_requested():
-            print(command_line.help_text(doc, run=workdir))
-            return
-        command_line.parse_flags(default_config)
-        for name in ("config", "workdir") if workdir else ("config",):
-            if not getattr(FLAGS, name):  # None, or "" from an unset shell variable
-                raise UserError(f"--{name} is missing; see --help.")
-        if FLAGS.profile_steps is not None:
-            FLAGS.config.log.profile_steps = command_line.step_range(FLAGS.profile_steps)
-        start_logging(FLAGS.process_id)
+    watchdog = Watchdog()
+    with one_line_errors(watchdog, resumes=True):
+        parser = command_line.run_parser(doc)
+        add_arguments(parser)
+        arguments = command_line.parse(parser)
+        if arguments.profile_steps is not None:
+            arguments.config.log.profile_steps = arguments.profile_steps
+        start_logging(arguments.process_id)
         names = ("coordinator_address", "num_processes", "process_id")
         start_processes(
-            distributed=FLAGS.distributed,
-            flags_of_process={name: FLAGS[name].value for name in names},
-            **FLAGS.config.processes,
+            watchdog,
+            distributed=arguments.distributed,
+            flags_of_process={name: getattr(arguments, name) for name in names},
+            **arguments.config.processes,
         )
-        run(FLAGS.config, FLAGS.workdir)
-        from vit_jax.multihost.watchdog import watchdog
-
+        run(arguments, watchdog)
         watchdog.leave()
 
 
@@ -87,81 +82,65 @@ def _exit_on_sigterm(*_: object) -> NoReturn:
     os._exit(REQUEUE_EXIT_CODE)
 
 
-def use_huge_pages() -> None:
-    """Restarts this program with huge pages for large arrays, if Linux provides them on request.
-
-    On a CPU, XLA allocates the memory of every update from the kernel and returns it. With pages of
-    4 KiB that alone is a fifth of the update or more (docs/performance.md). glibc (2.35 on) reads
-    the setting when a process starts; GLIBC_TUNABLES set by the user, even if empty, is kept.
-    """
-    if "GLIBC_TUNABLES" in os.environ or sys.gettrace() is not None:  # a debugger is attached
-        return
-    with contextlib.suppress(OSError):
-        if "[madvise]" in HUGE_PAGES.read_text():
-            os.environ["GLIBC_TUNABLES"] = "glibc.malloc.hugetlb=1"
-            os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
-
-
 @contextlib.contextmanager
-def one_line_errors(*, resumes: bool = False) -> Iterator[None]:
+def one_line_errors(watchdog: Watchdog | None = None, *, resumes: bool = False) -> Iterator[None]:
     """Ends the process on an error, without a traceback for errors that the user can fix.
 
-    `resumes`: whether the same command resumes an interrupted run.
+    Args:
+      watchdog: of this process, which ends the others of the run.
+      resumes: whether the same command resumes an interrupted run.
     """
+
+    def others() -> Watchdog | None:
+        return watchdog if watchdog and watchdog.num_processes > 1 else None
+
+    def wait_for_verdict(error: Exception) -> None:
+        """Ends the process if another one is to blame; the watchdog reports which."""
+        if peers := others():
+            print(f"{one_line(error)} (looking for the cause)", file=sys.stderr, flush=True)
+            peers.wait_for_verdict()
+
+    def end(message: str, exit_code: int) -> NoReturn:
+        """Ends this process and the others of the run, which would wait for it."""
+        with contextlib.suppress(OSError):  # the log may be on the full disk
+            print(message, file=sys.stderr, flush=True)
+        if peers := others():
+            peers.fail(message.strip().splitlines()[-1].removeprefix("error: "), exit_code)
+            logging.shutdown()
+            os._exit(exit_code)  # JAX's exit handlers would wait for all processes
+        sys.exit(exit_code)
+
     try:
         yield
     except TimeoutError as error:  # a barrier not reached by others, a cluster that does not answer
-        _wait_for_verdict(error)
-        _end(f"error: {one_line(error)}", REQUEUE_EXIT_CODE)
+        wait_for_verdict(error)
+        end(f"error: {one_line(error)}", REQUEUE_EXIT_CODE)
     except (UserError, OSError) as error:  # OSError: a full disk, a folder that was removed
-        _end(f"error: {escaped(str(error))}", REQUEUE_EXIT_CODE if is_transient(error) else 2)
+        end(f"error: {escaped(str(error))}", REQUEUE_EXIT_CODE if is_transient(error) else 2)
     except PreemptedError as error:
         print(error, file=sys.stderr)
-        if peers := _peers():
+        if peers := others():
             peers.leave()
         sys.exit(REQUEUE_EXIT_CODE)
     except KeyboardInterrupt:
         resume_hint = " The same command resumes from the last checkpoint." if resumes else ""
-        _end(f"Interrupted.{resume_hint}", 130)
+        end(f"Interrupted.{resume_hint}", 130)
     except TrainingDivergedError as error:
-        _end(f"error: {error}", 1)
+        end(f"error: {error}", 1)
     except Exception as error:
         if may_be_caused_by_peer(error):
-            _wait_for_verdict(error)
+            wait_for_verdict(error)
         if is_network_error(error) or is_transient(error):  # a bucket is unreachable
-            _end(f"error: {one_line(error)}", REQUEUE_EXIT_CODE if is_transient(error) else 2)
+            end(f"error: {one_line(error)}", REQUEUE_EXIT_CODE if is_transient(error) else 2)
         if "RESOURCE_EXHAUSTED" in str(error):
-            _end(f'error: {one_line(error)} See "Make it fit" in docs/speed.md.', 2)
-        if not _peers():
+            end(f'error: {one_line(error)} See "Make it fit" in docs/speed.md.', 2)
+        if not others():
             raise
-        _end("".join(traceback.format_exception(error)), 1)
-
-
-def _peers() -> Any:
-    """The watchdog of a run of several processes; None for a single process."""
-    module = sys.modules.get("vit_jax.multihost.watchdog")
-    return module.watchdog if module and module.watchdog.num_processes > 1 else None
-
-
-def _wait_for_verdict(error: Exception) -> None:
-    """Ends the process if another one is to blame; the watchdog reports which."""
-    if peers := _peers():
-        print(f"{one_line(error)} (looking for the cause)", file=sys.stderr, flush=True)
-        peers.wait_for_verdict()
-
-
-def _end(message: str, exit_code: int) -> NoReturn:
-    """Ends this process and the others of the run, which would wait for it."""
-    with contextlib.suppress(OSError):  # the log may be on the full disk
-        print(message, file=sys.stderr, flush=True)
-    if peers := _peers():
-        peers.fail(message.strip().splitlines()[-1].removeprefix("error: "), exit_code)
-        logging.shutdown()
-        os._exit(exit_code)  # JAX's exit handlers would wait for all processes
-    sys.exit(exit_code)
+        end("".join(traceback.format_exception(error)), 1)
 
 
 def start_processes(
+    watchdog: Watchdog,
     *,
     distributed: str,
     flags_of_process: dict[str, Any],
@@ -182,8 +161,6 @@ def start_processes(
       UserError: flags that contradict each other, or `on` without a cluster.
       TimeoutError: the cluster does not answer, or the coordinator's port is still in use.
     """
-    from vit_jax.multihost.watchdog import watchdog
-
     given = any(value is not None for value in flags_of_process.values())
     address = flags_of_process["coordinator_address"]
     if distributed == "off" and given:

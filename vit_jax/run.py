@@ -188,7 +188,7 @@ class Run:
         # Freezing skips part of the backward pass.
         if device.platform == "cpu" or self.start.freeze:
             return {}
-        from vit_jax.parameters.chips import find_chip
+        from vit_jax.hardware.chips import find_chip
 
         chip = find_chip(device.device_kind)
         if chip is None:

@@ -101,11 +101,12 @@ OPEN_MPI = {  # what mpirun tells its ranks
     "OMPI_COMM_WORLD_RANK": "{i}",
     "OMPI_COMM_WORLD_LOCAL_RANK": "{i}",
 }
+NO_RUN = ["--config=vit_jax/config.py", "--workdir=nowhere"]
 JOIN = """
 import jax
 from vit_jax import launch
 run = lambda *_: print(jax.device_count(), "devices")
-launch.main(run, doc="", default_config="vit_jax/config.py", workdir=False)
+launch.main(run, "")
 """
 
 
@@ -126,7 +127,7 @@ def test_a_cluster_is_found_by_itself(
             JAX_COORDINATOR_PORT=port,
             **{name: value.format(i=i) for name, value in variables.items()},
         )
-        processes.append(Process([str(script), *flags], tmp_path / f"{i}.log", env))
+        processes.append(Process([str(script), *flags, *NO_RUN], tmp_path / f"{i}.log", env))
     for i, process in enumerate(processes):
         assert process.wait() == 0, process.output
         assert re.search(rf"\b{2 * num_processes}\s+devices", process.output)

@@ -70,9 +70,8 @@ SCRIPT = """
 import os, signal, time
 from vit_jax import launch
 from vit_jax.errors import UserError
-from vit_jax.multihost.watchdog import watchdog
 
-def run(config, workdir):
+def run(given, watchdog):
     watchdog.expect_progress(True)
     watchdog.note("updating", 7, waits=True)
     time.sleep(1)
@@ -80,7 +79,7 @@ def run(config, workdir):
         ACT
     time.sleep(100)
 
-launch.main(run, doc="")
+launch.main(run, "")
 """
 FAIL = "raise UserError('the disk is full')"
 FREEZE = "os.kill(os.getpid(), signal.SIGSTOP)"

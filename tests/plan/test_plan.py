@@ -17,7 +17,7 @@ from tests.tiny import Script
 from vit_jax import launch
 from vit_jax.data.class_names import class_names
 from vit_jax.errors import UserError
-from vit_jax.parameters.chips import GIB
+from vit_jax.hardware.chips import GIB
 from vit_jax.plan.plan import CORE_DAYS, changed, flags, make_plan, remedies, whole_recipe
 from vit_jax.plan.report import plan_json, report_text
 from vit_jax.plan.subject import planned_run

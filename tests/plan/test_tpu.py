@@ -8,7 +8,7 @@ import pytest
 
 from tests import tiny
 from vit_jax.errors import UserError
-from vit_jax.parameters.chips import CHIPS, find_chip
+from vit_jax.hardware.chips import CHIPS, find_chip
 from vit_jax.parameters.sharding import create_mesh
 from vit_jax.plan.cost import CompiledStep, TooLargeError, compile_step, step_time
 from vit_jax.plan.plan import Plan, make_plan

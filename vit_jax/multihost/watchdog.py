@@ -230,7 +230,3 @@ class Watchdog:
         if exit_code == REQUEUE_EXIT_CODE:
             _LOG.error("Stopping; the same command resumes from the last checkpoint.")
         logging.shutdown()
-
-
-# Of this process: the parts of a run report to it directly.
-watchdog = Watchdog()

@@ -20,7 +20,7 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from vit_jax.errors import UserError
-from vit_jax.parameters.devices import (
+from vit_jax.hardware.devices import (
     all_devices,
     arrange_devices,
     device_groups,

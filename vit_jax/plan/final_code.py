@@ -21,7 +21,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from vit_jax.parameters.chips import Chip
+from vit_jax.hardware.chips import Chip
 from vit_jax.plan.program import FREE, Computation, Instruction, collective_traffic, moved_bytes
 
 _FILE = re.compile(r"\d+-(.+)-\d+-final_bundles\.txt")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from vit_jax.parameters.chips import GIB
+from vit_jax.hardware.chips import GIB
 from vit_jax.plan.cost import CompiledStep, StepTime, utilization
 from vit_jax.plan.plan import Plan, flags, gpu_share
 from vit_jax.plan.subject import Row

@@ -21,12 +21,12 @@ import jax
 from jax.experimental import topologies
 
 from vit_jax.errors import UserError, check_known, import_extra
-from vit_jax.parameters.chips import CHIPS, DEVICE_KINDS, Chip
+from vit_jax.hardware.chips import CHIPS, DEVICE_KINDS, Chip
 
 _FLAT = "1x1 2x2 2x4 4x4 4x8 8x8 8x16 16x16"
 _CUBES = "2x2x1 2x2x2 2x2x4 2x4x4 4x4x4 4x4x8 4x8x8 8x8x8 8x8x16 8x16x16"
 # Cores per chip, which product names count; shapes in chips of the products, from the pages named
-# in parameters/chips.py; the largest shape.
+# in hardware/chips.py; the largest shape.
 _SLICES = {
     "v2": (2, "2x2 4x4 8x8 8x16 16x16", "16x16"),
     "v3": (2, "2x2 4x4 4x8 8x8 8x16 16x16 16x32 32x32", "32x32"),

@@ -14,8 +14,9 @@ from typing import Any
 
 from flax.traverse_util import flatten_dict
 
+from vit_jax import ROOT
 from vit_jax.command_line import get_config
-from vit_jax.errors import ROOT, UserError, counted
+from vit_jax.errors import UserError, counted
 from vit_jax.files.paths import to_path, write_atomically
 from vit_jax.report.model import inside, load_subject, predictions
 from vit_jax.report.page import Html, bar, chart, details, note, page, table, tag

@@ -14,7 +14,7 @@ from typing import Any
 import jax
 
 from vit_jax.console import Progress, format_seconds, numbers_text
-from vit_jax.multihost.watchdog import watchdog
+from vit_jax.multihost.watchdog import Watchdog
 
 # Categories of wall time; the rest is training.
 KINDS = ("start", "compile", "evaluation", "checkpoint", "profile", "data_wait", "lost")
@@ -36,6 +36,7 @@ class Clock:
       flops_per_image: of forward and backward pass.
       peak_flops: per second, of all devices together; None: no `mfu`.
       progress: is notified of updates and their metrics.
+      watchdog: is told what the process does.
     """
 
     def __init__(
@@ -51,8 +52,9 @@ class Clock:
         flops_per_image: float = 0.0,
         peak_flops: float | None = None,
         progress: Progress,
+        watchdog: Watchdog,
     ):
-        self._progress = progress
+        self._progress, self._watchdog = progress, watchdog
         progress.begin(start_step, total_steps)
         self._total_steps, self._batch_size = total_steps, batch_size
         self._flops_per_image, self._peak_flops = flops_per_image, peak_flops
@@ -71,7 +73,7 @@ class Clock:
     @contextlib.contextmanager
     def book(self, kind: str, doing: str, step: int) -> Iterator[None]:
         """Books the time spent inside as `kind`; `doing` is reported if the run hangs."""
-        watchdog.note(doing, step, waits=True)
+        self._watchdog.note(doing, step, waits=True)
         start = time.monotonic()
         try:
             yield
@@ -81,15 +83,15 @@ class Clock:
     @contextlib.contextmanager
     def waiting_for_data(self, step: int) -> Iterator[None]:
         """Wraps the host's wait for the batch of update `step`."""
-        watchdog.note("reading a batch", step)
+        self._watchdog.note("reading a batch", step)
         start = time.monotonic()
         yield
         self._wait = (start, time.monotonic())
         if step == self._start_step + 1:
             logging.info("Compiling the update; large models take minutes.")
-            watchdog.note("compiling the update", step, waits=True)
+            self._watchdog.note("compiling the update", step, waits=True)
         else:
-            watchdog.note("updating", step, waits=True)
+            self._watchdog.note("updating", step, waits=True)
 
     def dispatched(self, step: int, output: jax.Array) -> None:
         """Update `step` was dispatched with that batch; `output` is one of its results.
@@ -128,7 +130,7 @@ class Clock:
 
     def _first_step_done(self, step: int) -> None:
         """Books the time not yet booked as compilation."""
-        watchdog.note("updating", step, waits=True, started=True)
+        self._watchdog.note("updating", step, waits=True, started=True)
         seconds = self._training_seconds()
         logging.info("Compiled in %.1f s, including the first step.", seconds)
         self._booked["compile"] += seconds

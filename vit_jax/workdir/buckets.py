@@ -14,12 +14,12 @@ import secrets
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from vit_jax.errors import REQUEUE_EXIT_CODE, UserError, one_line
 from vit_jax.files.paths import names_below, size_of
-from vit_jax.multihost.watchdog import watchdog
 
 _LOG = logging.getLogger(__name__)
 LOCK = ".lock"
@@ -50,13 +50,13 @@ class BucketLock:
     """The object `.lock` of a folder, held from `acquire` to `release`, or until the process ends.
 
     Its holder renews it; waiting processes notice by their own clock if it stops. `machine`
-    identifies this machine and its process ids.
+    identifies this machine and its process ids. `on_loss`: see `claim_workdir`.
     """
 
-    def __init__(self, folder: Path, machine: str):
+    def __init__(self, folder: Path, machine: str, on_loss: Callable[[str, int], None]):
         import tensorstore  # slow
 
-        self._folder, self._machine = folder, machine
+        self._folder, self._machine, self._on_loss = folder, machine, on_loss
         self._token = secrets.token_hex(8)
         self._generation = b""
         self._released = threading.Event()
@@ -100,7 +100,7 @@ class BucketLock:
     def end(self, message: str, exit_code: int) -> None:
         """Ends all processes of this run: another run has the lock, or soon may."""
         _LOG.error("error: %s", message)
-        watchdog.fail(message, exit_code)
+        self._on_loss(message, exit_code)
         logging.shutdown()
         os._exit(exit_code)
 

@@ -65,6 +65,7 @@ def claim_workdir(
     dataset_fingerprint: dict[str, Any],
     *,
     resume: str,
+    on_loss: Callable[[str, int], None] = lambda *_: None,
 ) -> None:
     """Claims the workdir until the process ends or calls `release_workdir`.
 
@@ -76,6 +77,8 @@ def claim_workdir(
       dataset_fingerprint: identifies content and order of the data.
       resume: `auto` rejects the workdir of another config; `force` renames its `config.json` to
         `config.<n>.json`, its final results likewise, and writes this run's.
+      on_loss: called from a thread, with a message and an exit status, before this process ends
+        because another run has taken its workdir.
 
     Raises:
       UserError: the folder cannot be created or written, another process uses it, it belongs
@@ -88,7 +91,7 @@ def claim_workdir(
         release_workdir(folder)  # if this process holds it: it may have been deleted since
         try:
             paths.make_folder(folder)
-            _HELD[folder] = _lock_folder(folder)
+            _HELD[folder] = _lock_folder(folder, on_loss)
             _take_over(folder, config, dataset_fingerprint, resume)
         except BaseException as error:
             release_workdir(folder)
@@ -225,7 +228,7 @@ def _shown(flat: dict[str, Any], key: str) -> str:
     return json.dumps(flat[key], default=lambda _: {}) if key in flat else "(absent)"
 
 
-def _lock_folder(folder: Path) -> Callable[[], None]:
+def _lock_folder(folder: Path, on_loss: Callable[[str, int], None]) -> Callable[[], None]:
     """Locks a work directory; returns the function that releases it.
 
     On a disk it is a record lock, which the kernel releases when the process dies and which workers
@@ -236,7 +239,7 @@ def _lock_folder(folder: Path) -> Callable[[], None]:
       OSError, ValueError: the file system or the bucket refuses.
     """
     if is_bucket(folder):
-        bucket_lock = buckets.BucketLock(folder, _machine())
+        bucket_lock = buckets.BucketLock(folder, _machine(), on_loss)
         bucket_lock.acquire()
         return bucket_lock.release
     lock = os.open(folder / buckets.LOCK, os.O_RDWR | os.O_CREAT, 0o666)

@@ -1,6 +1,6 @@
 import pytest
 
-from vit_jax.parameters.chips import CHIPS, GIB, find_chip
+from vit_jax.hardware.chips import CHIPS, GIB, find_chip
 
 
 @pytest.mark.parametrize(

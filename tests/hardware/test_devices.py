@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from vit_jax.errors import TransientError, UserError
-from vit_jax.parameters.devices import arrange_devices, device_groups, mesh_sizes, split_sizes
+from vit_jax.hardware.devices import arrange_devices, device_groups, mesh_sizes, split_sizes
 from vit_jax.parameters.sharding import create_mesh
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
 import math
 import os
@@ -23,10 +24,14 @@ _RETRYABLE_ERROR = re.compile(r"(ABORTED|DEADLINE_EXCEEDED|UNAVAILABLE): ")
 def all_devices() -> list[Any]:
     """All devices of the run; the first call initializes them.
 
+    If they are CPUs, this process keeps memory that it has freed, see `keep_freed_memory`.
+
     Raises:
       UserError: they cannot be initialized, or JAX_PLATFORMS names a platform that is missing.
       TransientError: the same, but another attempt may succeed.
     """
+    # A CPU's updates in the main thread, whose memory `keep_freed_memory` keeps.
+    jax.config.update("jax_cpu_enable_async_dispatch", False)
     devices: list[Any] = []
     try:
         with contextlib.suppress(AssertionError):  # JAX found no devices
@@ -44,7 +49,27 @@ def all_devices() -> list[Any]:
             "and that JAX was installed for it (pip install '.[cuda13]' or '.[cuda12]'), or unset "
             "JAX_PLATFORMS."
         )
+    if devices[0].platform == "cpu":
+        keep_freed_memory()
     return devices
+
+
+_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # of <malloc.h>
+
+
+def keep_freed_memory() -> None:
+    """Large arrays are allocated from what this process has freed before, not from the kernel.
+
+    On a CPU, XLA allocates the memory of every update and frees it. By glibc's defaults it goes
+    back to the kernel, which then clears every page again: a quarter of the processor's time of a
+    small ViT (docs/performance.md). Settings of the user's (`GLIBC_TUNABLES`, `MALLOC_*`) are kept.
+    """
+    if any(name.startswith(("GLIBC_TUNABLES", "MALLOC_")) for name in os.environ):
+        return
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if os.name == "posix" else None
+    if mallopt is not None:  # other C libraries have none
+        mallopt(_M_MMAP_MAX, 0)
+        mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
 
 
 def device_groups(devices: Sequence[Any]) -> tuple[str, list[list[Any]]]:

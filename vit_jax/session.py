@@ -1,0 +1,287 @@
+"""What a process holds while it trains, besides the state: the claim, the log, the clock."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import math
+import time
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, NoReturn, Self
+
+import jax
+from jax.sharding import Mesh
+from ml_collections import ConfigDict
+
+from vit_jax.console import Progress, ensure_logging, holding_warnings, numbers_text
+from vit_jax.errors import PreemptedError, TrainingDivergedError, UserError
+from vit_jax.multihost.agreement import PreemptionNotice, run_on_first_process
+from vit_jax.multihost.watchdog import Watchdog
+from vit_jax.parameters.sharding import create_mesh, to_host
+from vit_jax.run import Run, to_plain
+from vit_jax.training.clock import KINDS, Clock
+from vit_jax.training.step import TrainState
+from vit_jax.workdir.checkpoints import CheckpointManager
+from vit_jax.workdir.claim import claim_workdir, release_workdir
+from vit_jax.workdir.description import describe, finished_results, write_provenance, write_results
+from vit_jax.workdir.metrics import (
+    MetricWriter,
+    Profile,
+    check_wandb,
+    earlier_times,
+    evaluations_of,
+)
+
+Results = dict[str, float]
+
+
+class Session:
+    """One start of a run, on the main thread of every process; a context manager.
+
+    Called in this order: `start_devices`, `claim`, `first_state`, `begin`, those of the loop,
+    `finish`.
+
+    Args:
+      config: of the run.
+      workdir: its folder.
+      watchdog: of this process; by default one that watches nothing.
+    """
+
+    checkpoints: CheckpointManager
+    clock: Clock
+    profile: Profile
+
+    def __init__(self, config: ConfigDict, workdir: str, watchdog: Watchdog | None = None):
+        self._began = time.monotonic()
+        self._config, self._workdir = config, workdir
+        self._watchdog = watchdog or Watchdog()
+        self._stack = contextlib.ExitStack()
+        self._start = contextlib.ExitStack()  # until the run is described
+
+    def __enter__(self) -> Self:
+        ensure_logging()
+        self._stack.enter_context(self._start)
+        self._start.enter_context(holding_warnings())
+        watchdog = self._watchdog
+        self._progress = Progress(watchdog.state, shown=watchdog.process_id == 0)
+        self._stack.callback(self._progress.close)
+        watchdog.expect_progress(True)
+        self._stack.callback(watchdog.expect_progress, False)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._stack.__exit__(kind, error, traceback)
+
+    def note(self, doing: str, step: int | None = None, *, waits: bool = False) -> None:
+        """See `Watchdog.note`."""
+        self._watchdog.note(doing, step, waits=waits)
+
+    def start_devices(self) -> Mesh:
+        """The mesh, set until the session ends; from here on requests to stop are heard."""
+        self.note("starting the devices")
+        mesh = create_mesh(**self._config.mesh)
+        self._stack.enter_context(jax.set_mesh(mesh))
+        self.notice = self._stack.enter_context(PreemptionNotice())
+        run_on_first_process(lambda: check_wandb(self._config.log.wandb))
+        return mesh
+
+    def claim(self, run: Run, config: ConfigDict, resume: str) -> Results | None:
+        """Claims the work directory and describes the run in it; its results if it has ended.
+
+        `config`: with what `pretrained.source` determines.
+        """
+        workdir, self._config = self._workdir, config
+        self._stack.callback(release_workdir, workdir)
+        claim_workdir(
+            workdir, to_plain(config), run.fingerprints, resume=resume, on_loss=self._watchdog.fail
+        )
+        results = run_on_first_process(lambda: finished_results(workdir, run.total_steps))
+        if results is not None:
+            logging.info("%s: this run has ended at step %d.", workdir, results["step"])
+            return results
+        describe(
+            workdir,
+            descriptions=run.descriptions,
+            objective_parameters=run.start.table.own,
+            params=run.start.shapes,
+            datasets=list(run.datasets.values()),
+            total_steps=run.total_steps,
+            batch_size=run.batch_size,
+        )
+        self._start.close()
+        return None
+
+    def first_state(self, run: Run) -> TrainState:
+        """The state of the newest checkpoint, else from pre-trained parameters, else random."""
+        self.note("making or restoring the state")
+        self.checkpoints = CheckpointManager(self._workdir, **self._config.checkpoint)
+        self._stack.callback(self.checkpoints.close)
+        restored = self.checkpoints.restore(run.abstract_state)
+        if restored is None:
+            return run.initial_state(self._config.seed)
+        step, state = restored
+        logging.info("Resuming from the checkpoint of step %d.", step)
+        if step > run.total_steps:
+            raise UserError(
+                f"{self._workdir} is at step {step}, past the {run.total_steps} steps that "
+                "duration sets; increase it, or choose another --workdir."
+            )
+        return state
+
+    def begin(self, run: Run, start_step: int) -> None:
+        """Opens the log, and starts the clock."""
+        workdir, log = self._workdir, self._config.log
+        write_provenance(workdir, start_step=start_step)
+        times = run_on_first_process(lambda: earlier_times(workdir, start_step, KINDS))
+        self._writer = MetricWriter(
+            workdir,
+            start_step=start_step,
+            tensorboard=log.tensorboard,
+            wandb_project=log.wandb,
+            config=to_plain(self._config),
+        )
+        self._stack.enter_context(self._writer)
+        self.clock = Clock(
+            start_step=start_step,
+            total_steps=run.total_steps,
+            batch_size=run.batch_size,
+            began=self._began,
+            earlier=times,
+            every_steps=log.every_steps,
+            every_seconds=log.every_seconds,
+            progress=self._progress,
+            watchdog=self._watchdog,
+            **run.flops(),
+        )
+        self._stack.callback(self.clock.close)
+        if times:  # kept even if this session dies before its first row
+            self._writer.write(start_step, self.clock.totals())
+        self.profile = Profile(
+            workdir,
+            steps=log.profile_steps,
+            start_step=start_step,
+            total_steps=run.total_steps,
+            book=functools.partial(self.clock.book, "profile", "starting or ending a trace"),
+        )
+        self._stack.callback(self.profile.close)
+
+    def evaluations_of(self, step: int) -> Results:
+        """What an earlier session has measured of `step`, its last: mostly before its checkpoint,
+        but not at the start or after a notice."""
+        return run_on_first_process(lambda: evaluations_of(self._workdir, step))
+
+    def log(
+        self, pending: list[tuple[int, dict[str, jax.Array]]], learning_rate: jax.Array
+    ) -> Results:
+        """Fetches the metrics of all updates since the last line, checks all, writes the last.
+
+        Returns the last row.
+
+        Raises:
+          TrainingDivergedError: names the first step with a non-finite loss, gradient or parameter.
+        """
+        step = pending[-1][0]
+        self.note("waiting for the devices", step, waits=True)
+        fetched = [
+            (of_step, {name: float(value) for name, value in metrics.items()})
+            for of_step, metrics in jax.device_get(pending)
+        ]
+        pending.clear()
+        for of_step, metrics in fetched:
+            self.check_finite(of_step, metrics)
+        speed = self.clock.report(step)
+        eta_seconds = speed.pop("eta_seconds")
+        row = {**fetched[-1][1], "learning_rate": float(learning_rate), **speed}
+        self._writer.write(step, row)
+        self.clock.show(step, row, eta_seconds)
+        return row
+
+    def evaluate(
+        self,
+        run: Run,
+        state: TrainState,
+        params: Any,
+        *,
+        total_steps: int,
+        done: Mapping[str, float],
+    ) -> Results:
+        """Runs the evaluators due at the step of `state`: `{NAME/METRIC: value}`.
+
+        Args:
+          run: of which `state` is.
+          state: saved if the run is asked to stop meanwhile.
+          params: `Run.eval_params` of it, and the constants.
+          total_steps: after which all evaluators are due.
+          done: evaluations of an earlier session, which are left out.
+        """
+        step, known = int(state.step), {name.partition("/")[0] for name in done}
+        results: Results = {}
+        for key, evaluation in run.evaluations.items():
+            if key in known or not evaluation.is_due(step, total_steps):
+                continue
+            doing = f"evaluating {key}"
+
+            def on_batch(doing: str = doing) -> None:
+                self.note(doing, step, waits=True)
+                if step and self.notice.reached():  # there may not be enough time to finish
+                    if run_on_first_process(self.checkpoints.latest_step) != step:
+                        self.save(step, state, {})
+                    self.stop(step, run.total_steps)
+
+            with self.clock.book("evaluation", doing, step):
+                measured = evaluation.evaluator(params, on_batch=on_batch)
+            values = {f"{key}/{name}": value for name, value in measured.items()}
+            shown = {name: value for name, value in values.items() if "num_exam" not in name}
+            logging.info("step %d/%d  %s", step, run.total_steps, numbers_text(shown))
+            self._writer.write(step, {**values, **self.clock.totals()})
+            if step:  # the pre-trained model is not this run's fault
+                self.check_finite(step, values)
+            results |= values
+        return results
+
+    def check_finite(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Raises TrainingDivergedError for a value that is not finite."""
+        bad = [f"{name}={value}" for name, value in metrics.items() if not math.isfinite(value)]
+        if not bad:
+            return
+        self.checkpoints.wait()
+        good = self.checkpoints.latest_step()
+        kept = "no checkpoint yet" if good is None else f"the checkpoint of step {good} is kept"
+        raise TrainingDivergedError(
+            f"step {step}: {', '.join(bad)}; {kept}. Try a lower schedule.learning_rate, a longer "
+            "schedule.warmup_steps, or optimizer.clip_norm=1.0."
+        )
+
+    def save(self, step: int, state: TrainState, results: Mapping[str, float]) -> None:
+        """Starts to write a checkpoint."""
+        with self.clock.book("checkpoint", "saving", step):
+            self._writer.flush()  # a resumed run does not repeat rows before its checkpoint
+            self.checkpoints.save(step, state, dict(results))
+
+    def stop(self, step: int, total_steps: int) -> NoReturn:
+        """Raises PreemptedError once the checkpoint of `step` is complete."""
+        self.wait_for_checkpoint(step)
+        raise PreemptedError(
+            f"Stopped by SIGTERM at step {step}/{total_steps}; checkpoint saved. The same command "
+            "resumes from there."
+        )
+
+    def wait_for_checkpoint(self, step: int) -> None:
+        with self.clock.book("checkpoint", "saving", step):
+            self.checkpoints.wait()
+
+    def finish(self, run: Run, state: TrainState, results: Results) -> Results:
+        """Writes the results of a run that has ended, with the totals of the clock."""
+        self.note("writing the results")
+        totals = self.clock.totals()
+        seconds = totals.pop("elapsed_seconds")
+        results = {"step": int(state.step), "seconds": seconds, **totals, **results}
+        params = run.result(to_host(run.eval_params(state)))
+        return write_results(self._workdir, params, run.start.table, results)
