@@ -162,7 +162,7 @@ def era(name: str, params: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         return {f"params/{n.removeprefix('MAPHead_0/')}": a for n, a in params.items()}
     if name == "stacked":
         flat = {n.removeprefix("params/"): a for n, a in google.to_big_vision(params).items()}
-        stacked = flatten_names(stack_blocks(unflatten_names(flat)))
+        stacked = flatten_names(golden.VIT.stack(unflatten_names(flat)))
         return {f"params/{n}": np.asarray(a) for n, a in stacked.items()}
     assert name == "group norms flat"
     return {n: a.reshape(-1) if "gn" in n else a for n, a in google.to_published(params).items()}

@@ -116,7 +116,7 @@ def test_positions_are_interpolated_without_a_row_for_the_class_token(tmp_path: 
     module = load_model(tmp_path / "a.pth", num_heads=3).module
     like = abstract_params(module, (96, 96, 3))
     params, report = load_pretrained(
-        tmp_path / "a.pth", like=like, reset_head=False, posemb="bicubic"
+        tmp_path / "a.pth", like=like, kind="modern_vit", reset_head=False, posemb="bicubic"
     )
     name = "posembed_patches/pos_embedding"
     assert report["adapted"] == {name: "bicubic 4x4 -> 6x6"}

@@ -3,15 +3,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.flat_params import Flat, distilled, small, without
+from tests.flat_params import Flat, adapt, distilled, small, without
 from vit_jax.errors import UserError
 from vit_jax.models.vit import POSITIONS
-from vit_jax.pretrained.fit.adapt import adapt_params
 
 
 def error_of(loaded: Flat, like: Any, **kwargs: Any) -> str:
     with pytest.raises(UserError) as error:
-        adapt_params(loaded, like, **{"grid": (2, 2), **kwargs})
+        adapt(loaded, like, **{"grid": (2, 2), **kwargs})
     text = str(error.value)
     assert "\n" not in text
     return text
@@ -163,7 +162,7 @@ def test_the_fixes_work() -> None:
         "a head kept without what it depends on": {"reset_head": True},
     }.items():
         loaded, like = (made(sizes) for sizes in MISFITS[key][:2])
-        params, report = adapt_params(loaded, like, grid=(2, 2), **options)
+        params, report = adapt(loaded, like, grid=(2, 2), **options)
         assert {n: a.shape for n, a in params.items()} == {n: a.shape for n, a in like.items()}
         assert sorted([*report["loaded"], *report["adapted"], *report["reset"]]) == sorted(like)
 
@@ -178,4 +177,4 @@ def test_the_fixes_work() -> None:
 )
 def test_unknown_options_are_named(option: str, value: str, match: str) -> None:
     with pytest.raises(UserError, match=match):
-        adapt_params(small(), small(), grid=(2, 2), **{option: value})
+        adapt(small(), small(), grid=(2, 2), **{option: value})

@@ -112,7 +112,7 @@ def test_regnet_of_timm_also_as_a_teacher(tmp_path: Path) -> None:
     assert difference(weights.logits(loaded.module, unflatten_names(fresh), IMAGES), theirs) > 0.01
 
     # A student's images are in [-1, 1]; its teacher was trained on ImageNet's mean and deviation.
-    logits, params = load_teacher(
+    teacher = load_teacher(
         "objective.teacher",
         str(tmp_path),
         image_shape=IMAGES.shape[1:],
@@ -121,7 +121,7 @@ def test_regnet_of_timm_also_as_a_teacher(tmp_path: Path) -> None:
         preprocess="decode|inception_crop(37)|flip_lr",
     )
     scaled = (((IMAGES + 1.0) / 2.0 - mean) / std).astype(np.float32)
-    ours = np.asarray(jax.jit(logits)(params, IMAGES))
+    ours = np.asarray(jax.jit(teacher.logits)(teacher.params, IMAGES))
     assert difference(ours, their_logits(model, scaled)) < SAME
 
 
@@ -156,7 +156,7 @@ def test_names_and_sizes_of_timms_models(variant: str) -> None:
     )
     stored = read_weights(Path("x.safetensors"), dict(arrays))
     assert not stored.unexpected
-    assert VARIANTS[variant].items() <= infer_model(stored.params, {}).items()
+    assert VARIANTS[variant].items() <= infer_model(stored.params, stored.kind, {}).items()
     if variant not in ("R50x1", "RegNetY-400MF", "RegNetY-16GF"):  # tracing the others takes long
         return
     module = weights.module_of(variant, num_classes=1000)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from vit_jax.errors import UserError
-from vit_jax.models.create import create_model, recognise
+from vit_jax.models.create import MODELS, create_model, recognise
 from vit_jax.models.description import Description
 
 # In a folder; beside the weights there may be the JSON files of the format.
@@ -58,8 +58,13 @@ class Stored:
 
 
 def check_description(description: Description, names: str = "class_names") -> Description:
-    """UserError if it is inconsistent; `names` is the key of the classes, for the message."""
+    """UserError if it is inconsistent; `names` is the key of the classes, for the message.
+
+    KeyError if it names no kind of model.
+    """
     model, size = description.model, description.image_shape[:2]
+    if model["name"] not in MODELS:
+        raise KeyError(model["name"])
     module = create_model(**{"num_classes": 0, **model})
     expected = module.token_grid(size) if description.grid else None
     if description.grid != expected:
