@@ -307,7 +307,7 @@ def test_processors(processor: dict[str, Any], image_size: int, expected: str) -
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"norm_kind": "rms"}, r"model.norm_kind='rms', only 'layer'"),
+        ({"norm_kind": "rms"}, "model.norm_kind='rms': Dinov2Model, the nearest"),
         ({"rope": "mixed"}, "model.rope='mixed'.*DINOv3ViTModel, the nearest"),
         ({"num_registers": 2, "classifier": "token"}, "num_classes=7: Dinov2WithRegistersModel"),
         ({"mlp_dim": 40}, "model.mlp_dim=40: DINOv2 there has whole ratios"),

@@ -21,7 +21,7 @@ from vit_jax.models.create import VARIANTS
 from vit_jax.models.features import feature_function
 from vit_jax.parameters.table import abstract_params
 from vit_jax.pretrained.arrays import write_safetensors
-from vit_jax.pretrained.formats import timm as names
+from vit_jax.pretrained.formats.timm_write import write_names
 from vit_jax.pretrained.load import load_pretrained
 from vit_jax.trees import flatten_names, unflatten_names
 
@@ -95,7 +95,7 @@ def test_every_size_by_names_and_shapes(variant: str) -> None:
     module = weights.module_of(variant, num_classes=10, num_layers=2)
     shapes = flatten_names(abstract_params(module, (224, 224, 3)))
     params = {name: np.broadcast_to(np.float32(0), leaf.shape) for name, leaf in shapes.items()}
-    ours = {name: array.shape for name, array in names.write(params).items()}
+    ours = {name: array.shape for name, array in write_names(params).items()}
     sizes = {"S": "small", "M": "medium", "B": "base", "L": "large", "H": "huge"}
     size, _, patch = variant.removeprefix("DeiT3-").partition("/")
     with weights.without_numbers():

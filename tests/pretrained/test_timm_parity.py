@@ -25,8 +25,8 @@ from vit_jax.inference.load import load_model
 from vit_jax.models.create import variant_of
 from vit_jax.pretrained.arrays import write_safetensors
 from vit_jax.pretrained.formats import google
-from vit_jax.pretrained.formats import timm as names
 from vit_jax.pretrained.formats.table import read_weights
+from vit_jax.pretrained.formats.timm_write import write_names
 from vit_jax.pretrained.load import _add_entry
 from vit_jax.pretrained.zoo.entries import get_entry
 from vit_jax.trees import flatten_names, unflatten_names
@@ -203,7 +203,7 @@ def test_large_by_names_and_shapes(variant: str, name: str) -> None:
     module = weights.module_of(variant, num_classes=1000)
     shapes = flatten_names(golden.abstract_params(module))
     params = {name: np.broadcast_to(np.float32(0), leaf.shape) for name, leaf in shapes.items()}
-    ours = names.write(params)
+    ours = write_names(params)
     with weights.without_numbers():
         model = timm.create_model(name, num_classes=1000)
     theirs = {name: tuple(value.shape) for name, value in model.state_dict().items()}

@@ -23,7 +23,7 @@ from vit_jax.files.paths import write_arrays, write_json
 from vit_jax.inference.load import load_model, load_teacher
 from vit_jax.models.create import VARIANTS
 from vit_jax.pretrained.arrays import write_safetensors
-from vit_jax.pretrained.formats import google, timm_resnet
+from vit_jax.pretrained.formats import google, timm_others
 from vit_jax.pretrained.formats.stored import WEIGHTS_FILE
 from vit_jax.pretrained.formats.table import read_weights
 from vit_jax.pretrained.infer import infer_model
@@ -33,7 +33,7 @@ timm = import_timm()
 
 SAME = 2e-6
 IMAGES = golden.images(2, 37, 50)  # every padding counts
-KINDS = {"bit": timm_resnet.BIT, "regnet": timm_resnet.REGNETS}
+KINDS = {"bit": timm_others.BITS, "regnet": timm_others.REGNETS}
 NAMES = [name for known in KINDS.values() for name in known]
 
 
@@ -82,7 +82,7 @@ def test_bit_of_its_own_files(tmp_path: Path) -> None:
     params = weights.seeded(module, (32, 32, 3))
     # As small kernels as this see the epsilon.
     params |= {n: x * np.float32(1e-4) for n, x in params.items() if "block" in n and x.ndim == 4}
-    path = write_arrays(tmp_path / "BiT.npz", google.PUBLISHED["bit"].convert(params))
+    path = write_arrays(tmp_path / "BiT.npz", google.to_big_transfer(params))
     loaded = load_model(path, image_size=IMAGES.shape[1:3])
     weights.assert_same(flatten_names(loaded.params), params)
     ours = weights.logits(loaded.module, loaded.params, IMAGES)
