@@ -11,10 +11,9 @@ from tests.tiny import Script
 from vit_jax.data.class_names import LABELS, class_names, wordnet_ids
 from vit_jax.data.preprocess import parse
 from vit_jax.errors import UserError
-from vit_jax.models import augreg_names
 from vit_jax.models.create import create_model
 from vit_jax.parameters.table import abstract_params
-from vit_jax.pretrained.zoo import augreg
+from vit_jax.pretrained.zoo import augreg, augreg_names
 from vit_jax.pretrained.zoo import entries as zoo
 from vit_jax.pretrained.zoo.entries import ZooEntry
 from vit_jax.trees import count_parameters

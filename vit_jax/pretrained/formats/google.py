@@ -27,7 +27,7 @@ from vit_jax.models.positions import infer_positions
 from vit_jax.models.vit import BLOCKS, POSITIONS
 from vit_jax.parameters.table import table_of
 from vit_jax.pretrained.formats.names import SAME, Names, Op, Part, read_table, write_table
-from vit_jax.pretrained.formats.stored import ONE_TABLE, Arrays, Beside, Holds, Stored
+from vit_jax.pretrained.formats.stored import ONE_TABLE, Arrays, Beside, Grid, Holds, Stored
 from vit_jax.trees import flatten_names, unflatten_names
 
 # What Google's code computes for all its files.
@@ -125,7 +125,7 @@ def _rename_blocks(name: str, table: dict[str, str]) -> str:
     return match[1] + table.get(match[2], match[2]) + match[3] if match else name
 
 
-def _place_posemb(stored: Stored, name: str, grid: tuple[int, int] | None) -> None:
+def _place_posemb(stored: Stored, name: str, grid: Grid | None) -> None:
     """Adds the class token's row of position embeddings, which big_vision folds into the token."""
     posemb = stored.params[POSITIONS]
     num_rows = posemb.shape[1] if posemb.ndim == 3 else 0

@@ -19,7 +19,7 @@ from vit_jax.pretrained.formats.huggingface_names import (
     names_table,
 )
 from vit_jax.pretrained.formats.names import numbers, read_table
-from vit_jax.pretrained.formats.stored import Arrays, Beside, Stored
+from vit_jax.pretrained.formats.stored import Arrays, Beside, Grid, Stored
 
 # Models whose patches are not image patches.
 _NOT_IMAGES = {"audio-spectrogram-transformer": "sounds", "videomae": "videos", "vivit": "videos"}
@@ -80,7 +80,7 @@ def _drop_others(stored: Stored, arrays: Arrays, prefix: str) -> None:
 _OF_BEIT = re.compile(r"/(LayerScale_0|relative_bias)/")
 
 
-def _square(stored: Stored) -> tuple[int, int] | None:
+def _square(stored: Stored) -> Grid | None:
     """Rows and columns of patches; UserError if they differ, None if unknown."""
     size, patch = stored.image_size, stored.params["embedding/kernel"].shape[:2]
     grid = (size[0] // patch[0], size[1] // patch[1]) if size else None

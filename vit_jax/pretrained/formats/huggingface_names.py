@@ -23,21 +23,7 @@ import numpy as np
 
 from vit_jax.models.vit import BLOCKS, POSITIONS
 from vit_jax.pretrained.formats import vit_parts
-from vit_jax.pretrained.formats.names import (
-    CONV,
-    DENSE_0,
-    DENSE_1,
-    GATE,
-    KEY,
-    OUT,
-    QKV_BIAS,
-    QKV_KERNEL,
-    QUERY,
-    VALUE,
-    Names,
-    Op,
-    Part,
-)
+from vit_jax.pretrained.formats.names import CONV, Names, Op, Part, block
 
 BEIT = ("beit.", "data2vec_vision.")
 TOWER = "vision_model."
@@ -85,61 +71,43 @@ _CLIP: Names = {
     "Transformer/pre_norm/": "pre_layrnorm.",
     "Transformer/encoder_norm/": "post_layernorm.",
 }
-_MAP_HEAD: Names = {
-    "probe": "probe",
-    QKV_KERNEL: "attention.in_proj_weight",
-    QKV_BIAS: "attention.in_proj_bias",
-    OUT: "attention.out_proj.",
-    "LayerNorm_0/": "layernorm.",
-    DENSE_0: "mlp.fc1.",
-    DENSE_1: "mlp.fc2.",
-}
+_MAP_HEAD = block(
+    qkv="attention.in_proj_weight attention.in_proj_bias",
+    out="attention.out_proj.",
+    mlp="mlp.fc1. mlp.fc2.",
+)
+_MAP_HEAD |= {"probe": "probe", "LayerNorm_0/": "layernorm."}
 _TOPS = {"vit": _VIT, "dinov2": _VIT, "dinov3": _DINOV3, "clip": _CLIP, "siglip": _CLIP}
 
-_CLASSIC_ATTENTION: Names = {
-    QUERY: "attention.attention.query.",
-    KEY: "attention.attention.key.",
-    VALUE: "attention.attention.value.",
-    OUT: "attention.output.dense.",
-}
-_QKVO = zip("qkvo", (QUERY, KEY, VALUE, OUT), strict=True)
-_ATTENTION: Names = {part: f"attention.{letter}_proj." for letter, part in _QKVO}
-_MLP: Names = {DENSE_0: "mlp.fc1.", DENSE_1: "mlp.fc2."}
-_SWIGLU: Names = {GATE: "mlp.gate_proj.", DENSE_0: "mlp.up_proj.", DENSE_1: "mlp.down_proj."}
-_VIT_BLOCK: Names = {
-    "LayerNorm_0/": "layernorm_before.",
-    "LayerNorm_1/": "layernorm_after.",
-    "LayerScale_0/gamma": "lambda_1",
-    "LayerScale_1/gamma": "lambda_2",
-}
-_DINO_BLOCK: Names = {
-    "LayerNorm_0/": "norm1.",
-    "LayerNorm_1/": "norm2.",
-    "LayerScale_0/gamma": "layer_scale1.lambda1",
-    "LayerScale_1/gamma": "layer_scale2.lambda1",
-}
-_CLIP_BLOCK: Names = {
-    "LayerNorm_0/": "layer_norm1.",
-    QUERY: "self_attn.q_proj.",
-    KEY: "self_attn.k_proj.",
-    VALUE: "self_attn.v_proj.",
-    OUT: "self_attn.out_proj.",
-    "LayerNorm_1/": "layer_norm2.",
-    **_MLP,
-}
+_CLASSIC = "attention.attention.query. attention.attention.key. attention.attention.value. "
+_CLASSIC += "attention.output.dense."
+_NEW = "attention.q_proj. attention.k_proj. attention.v_proj. attention.o_proj."
+_SWIGLU = "mlp.gate_proj. mlp.up_proj. mlp.down_proj."
+_DINO = block(norms="norm1. norm2.", scales="layer_scale1.lambda1 layer_scale2.lambda1")
+_CLIP_BLOCK = block(
+    norms="layer_norm1. layer_norm2.",
+    attention="self_attn.q_proj. self_attn.k_proj. self_attn.v_proj. self_attn.out_proj.",
+    mlp="mlp.fc1. mlp.fc2.",
+)
 # Of DINOv2, both layers as one.
-PACKED: Names = {(GATE, DENSE_0): "mlp.weights_in.", DENSE_1: "mlp.weights_out."}
-_CLASSIC_VIT: Names = {
-    **_VIT_BLOCK,
-    **_CLASSIC_ATTENTION,
-    DENSE_0: "intermediate.dense.",
-    DENSE_1: "output.dense.",
-}
+PACKED = block(packed_swiglu="mlp.weights_in. mlp.weights_out.")
 # By kind: the names in a block, those to write first.
 _BLOCKS: dict[str, tuple[Names, ...]] = {
-    "vit": (_CLASSIC_VIT, {**_ATTENTION, **_MLP}),
-    "dinov2": ({**_DINO_BLOCK, **_CLASSIC_ATTENTION, **_MLP}, PACKED, {**_ATTENTION, **_SWIGLU}),
-    "dinov3": ({**_DINO_BLOCK, **_ATTENTION, **_SWIGLU},),
+    "vit": (
+        block(
+            norms="layernorm_before. layernorm_after.",
+            attention=_CLASSIC,
+            mlp="intermediate.dense. output.dense.",
+            scales="lambda_1 lambda_2",
+        ),
+        block(attention=_NEW, mlp="mlp.fc1. mlp.fc2."),
+    ),
+    "dinov2": (
+        _DINO | block(attention=_CLASSIC, mlp="mlp.fc1. mlp.fc2."),
+        PACKED,
+        block(attention=_NEW, swiglu=_SWIGLU),
+    ),
+    "dinov3": (_DINO | block(attention=_NEW, swiglu=_SWIGLU),),
     "clip": (_CLIP_BLOCK,),
     "siglip": (_CLIP_BLOCK,),
 }

@@ -15,7 +15,7 @@ from vit_jax.pretrained.formats import vit_parts
 from vit_jax.pretrained.formats.huggingface_config import to_settings
 from vit_jax.pretrained.formats.huggingface_names import PACKED, TOWER, names_table
 from vit_jax.pretrained.formats.names import write_table
-from vit_jax.pretrained.formats.stored import NUMBER, ONE_TABLE, Arrays, Holds
+from vit_jax.pretrained.formats.stored import NUMBER, ONE_TABLE, Arrays, Holds, Written
 
 
 class _Class(NamedTuple):
@@ -44,9 +44,7 @@ _DINOV3 = _Class("dinov3", "dinov3_vit", "DINOv3ViT")
 _RECTANGLES = (_VIT, _DEIT, _DINOV3)  # whose images and patches need not be square
 
 
-def write(
-    cls: _Class, params: Arrays, description: Description, inputs: InputSettings
-) -> tuple[Arrays, dict[str, Any]]:
+def write(cls: _Class, params: Arrays, description: Description, inputs: InputSettings) -> Written:
     """Arrays in the classic naming, and the files beside them; UserError if not representable."""
     model, params, others = description.model, dict(params), dict[str, np.ndarray]()
     name, width = cls.stem + cls.ends[bool(model["num_classes"])], model["hidden_size"]
@@ -135,30 +133,13 @@ def _settings(model: dict[str, Any], cls: _Class) -> dict[str, Any]:
 
 # ViT and DeiT there classify from their tokens and patchify the image directly.
 _PLAIN = {"classifier": ("token",), "resnet_layers": (None,), **ONE_TABLE}
-# What a class of today's has, unless it is said below.
-_MODERN: dict[str, tuple[Any, ...]] = {
-    "class_token": (True,),
-    "num_registers": (None,),
-    "position_embedding": ("learned",),
-    "relative_bias": (False,),
-    "rope": ("none",),
-    "patch_bias": (True,),
-    "patch_norm": (False,),
-    "pre_norm": (False,),
-    "norm_kind": ("layer",),
-    "norm_after": (False,),
-    "final_norm": ("tokens",),
-    "qkv_bias": ("qkv",),
-    "dense_bias": (True,),
-    "qk_norm": (False,),
-    "attention_norm": (False,),
-    "mlp_norm": (False,),
-    "mlp": ("mlp",),
-    "layer_scale_init": (None,),
-    "classifier": ("token",),
-    "pool_prefix": (False,),
-    "num_classes": (0, NUMBER),
-}
+# A class of today's has the defaults of these, unless it is said below.
+_MODERN = vit_parts.defaults(
+    "class_token num_registers position_embedding relative_bias rope patch_bias patch_norm "
+    "pre_norm norm_kind norm_after final_norm qkv_bias dense_bias qk_norm attention_norm mlp_norm "
+    "mlp layer_scale_init classifier pool_prefix"
+)
+_MODERN |= {"num_classes": (0, NUMBER)}
 _OF_DINOV2 = {
     "qkv_bias": ("qkv", "none"),
     "mlp": tuple(modern_vit.FAMILY.choices["mlp"]),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -51,16 +51,33 @@ _NORMS = re.compile(r"(.*/)?(\w*Norm_\d|\w*_norm|norm|norm-pre-head|[bg]n\w+)/")
 # Constant buffers of PyTorch modules.
 _BUFFERS = ("num_batches_tracked", "relative_position_index", "position_ids")
 
-# Parts of our blocks.
-QUERY, KEY, VALUE, OUT = (f"{ATTENTION}/{name}/" for name in ("query", "key", "value", "out"))
-QKV_KERNEL, QKV_BIAS = (
-    tuple(f"{part}{leaf}" for part in (QUERY, KEY, VALUE)) for leaf in ("kernel", "bias")
-)
-DENSE_0, DENSE_1, GATE = (f"MlpBlock_0/{name}/" for name in ("Dense_0", "Dense_1", "gate"))
+_QUERY, _KEY, _VALUE, _OUT = (f"{ATTENTION}/{x}/" for x in ("query", "key", "value", "out"))
+_DENSE_0, _DENSE_1, _GATE = (f"MlpBlock_0/{x}/" for x in ("Dense_0", "Dense_1", "gate"))
+# The parts of our blocks that `block` names.
+_BLOCK_PARTS = {
+    "norms": ("LayerNorm_0/", "LayerNorm_1/"),
+    "attention": (_QUERY, _KEY, _VALUE, _OUT),
+    "qkv": tuple(tuple(f"{x}{y}" for x in (_QUERY, _KEY, _VALUE)) for y in ("kernel", "bias")),
+    "qv_biases": (f"{_QUERY}bias", f"{_VALUE}bias"),
+    "q_kv": (_QUERY, (_KEY, _VALUE)),
+    "out": (_OUT,),
+    "mlp": (_DENSE_0, _DENSE_1),
+    "swiglu": (_GATE, _DENSE_0, _DENSE_1),
+    "packed_swiglu": ((_GATE, _DENSE_0), _DENSE_1),
+    "scales": ("LayerScale_0/gamma", "LayerScale_1/gamma"),
+}
 
 # {ours: theirs, and an op if it is unusual}. Names that end in a slash, and in a dot, are of a
 # layer or a norm: of all its arrays. Several of ours are concatenated: query, key and value.
 Names = Mapping[str | tuple[str, ...], str | tuple[str, Op]]
+
+
+def block(**parts: str) -> dict[Any, Any]:
+    """The names of parts of a block, such as `mlp="fc1. fc2."`: theirs for ours above."""
+    names: dict[Any, Any] = {}
+    for part, theirs in parts.items():
+        names |= zip(_BLOCK_PARTS[part], theirs.split(), strict=True)
+    return names
 
 
 class Part(NamedTuple):

@@ -16,6 +16,8 @@ from vit_jax.models.description import Description
 from vit_jax.models.variants import SIZES
 
 Arrays = dict[str, np.ndarray]
+Grid = tuple[int, int]  # rows and columns
+Written = tuple[Arrays, dict[str, Any]]  # arrays, and the JSON files beside them by name
 
 # In a folder; beside the weights there may be the JSON files of the format.
 WEIGHTS_FILE = "model.safetensors"
@@ -81,7 +83,7 @@ class Beside(NamedTuple):
     preprocessor: dict[str, Any]  # `preprocessor_config.json`
     num_heads: int | None = None  # of the attention; None: see `heads_of`
     default_heads: int | None = None
-    grid: tuple[int, int] | None = None  # rows and columns of tokens; None: square
+    grid: Grid | None = None  # rows and columns of tokens; None: square
     part: str = ""  # one of several models in the file
 
     def heads_of(self, arrays: Arrays, stated: int | None, default: int | None = None) -> int:
@@ -127,7 +129,9 @@ class Holds(NamedTuple):
     name: str = ""  # theirs, where a format has several classes of a kind
 
     def wrong(self, model: Mapping[str, Any]) -> list[str]:
-        """The attributes of a model of this kind whose values the class does not have."""
+        """The attributes of a model whose values the class does not have."""
+        if self.kind not in ("", model["name"]):
+            return ["name"]
         return [
             key
             for key, values in self.values.items()

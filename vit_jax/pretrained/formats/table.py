@@ -33,6 +33,7 @@ from vit_jax.pretrained.formats.stored import (
     WEIGHTS_FILE,
     Arrays,
     Beside,
+    Grid,
     Holds,
     Stored,
 )
@@ -56,19 +57,21 @@ class Format(NamedTuple):
 
     def choose(self, model: Mapping[str, Any]) -> Holds:
         """The class for a model with these attributes; UserError if the format cannot store it."""
-        classes = [holds for holds in self.holds if holds.kind in ("", model["name"])]
-        if not classes:
-            raise UserError(
-                f"this format cannot store model.name={model['name']!r}; use {_formats_for(model)}."
-            )
-        nearest = min(classes, key=lambda holds: len(holds.wrong(model)))
+        of_kind = [holds for holds in self.holds if holds.wrong(model) != ["name"]]
+        nearest = min(of_kind or self.holds, key=lambda holds: len(holds.wrong(model)))
         if wrong := nearest.wrong(model):
-            values = ", ".join(map(repr, nearest.values[wrong[0]]))
-            text = f"model.{wrong[0]}={model[wrong[0]]!r}, only {values}"
+            text = ", ".join(f"model.{key}={model[key]!r}" for key in wrong)
             if nearest.name:
-                text = ", ".join(f"model.{key}={model[key]!r}" for key in wrong)
                 text += f": {nearest.name}, the nearest class, has other values"
-            raise UserError(f"this format cannot store {text}; use {_formats_for(model)}.")
+            elif wrong != ["name"]:
+                values = ", ".join(map(repr, nearest.values[wrong[0]]))
+                text = f"model.{wrong[0]}={model[wrong[0]]!r}, only {values}"
+            able = [
+                name for name, row in FORMATS.items() if not all(h.wrong(model) for h in row.holds)
+            ]
+            raise UserError(
+                f"this format cannot store {text}; use --format={', '.join(able)} or orbax."
+            )
         return nearest
 
     def write(
@@ -119,22 +122,12 @@ FORMATS: dict[str, Format] = {
 }
 
 
-def _formats_for(model: Mapping[str, Any]) -> str:
-    """The formats that can store a model."""
-    able = [
-        name
-        for name, row in FORMATS.items()
-        if any(holds.kind in ("", model["name"]) and not holds.wrong(model) for holds in row.holds)
-    ]
-    return f"--format={', '.join(able)} or orbax"
-
-
 def read_weights(
     path: Path,
     arrays: Arrays,
     num_heads: int | None = None,
     default_heads: int | None = None,
-    grid: tuple[int, int] | None = None,
+    grid: Grid | None = None,
     part: str = "",
 ) -> Stored:
     """Converts `arrays` of the file `path` to our names; detects the format by their names.

@@ -17,22 +17,8 @@ from vit_jax.errors import UserError
 from vit_jax.models import modern_vit
 from vit_jax.models.vit import ATTENTION, BLOCKS, POSITIONS
 from vit_jax.pretrained.formats import vit_parts
-from vit_jax.pretrained.formats.names import (
-    DENSE_0,
-    DENSE_1,
-    GATE,
-    KEY,
-    OUT,
-    QKV_BIAS,
-    QKV_KERNEL,
-    QUERY,
-    VALUE,
-    Names,
-    Part,
-    numbers,
-    read_table,
-)
-from vit_jax.pretrained.formats.stored import Arrays, Beside, Stored
+from vit_jax.pretrained.formats.names import Names, Part, block, numbers, read_table
+from vit_jax.pretrained.formats.stored import Arrays, Beside, Grid, Stored
 from vit_jax.pretrained.formats.timm_config import (
     architecture_of,
     arguments_of,
@@ -56,43 +42,29 @@ _TOP: Names = {
     "head/": "head.",
     "head_dist/": "head_dist.",
 }
-_MAP_HEAD: Names = {
-    "probe": "latent",
-    QUERY: "q.",
-    (KEY, VALUE): "kv.",
-    OUT: "proj.",
-    "LayerNorm_0/": "norm.",
-    DENSE_0: "mlp.fc1.",
-    DENSE_1: "mlp.fc2.",
-}
+_MAP_HEAD = block(q_kv="q. kv.", out="proj.", mlp="mlp.fc1. mlp.fc2.")
+_MAP_HEAD |= {"probe": "latent", "LayerNorm_0/": "norm."}
 _STEM: Names = {"conv_root/kernel": "conv.weight", "gn_root/": "norm."}
-_BLOCK: Names = {
-    "LayerNorm_0/": "norm1.",
-    QKV_KERNEL: "attn.qkv.weight",
-    QKV_BIAS: "attn.qkv.bias",
-    OUT: "attn.proj.",
-    "LayerNorm_1/": "norm2.",
-    DENSE_0: "mlp.fc1.",
-    DENSE_1: "mlp.fc2.",
-}
+_BLOCK = block(
+    norms="norm1. norm2.",
+    qkv="attn.qkv.weight attn.qkv.bias",
+    out="attn.proj.",
+    mlp="mlp.fc1. mlp.fc2.",
+)
 _TODAYS: Names = {
     **_BLOCK,
-    f"{QUERY}bias": "attn.q_bias",  # of BEiT and EVA, whose keys have none
-    f"{VALUE}bias": "attn.v_bias",
-    QUERY: "attn.q_proj.",
-    KEY: "attn.k_proj.",
-    VALUE: "attn.v_proj.",
+    **block(qv_biases="attn.q_bias attn.v_bias"),  # of BEiT and EVA, whose keys have none
+    **block(attention="attn.q_proj. attn.k_proj. attn.v_proj. attn.proj."),
     f"{ATTENTION}/query_norm/": "attn.q_norm.",
     f"{ATTENTION}/key_norm/": "attn.k_norm.",
     f"{ATTENTION}/norm/": "attn.norm.",
     "MlpBlock_0/norm/": "mlp.norm.",
-    "LayerScale_0/gamma": "ls1.gamma",
-    "LayerScale_1/gamma": "ls2.gamma",
+    **block(scales="ls1.gamma ls2.gamma"),
 }
-# Other names of parts of a block.
-PACKED: Names = {(GATE, DENSE_0): "mlp.fc1."}  # SwiGLU whose two layers are one
-SPLIT: Names = {GATE: "mlp.fc1_g.", DENSE_0: "mlp.fc1_x."}
-GAMMAS: Names = {"LayerScale_0/gamma": "gamma_1", "LayerScale_1/gamma": "gamma_2"}
+# Other names of parts of a block; two layers of SwiGLU may be one.
+PACKED = block(packed_swiglu="mlp.fc1. mlp.fc2.")
+SPLIT = block(swiglu="mlp.fc1_g. mlp.fc1_x. mlp.fc2.")
+GAMMAS = block(scales="gamma_1 gamma_2")
 # Of a pre-activation ResNet.
 UNIT: Names = {
     "conv_proj/kernel": "downsample.conv.weight",
@@ -117,12 +89,12 @@ def vit_table(*forms: Names, args: Mapping[str, Any] | None = None, stem: str = 
     Those of `forms` come before the usual ones of a block; `stem` is the folder of the first
     convolution of a hybrid.
     """
-    args, block, folder = args or {}, f"{BLOCKS}_{{}}/", "patch_embed.backbone."
+    args, folder = args or {}, "patch_embed.backbone."
     return [
         Part(_TOP),
         Part(_MAP_HEAD, "MAPHead_0/", "attn_pool.", num_heads=args.get("attn_pool_num_heads")),
         Part(_STEM, "", folder + stem),
-        *(Part(names, block, "blocks.{}.") for names in (*forms, _TODAYS)),
+        *(Part(names, f"{BLOCKS}_{{}}/", "blocks.{}.") for names in (*forms, _TODAYS)),
         Part(UNIT, "block{}/unit{}/", f"{folder}stages.{{}}.blocks.{{}}.", shift=1),
         *vit_parts.decoder(["decoder_blocks.{}."], [_BLOCK], args, "decoder_num_heads"),
     ]
@@ -168,7 +140,7 @@ def read_vit(arrays: Arrays, beside: Beside) -> Stored:
     _place_positions(stored, args, beside, is_modern=is_modern)
     if stored.conventions.get("rope", "none") != "none":
         width = stored.params[f"{BLOCKS}_0/{ATTENTION}/query/kernel"].shape[-1]
-        vit_parts.reorder(stored.params, pair_order(width, args))
+        reorder(stored.params, pair_order(width, args))
     return stored
 
 
@@ -225,7 +197,7 @@ def _prepare(arrays: Arrays, num_heads: int) -> None:
                 logging.info("%s: a copy for each head, of those that share it.", key)
 
 
-def _grid(stored: Stored, beside: Beside) -> tuple[int, int] | None:
+def _grid(stored: Stored, beside: Beside) -> Grid | None:
     return beside.grid or grid_of_images(stored.params, stored.kind, stored.image_size)
 
 
@@ -245,10 +217,24 @@ def _is_modern(stored: Stored) -> bool:
 
 
 def pair_order(head_dim: int, args: Mapping[str, Any]) -> np.ndarray:
-    """See `vit_parts.pair_order`. Mixed frequencies have no first axis."""
-    x_first = args.get("rope_grid_indexing") == "xy" and args.get("rope_type") != "mixed"
-    neighbours = not args.get("rope_rotate_half")
-    return vit_parts.pair_order(head_dim, neighbours=neighbours, x_first=x_first)
+    """The place in their heads of each of our features, [d]; see `models/rotary.py`.
+
+    Their pairs may be features 2 k and 2 k + 1, and the first half of them may turn with x; mixed
+    frequencies have no first axis.
+    """
+    pairs = np.arange(head_dim // 2)
+    if args.get("rope_grid_indexing") == "xy" and args.get("rope_type") != "mixed":
+        pairs = np.roll(pairs, head_dim // 4)
+    if args.get("rope_rotate_half"):
+        return np.concatenate([pairs, pairs + head_dim // 2])
+    return np.concatenate([2 * pairs, 2 * pairs + 1])
+
+
+def reorder(params: Arrays, order: np.ndarray) -> None:
+    """Permutes the features of queries and keys, and of their norms, in place."""
+    turned = re.compile(rf"{BLOCKS}_\d+/{ATTENTION}/(?:query|key)(?:_norm)?/.*")
+    for name in filter(turned.fullmatch, list(params)):
+        params[name] = params[name][..., order]
 
 
 def _place_positions(

@@ -11,7 +11,7 @@ from vit_jax.models import mixer
 from vit_jax.models.create import MODELS, variant_defaults
 from vit_jax.models.description import Description, InputSettings
 from vit_jax.pretrained.formats.names import POINTWISE, Names, Op, Part, read_table, write_table
-from vit_jax.pretrained.formats.stored import Arrays, Beside, Holds, Stored
+from vit_jax.pretrained.formats.stored import Arrays, Beside, Holds, Stored, Written
 from vit_jax.pretrained.formats.timm import UNIT
 from vit_jax.pretrained.formats.timm_config import ratio, read_settings, to_config
 
@@ -163,9 +163,7 @@ def _architecture(
     raise UserError(f"timm has no {what}; --format=timm can write {', '.join(known)}.")
 
 
-def _write_mixer(
-    params: Arrays, description: Description, inputs: InputSettings
-) -> tuple[Arrays, dict[str, Any]]:
+def _write_mixer(params: Arrays, description: Description, inputs: InputSettings) -> Written:
     """Like `timm_write.write_vit`, for these models."""
     model = description.model
     args: dict[str, Any] = {
@@ -186,9 +184,7 @@ def _write_mixer(
     return write_table(table, params, "timm"), {"config.json": config}
 
 
-def _write_resnet(
-    params: Arrays, description: Description, inputs: InputSettings
-) -> tuple[Arrays, dict[str, Any]]:
+def _write_resnet(params: Arrays, description: Description, inputs: InputSettings) -> Written:
     model, is_bit = description.model, description.model["name"] == "bit"
     family, known = MODELS[model["name"]], BITS if is_bit else REGNETS
     keys = variant_defaults(model["name"])

@@ -16,7 +16,7 @@ from vit_jax.models.description import Description, InputSettings
 from vit_jax.models.variants import HYBRIDS, SIZES
 from vit_jax.pretrained.formats import vit_parts
 from vit_jax.pretrained.formats.names import write_table
-from vit_jax.pretrained.formats.stored import ONE_TABLE, Arrays, Holds
+from vit_jax.pretrained.formats.stored import ONE_TABLE, Arrays, Holds, Written
 from vit_jax.pretrained.formats.timm import (
     FREQUENCIES,
     GAMMAS,
@@ -24,6 +24,7 @@ from vit_jax.pretrained.formats.timm import (
     RELATIVE_BIAS,
     SPLIT,
     pair_order,
+    reorder,
     vit_table,
 )
 from vit_jax.pretrained.formats.timm_config import ASSUMED, GELUS, POOL, ROPES, ratio, to_config
@@ -72,9 +73,7 @@ def _common_args(description: Description, mlp_dim: int) -> dict[str, Any]:
     }
 
 
-def write_vit(
-    params: Arrays, description: Description, inputs: InputSettings
-) -> tuple[Arrays, dict[str, Any]]:
+def write_vit(params: Arrays, description: Description, inputs: InputSettings) -> Written:
     """Arrays and `config.json` for `timm.create_model("local-dir:FOLDER", pretrained=True)`."""
     model = description.model
     architecture = _architecture(model)
@@ -100,9 +99,7 @@ def write_names(params: Arrays) -> Arrays:
     return write_table(vit_table(stem=stem), params, "timm")
 
 
-def write_mae(
-    params: Arrays, description: Description, inputs: InputSettings
-) -> tuple[Arrays, dict[str, Any]]:
+def write_mae(params: Arrays, description: Description, inputs: InputSettings) -> Written:
     """Arrays for facebookresearch/mae, and a `config.json` with the arguments of its model."""
     model = description.model
     vit_parts.check_square("timm", description)
@@ -134,23 +131,15 @@ _ARCHITECTURES = {
 }
 # What each class cannot do otherwise.
 _CLASSES: dict[str, dict[str, tuple[Any, ...]]] = {
-    "VisionTransformer": {"norm_after": (False,), "map_num_heads": (None,), "map_mlp_dim": (None,)},
-    "Eva": {"dense_bias": (True,), "patch_norm": (False,), "gelu": ("exact",)},
+    "VisionTransformer": vit_parts.defaults("norm_after map_num_heads map_mlp_dim"),
+    "Eva": {**vit_parts.defaults("dense_bias patch_norm"), "gelu": ("exact",)},
     "Beit": {
-        "class_token": (True,),
-        "num_registers": (None,),
+        **vit_parts.defaults("class_token num_registers rope dense_bias qk_norm attention_norm"),
+        **vit_parts.defaults("patch_norm pre_norm norm_after pool_prefix"),
         "position_embedding": ("none",),
-        "rope": ("none",),
         "qkv_bias": ("qv", "none"),
-        "dense_bias": (True,),
-        "qk_norm": (False,),
-        "attention_norm": (False,),
-        "patch_norm": (False,),
-        "pre_norm": (False,),
-        "norm_after": (False,),
         "gelu": ("exact",),
         "classifier": ("token", "gap"),
-        "pool_prefix": (False,),
     },
 }
 
@@ -188,9 +177,7 @@ def _check(model: dict[str, Any], name: str) -> str:
     return _ARCHITECTURES.get(wanted) or _ARCHITECTURES.get(wanted[:3]) or refuse(*keys)
 
 
-def write_modern(
-    params: Arrays, description: Description, inputs: InputSettings
-) -> tuple[Arrays, dict[str, Any]]:
+def write_modern(params: Arrays, description: Description, inputs: InputSettings) -> Written:
     """As `write_vit`."""
     model = description.model
     name = _class_of(model)
@@ -282,7 +269,7 @@ def _modern_arrays(
     params = {key.replace("/RMSNorm_", "/LayerNorm_"): array for key, array in params.items()}
     if model["rope"] != "none":
         order = pair_order(model["hidden_size"] // model["num_heads"], args)
-        vit_parts.reorder(params, np.argsort(order))
+        reorder(params, np.argsort(order))
     others = vit_parts.write_relative_biases(params, RELATIVE_BIAS)
     if model["rope"] == "mixed":
         names = [FREQUENCIES.format(i) for i in range(model["num_layers"])]

@@ -22,7 +22,7 @@ from vit_jax.models.description import Description
 from vit_jax.models.mae import DECODER_BLOCKS, DECODER_POSITIONS
 from vit_jax.models.vit import ATTENTION, BLOCKS, POSITIONS
 from vit_jax.pretrained.formats.names import Names, Part, numbers
-from vit_jax.pretrained.formats.stored import Arrays, Stored, positive
+from vit_jax.pretrained.formats.stored import Arrays, Grid, Stored, positive
 
 DECODER_HEADS = 16  # of every published decoder
 _DECODER: Names = {
@@ -61,6 +61,11 @@ def check_square(format: str, description: Description, what: str = "it") -> Non
         )
 
 
+def defaults(attributes: str) -> dict[str, tuple[Any, ...]]:
+    """The defaults of these attributes of `modern_vit`, as the only values in `Holds.values`."""
+    return {key: (modern_vit.FAMILY.keys[key].default,) for key in attributes.split()}
+
+
 _MODERN = re.compile(
     rf"registers|pooled_norm/.*|Transformer/pre_norm/.*|.*/(?:LayerScale_\d|RMSNorm_\d|query_norm|gate"
     rf"|relative_bias|rope|{ATTENTION}/norm|MlpBlock_0/norm)/.*"
@@ -89,35 +94,10 @@ def join_positions(stored: Stored, tokens: int) -> None:
         raise UserError(f"{tokens} positions before those of the patches, but {start} tokens.")
 
 
-def pair_order(head_dim: int, *, neighbours: bool, x_first: bool) -> np.ndarray:
-    """The place in their heads of each of our features, [d]; see `models/rotary.py`.
-
-    `neighbours`: their pairs are features 2 k and 2 k + 1; `x_first`: the first half of the pairs
-    turns with x.
-    """
-    pairs = np.arange(head_dim // 2)
-    if x_first:
-        pairs = np.roll(pairs, head_dim // 4)
-    if neighbours:
-        return np.concatenate([2 * pairs, 2 * pairs + 1])
-    return np.concatenate([pairs, pairs + head_dim // 2])
-
-
-_TURNED = re.compile(rf"{BLOCKS}_\d+/{ATTENTION}/(?:query|key)(?:_norm)?/.*")
-
-
-def reorder(params: Arrays, order: np.ndarray) -> None:
-    """Permutes the features of queries and keys, and of their norms, in place."""
-    for name in filter(_TURNED.fullmatch, list(params)):
-        params[name] = params[name][..., order]
-
-
 RELATIVE_BIAS = f"{BLOCKS}_{{}}/{ATTENTION}/relative_bias/"
 
 
-def read_relative_bias(
-    stored: Stored, number: int, table: np.ndarray, grid: tuple[int, int] | None
-) -> None:
+def read_relative_bias(stored: Stored, number: int, table: np.ndarray, grid: Grid | None) -> None:
     """Adds BEiT's table [(2h - 1) (2w - 1) + 3, H] of a block; UserError: it is not of this grid.
 
     Its last rows are scores of the class token with patches, of patches with it, and with itself.

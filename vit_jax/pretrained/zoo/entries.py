@@ -28,21 +28,12 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from vit_jax.data.class_names import class_names
+from vit_jax.data.class_names import LABELS, class_names
 from vit_jax.errors import UserError, check_known, nearest
-from vit_jax.models import augreg_names
 from vit_jax.models.create import MODELS, VARIANTS, get_variant, variant_called
+from vit_jax.pretrained.zoo import augreg_names
 
 AUGREG = "gs://vit_models/augreg"  # 50,000 files
-# Numbers of classes of AugReg's pre-training datasets (`ds` in its index) and fine-tuning datasets.
-PRETRAINING = {"i1k": 1000, "i21k": 21843}
-ADAPTATION = {
-    "imagenet2012": 1000,
-    "cifar100": 100,
-    "oxford_iiit_pet": 37,
-    "resisc45": 45,
-    "kitti": 4,  # VTAB's task: distance of the closest vehicle
-}
 _UNITS = {"MiB": 2**20, "GiB": 2**30}
 
 
@@ -136,9 +127,10 @@ def augreg_entry(file: str) -> ZooEntry:
     """Derives an entry from the name of an AugReg file, with or without `.npz`; else UserError."""
     file = file.removesuffix(".npz")
     parts = augreg_names.parse(file)
-    num_classes, labels = PRETRAINING[parts.data], augreg_names.DATASETS[parts.data]
+    labels = augreg_names.DATASETS[parts.data]
+    num_classes = LABELS[labels]
     if parts.adapt_dataset:
-        num_classes = ADAPTATION[parts.adapt_dataset]
+        num_classes = augreg_names.ADAPTATION[parts.adapt_dataset]
         labels = "imagenet2012" if parts.adapt_dataset == "imagenet2012" else ""
     note = "May have a tanh layer before its head: ImageNet-only files exist with and without."
     return ZooEntry(
