@@ -327,7 +327,7 @@ def test_script_shows(script: Script) -> None:
     text = script("zoo.py", "show", "deit/deit_base_distilled_patch16_384").stdout
     for part in ("d0272ac0", "85.2 % imagenet2012", "deit_eval(384)", "predict.py"):
         assert part in text
-    shown = zoo.show(ENTRIES["imagenet21k/ViT-B_16"])
+    shown = script("zoo.py", "show", "imagenet21k/ViT-B_16").stdout
     assert "heads are" not in shown
     assert "predict.py" not in shown  # its head is zero
     assert "finetune.py --config=configs/finetune.py:B/16,cifar10" in shown

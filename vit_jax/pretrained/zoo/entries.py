@@ -24,11 +24,11 @@ import dataclasses
 import fnmatch
 import functools
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from vit_jax.data.class_names import LABELS, class_names
+from vit_jax.data.class_names import LABELS
 from vit_jax.errors import UserError, check_known, nearest
 from vit_jax.models.create import MODELS, VARIANTS, get_variant, variant_called
 from vit_jax.pretrained.zoo import augreg_names
@@ -209,38 +209,3 @@ def filter_entries(*, min_accuracy: float | None = None, **fields: Any) -> list[
         text = ", ".join(f"{key}={value}" for key, value in given.items())
         raise UserError(f"no checkpoint matches all of {text}; drop one.")
     return rows
-
-
-def table(rows: Iterable[ZooEntry]) -> str:
-    """One line per entry in aligned columns: text left, numbers right."""
-    lines = [("name", "variant", "pixels", "classes", "size", "ImageNet", "by")]
-    for row in rows:
-        top1 = [(f"{each.percent:.1f}", each.by) for each in row.on_imagenet]
-        cells = (row.name, row.variant or "-", str(row.resolution), str(row.num_classes))
-        lines.append((*cells, row.size or "-", *(top1[0] if top1 else ("-", "-"))))
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    form = "  ".join(f"{{:{'<<>>>><'[i]}{width}}}" for i, width in enumerate(widths))
-    return "\n".join(form.format(*line) for line in lines)
-
-
-def show(entry: ZooEntry) -> str:
-    """Every known field, and the commands that use the checkpoint."""
-    fields = {field.name: getattr(entry, field.name) for field in dataclasses.fields(entry)}
-    fields["accuracy"] = "; ".join(map(str, entry.accuracy))
-    fields |= {key: entry.model.get(key, "") for key in ("classifier", "position_embedding")}
-    if entry.labels:
-        names = class_names(entry.labels)
-        fields["labels"] = f"{entry.labels} ({names[0]} ... {names[-1]})"
-    lines = [
-        f"  {name:<21}{value}" for name, value in fields.items() if value not in ("", None, {})
-    ]
-    commands = [f"zoo.py get {entry.name}"]
-    # Not the zeros of imagenet21k, and not the projections of image-text models.
-    if entry.family == "augreg" or (entry.labels and entry.family != "imagenet21k"):
-        commands.append(f"predict.py {entry.name} IMAGE...")
-    if entry.labels == "imagenet2012":
-        commands.append(f"evaluate.py {entry.name} --dataset=imagenet2012 --split=validation")
-    model = f"{entry.variant},cifar10 --config.pretrained.source={entry.name}"
-    model = f"{entry.name},cifar10" if entry.attributes else model
-    commands.append(f"finetune.py --config=configs/finetune.py:{model} --workdir=/tmp/cifar10")
-    return "\n".join([*lines, "", *(f"  python scripts/{each}" for each in commands)])
