@@ -3,7 +3,7 @@ from typing import Any
 import numpy as np
 
 from tests.flat_params import Flat, adapt, distilled, shapes, small
-from vit_jax.models.create import create_model
+from vit_jax.models.create import MODELS, create_model
 from vit_jax.models.vit import POSITIONS
 from vit_jax.parameters.table import abstract_params
 from vit_jax.pretrained.fit.adapt import report_text
@@ -155,9 +155,9 @@ def test_distilled_models() -> None:
 def test_an_encoder_with_positions_of_tokens_becomes_one_of_today() -> None:
     """As MAE is fine-tuned: positions of the patches alone, and the norm after pooling."""
     loaded = small(num_heads=2)
-    model = infer_model(loaded, "vit", {}) | {"name": "modern_vit", "num_classes": 3}
-    model |= {"classifier": "gap", "final_norm": "pooled", "position_embedding": "learned"}
-    del model["resnet_layers"], model["resnet_width_factor"], model["representation_size"]
+    model = infer_model(loaded, "vit", {})
+    model = {key: value for key, value in model.items() if key in MODELS["modern_vit"].keys}
+    model |= {"name": "modern_vit", "num_classes": 3, "classifier": "gap", "final_norm": "pooled"}
     like = flatten_names(abstract_params(create_model(**model), (32, 32, 3)))
     params, report = adapt(loaded, like, grid=(2, 2))
     positions = loaded["Transformer/posembed_input/pos_embedding"]

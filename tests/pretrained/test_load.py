@@ -271,9 +271,7 @@ def test_our_own_files_are_what_their_description_says(
 ) -> None:
     """Also of a kind of model that somebody adds: nothing is recognised, nothing inferred."""
     row = Row("color/(?:kernel|bias)", (None, "classes"), LAST, role="head")
-    family = Family(
-        module=Linear, title="a line", acronym="L", rows=(row,), sizes={}, infer=lambda _: {}
-    )
+    family = Family(module=Linear, title="a line", acronym="L", rows=(row,), infer=lambda _: {})
     monkeypatch.setitem(create.MODELS, "linear", family)
     params = {"color/kernel": np.ones((3, 2), "f"), "color/bias": np.zeros(2, "f")}
     write_arrays(tmp_path / "params.npz", params)

@@ -220,7 +220,7 @@ def _read_checkpoint(path: Path, part: str) -> Stored:
 
 
 def _description_of(file: Path, part: str) -> _Ours | None:
-    """What is beside a file (NAME.json, or `model.json` in our folders), of its first part if ""."""
+    """What is beside a file, NAME.json or `model.json` in our folders; of its first part if ""."""
     in_folder = file.name.startswith((PARAMS_FILE, WEIGHTS_FILE, TORCH_FILE))
     path = file.parent / MODEL_FILE if in_folder else file.with_suffix(".json")
     if not path.is_file():

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from vit_jax.errors import UserError
-from vit_jax.models import modern_vit
 from vit_jax.models.description import Description, InputSettings
+from vit_jax.models.later import modern_vit
 from vit_jax.models.vit import POSITIONS
 from vit_jax.pretrained.formats import vit_parts
 from vit_jax.pretrained.formats.huggingface_config import to_settings

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from vit_jax.errors import UserError
-from vit_jax.models import modern_vit
+from vit_jax.models.later import modern_vit
 from vit_jax.models.vit import ATTENTION, BLOCKS, POSITIONS
 from vit_jax.pretrained.formats import vit_parts
 from vit_jax.pretrained.formats.names import Names, Part, block, numbers, read_table
@@ -217,7 +217,7 @@ def _is_modern(stored: Stored) -> bool:
 
 
 def pair_order(head_dim: int, args: Mapping[str, Any]) -> np.ndarray:
-    """The place in their heads of each of our features, [d]; see `models/rotary.py`.
+    """The place in their heads of each of our features, [d]; see `models/later/rotary.py`.
 
     Their pairs may be features 2 k and 2 k + 1, and the first half of them may turn with x; mixed
     frequencies have no first axis.

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from vit_jax.errors import UserError
-from vit_jax.models import mixer
-from vit_jax.models.create import MODELS, variant_defaults
+from vit_jax.models.create import MODELS, VARIANTS_OF, variant_defaults
 from vit_jax.models.description import Description, InputSettings
+from vit_jax.models.later import mixer
 from vit_jax.pretrained.formats.names import POINTWISE, Names, Op, Part, read_table, write_table
 from vit_jax.pretrained.formats.stored import Arrays, Beside, Holds, Stored, Written
 from vit_jax.pretrained.formats.timm import UNIT
@@ -156,7 +156,7 @@ def _architecture(
         has_scale = model.get("layer_scale_init") is not None  # timm knows its start
         return [has_scale, *(model[key] for key in keys)]
 
-    defaults, sizes = variant_defaults(model["name"]), MODELS[model["name"]].sizes
+    defaults, sizes = variant_defaults(model["name"]), VARIANTS_OF[model["name"]]
     for variant, architecture in known.items():
         if sizes_of({**defaults, **sizes[variant]}) == sizes_of(model):
             return architecture

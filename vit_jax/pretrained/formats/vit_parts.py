@@ -17,9 +17,9 @@ import numpy as np
 
 from vit_jax.errors import UserError
 from vit_jax.files.paths import reading
-from vit_jax.models import modern_vit
 from vit_jax.models.description import Description
-from vit_jax.models.mae import DECODER_BLOCKS, DECODER_POSITIONS
+from vit_jax.models.later import modern_vit
+from vit_jax.models.later.mae import DECODER_BLOCKS, DECODER_POSITIONS
 from vit_jax.models.vit import ATTENTION, BLOCKS, POSITIONS
 from vit_jax.pretrained.formats.names import Names, Part, numbers
 from vit_jax.pretrained.formats.stored import Arrays, Grid, Stored, positive
