@@ -252,6 +252,7 @@ class Linear(nn.Module):
 
     num_classes: int
     dtype: Any = None
+    kind = "linear"
     prefix_tokens = ()
     logits_per_token = False
     pixels_per_token = (1, 1)
