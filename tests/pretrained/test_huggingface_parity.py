@@ -18,7 +18,6 @@ from tests.pretrained import weights
 from tests.pretrained.weights import difference, randomise
 from vit_jax.data.preprocess import parse
 from vit_jax.inference.load import load_model
-from vit_jax.pretrained.arrays import read_arrays, write_safetensors
 from vit_jax.pretrained.formats import huggingface_config
 from vit_jax.trees import flatten_names, unflatten_names
 
@@ -101,48 +100,6 @@ def test_we_read_what_transformers_saves(size: str, depth: int, tmp_path: Path) 
     assert loaded.description.image_shape == (96, 96, 3)
     ours = weights.logits(loaded.module, loaded.params, images)
     assert difference(ours, theirs) < SAME
-
-    # What it saves has the classic names; the running version has new ones, which are read as well.
-    state = {name: value.numpy() for name, value in model.state_dict().items()}
-    classic = read_arrays(tmp_path / "folder" / "model.safetensors").keys()
-    assert "vit.encoder.layer.0.attention.attention.query.weight" in classic
-    assert "vit.layers.0.attention.q_proj.weight" in state
-    write_safetensors(tmp_path / "state.safetensors", state, {})
-    again = load_model(tmp_path / "state.safetensors", num_heads=loaded.module.num_heads)
-    weights.assert_same(flatten_names(again.params), flatten_names(loaded.params))
-
-
-def test_the_bare_model_and_its_pooler(tmp_path: Path) -> None:
-    """google/vit-base-patch16-224-in21k is a ViTModel, whose pooler is the pre_logits layer."""
-    config = transformers.ViTConfig(**SIZES["Ti"], image_size=32, num_hidden_layers=2)
-    model = transformers.ViTModel(config)
-    randomise(model)
-    model.save_pretrained(tmp_path)
-    images = golden.images(2, 32, 32)
-    with torch.no_grad():
-        output = model.eval()(pixel_values=torch.from_numpy(images.transpose(0, 3, 1, 2).copy()))
-    loaded = load_model(tmp_path)
-    sizes = loaded.description.model
-    assert (sizes["representation_size"], sizes["num_classes"]) == (192, 0)
-    ours = weights.logits(loaded.module, loaded.params, images)
-    assert difference(ours, output.pooler_output.numpy()) < SAME
-
-
-def test_distilled_deit_both_ways(tmp_path: Path) -> None:
-    config = transformers.DeiTConfig(**SIZES["Ti"], image_size=64, num_hidden_layers=3)
-    config.num_labels = 10
-    model = transformers.DeiTForImageClassificationWithTeacher(config)
-    randomise(model)
-    model.save_pretrained(tmp_path / "theirs")
-    images = golden.images(2, 64, 64)
-    theirs = their_logits(model, images)
-    loaded = load_model(tmp_path / "theirs")
-    assert loaded.description.model["name"] == "deit"
-    assert difference(weights.logits(loaded.module, loaded.params, images), theirs) < SAME
-    flat = flatten_names(loaded.params)
-    weights.write(tmp_path / "ours", "huggingface", loaded.module, flat, (64, 64, 3), "deit")
-    again = load("DeiTForImageClassificationWithTeacher", tmp_path / "ours")
-    assert difference(their_logits(again, images), theirs) == 0.0
 
 
 def test_class_names_and_preprocessing_come_along(tmp_path: Path) -> None:
@@ -232,11 +189,3 @@ def test_rectangles_both_ways(tmp_path: Path) -> None:
     weights.write(tmp_path / "ours", "huggingface", loaded.module, flat, (32, 48, 3))
     again = load("ViTForImageClassification", tmp_path / "ours")
     assert difference(their_logits(again, images), theirs) == 0.0
-
-
-def test_a_pooler_beside_a_distillation_token_is_left_out(tmp_path: Path) -> None:
-    config = transformers.DeiTConfig(**SIZES["Ti"], image_size=32, num_hidden_layers=1)
-    transformers.DeiTModel(config).save_pretrained(tmp_path)
-    loaded = load_model(tmp_path)
-    assert loaded.description.model["name"] == "deit"
-    assert "pooler" in loaded.report["dropped"]["pre_logits/kernel"]

@@ -8,7 +8,6 @@ from typing import Any
 
 import jax
 import numpy as np
-import pytest
 import torch
 
 from tests import golden
@@ -17,11 +16,9 @@ from tests.pretrained import weights
 from tests.pretrained.test_timm_parity import SAME, arrays_of, their_logits
 from tests.pretrained.weights import difference, randomise
 from vit_jax.inference.load import load_model
-from vit_jax.models.create import VARIANTS
 from vit_jax.models.features import feature_function
 from vit_jax.parameters.table import abstract_params
 from vit_jax.pretrained.arrays import write_safetensors
-from vit_jax.pretrained.formats.timm_write import write_names
 from vit_jax.pretrained.load import load_pretrained
 from vit_jax.trees import flatten_names, unflatten_names
 
@@ -69,40 +66,6 @@ def test_deit_3_of_timm_and_of_facebook(tmp_path: Path) -> None:
     weights.write(folder, "timm", ours.module, flat, (64, 64, 3), "modern_vit")
     again = timm.create_model(f"local-dir:{folder}", pretrained=True)
     assert difference(their_logits(again, images), theirs) == 0.0
-
-
-@pytest.mark.parametrize(
-    "kwargs",
-    [
-        {"no_embed_class": False},  # as vit_small_patch16_36x1, DINOv2
-        {"class_token": False, "global_pool": "avg", "fc_norm": False},  # as vit_medium_*_gap
-        {"class_token": False, "global_pool": "map"},
-    ],
-)
-def test_layer_scale_of_others(kwargs: dict[str, Any], tmp_path: Path) -> None:
-    """A position of the class token is part of the class token here."""
-    model, images = their_model(**kwargs), golden.images(2, 64, 64)
-    write_safetensors(tmp_path / "timm.safetensors", arrays_of(model), {})
-    loaded = load_model(tmp_path / "timm.safetensors", num_heads=3)
-    assert loaded.params["posembed_patches"]["pos_embedding"].shape == (1, 16, 48)
-    ours = weights.logits(loaded.module, loaded.params, images)
-    assert difference(ours, their_logits(model, images)) < SAME
-
-
-@pytest.mark.parametrize("variant", [name for name in VARIANTS if name.startswith("DeiT3")])
-def test_every_size_by_names_and_shapes(variant: str) -> None:
-    """Those of timm's deit3_*; blocks are equal, so two of them do."""
-    module = weights.module_of(variant, num_classes=10, num_layers=2)
-    shapes = flatten_names(abstract_params(module, (224, 224, 3)))
-    params = {name: np.broadcast_to(np.float32(0), leaf.shape) for name, leaf in shapes.items()}
-    ours = {name: array.shape for name, array in write_names(params).items()}
-    sizes = {"S": "small", "M": "medium", "B": "base", "L": "large", "H": "huge"}
-    size, _, patch = variant.removeprefix("DeiT3-").partition("/")
-    with weights.without_numbers():
-        theirs = timm.create_model(f"deit3_{sizes[size]}_patch{patch}_224", num_classes=10)
-        assert len(theirs.blocks) == VARIANTS[variant]["num_layers"]
-        theirs.blocks = theirs.blocks[:2]
-    assert ours == {name: tuple(value.shape) for name, value in theirs.state_dict().items()}
 
 
 def test_positions_are_interpolated_without_a_row_for_the_class_token(tmp_path: Path) -> None:
