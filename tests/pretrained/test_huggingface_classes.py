@@ -22,7 +22,6 @@ from vit_jax.inference.load import load_model
 from vit_jax.models.create import create_model
 from vit_jax.models.features import feature_function
 from vit_jax.pretrained.arrays import read_arrays, write_safetensors
-from vit_jax.pretrained.formats.huggingface_config import read_settings
 from vit_jax.trees import flatten_names
 
 transformers: Any = None  # imported when the first test begins: it takes 3 s
@@ -281,34 +280,6 @@ def test_larger_images_as_transformers_takes_them(cls: str, method: str, tmp_pat
     theirs = their_features(model, images)
     loaded = load_model(tmp_path, image_size=(48, 64), posemb=method)
     assert_close(ours(loaded, theirs, images), theirs)
-
-
-@pytest.mark.parametrize(
-    ("processor", "image_size", "expected"),
-    [
-        # facebook/dinov2-base: positions of 518 pixels, images of 224.
-        (
-            {"image_processor_type": "BitImageProcessor", "size": {"shortest_edge": 256}},
-            518,
-            "resize_small(592, 'pillow_bicubic', 'down')|central_crop(518, 518, {})",
-        ),
-        # openai/clip-vit-base-patch32, of before sizes had names.
-        (
-            {"feature_extractor_type": "CLIPFeatureExtractor", "size": 224},
-            224,
-            "resize_small(224, 'pillow_bicubic', 'down')|central_crop(224, 224, {})",
-        ),
-        (
-            {"size": {"height": 224, "width": 224}, "do_center_crop": None},
-            224,
-            "resize(224, 224, 'pillow_bicubic')",
-        ),
-    ],
-)
-def test_processors(processor: dict[str, Any], image_size: int, expected: str) -> None:
-    settings = {"resample": 3, "do_center_crop": True, "crop_size": 224, "do_normalize": True}
-    found = read_settings({"image_size": image_size}, {**settings, **processor})
-    assert found.eval_preprocess == "decode|" + expected.format("rounding='nearest'")
 
 
 @pytest.mark.parametrize(

@@ -10,16 +10,10 @@ import torch
 
 from tests import golden
 from tests.flat_params import adapt
-from tests.peers import import_timm
 from vit_jax.errors import UserError
 from vit_jax.models.create import VARIANTS, create_model
 from vit_jax.models.resnet import weight_standardize
-from vit_jax.pretrained.fit.resize import (
-    interpolate_posembed,
-    mix_channels,
-    mixing_matrix,
-    resize_patch_kernel,
-)
+from vit_jax.pretrained.fit.resize import interpolate_posembed, mixing_matrix, resize_patch_kernel
 from vit_jax.trees import flatten_names, unflatten_names
 
 KEYS = sorted({key.rpartition("_")[0] for key in golden.arrays("posembed")})
@@ -255,15 +249,6 @@ def test_channels_keep_the_logits_they_promise(old: int, new: int, method: str) 
     assert list(report["adapted"]) == ["embedding/kernel"]
     mixing = mixing_matrix(old, new, method)
     np.testing.assert_allclose(images @ mixing.T, as_seen_before(images, old, method), atol=1e-6)
-
-
-@pytest.mark.parametrize(("new", "method"), [(1, "sum"), (4, "tile"), (6, "tile")])
-def test_channels_as_timm_adapts_them(new: int, method: str) -> None:
-    timm = import_timm()
-    kernel = np.random.default_rng(0).normal(size=(4, 4, 3, 5)).astype(np.float32)
-    weight = torch.from_numpy(kernel.transpose(3, 2, 0, 1).copy())
-    theirs = timm.models.adapt_input_conv(new, weight).numpy().transpose(2, 3, 1, 0)
-    np.testing.assert_allclose(mix_channels(kernel, new, method), theirs, rtol=0, atol=1e-6)
 
 
 def hybrid(channels: int) -> tuple[Any, Flat]:
