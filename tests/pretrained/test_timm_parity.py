@@ -25,7 +25,7 @@ from tests.pretrained.weights import difference, randomise
 from vit_jax.errors import UserError
 from vit_jax.files.paths import write_arrays, write_json
 from vit_jax.inference.load import load_model
-from vit_jax.models.create import variant_of
+from vit_jax.models.create import create_model, variant_of
 from vit_jax.models.features import feature_function
 from vit_jax.parameters.table import abstract_params
 from vit_jax.pretrained.arrays import write_safetensors
@@ -326,3 +326,15 @@ def test_intermediate_layers_are_those_of_timm(tmp_path: Path) -> None:
         assert difference(found[f"block_{i}_normed"], theirs) < SAME
     assert difference(found["tokens"], last) < SAME
     assert difference(found["register_3"], last[:, 4]) < SAME
+
+
+def test_a_pooling_of_other_sizes_than_the_blocks_is_written_as_evas(tmp_path: Path) -> None:
+    """timm's VisionTransformer has none; Eva needs no rotary positions."""
+    sizes = {**weights.SMALL, "name": "modern_vit", "gelu": "exact", "classifier": "map"}
+    module = create_model(**sizes, map_mlp_dim=32, class_token=False, num_classes=5)
+    params, images = weights.seeded(module, (32, 32, 3)), golden.images(2, 32, 32)
+    weights.write(tmp_path, "timm", module, params, (32, 32, 3), "modern_vit")
+    model = timm.create_model(f"local-dir:{tmp_path}", pretrained=True)
+    assert type(model).__name__ == "Eva"
+    ours = weights.logits(module, unflatten_names(params), images)
+    assert difference(their_logits(model, images), ours) < SAME

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from vit_jax.errors import UserError
+from vit_jax.models.family import axis_of
 from vit_jax.models.later import modern_vit
 from vit_jax.models.vit import ATTENTION, BLOCKS, POSITIONS
 from vit_jax.pretrained.formats import vit_parts
@@ -248,7 +249,7 @@ def _place_positions(
     """
     tokens, posemb = num_prefix_tokens(stored.params, stored.kind), stored.params.get(POSITIONS)
     if is_modern:
-        tokens = sum(stored.params[n].shape[1] for n in ("cls", "registers") if n in stored.params)
+        tokens = sum(axis_of(stored.params, name, 3, 1) or 0 for name in ("cls", "registers"))
     if posemb is None or posemb.ndim != 3:
         return
     count, grid = posemb.shape[1], _grid(stored, beside)

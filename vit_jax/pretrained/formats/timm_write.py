@@ -7,6 +7,7 @@ gives what a `config.json` cannot: the epsilon and the kind of MLP; `model_args`
 
 from __future__ import annotations
 
+import functools
 from typing import Any, NoReturn
 
 import numpy as np
@@ -129,46 +130,19 @@ _ARCHITECTURES = {
     ("Eva", "rms", 1e-6): "vit_base_patch16_sapiens2",
     ("Beit", "layer", 1e-6): "beit_base_patch16_224",
 }
-# What each class cannot do otherwise.
-_CLASSES: dict[str, dict[str, tuple[Any, ...]]] = {
-    "VisionTransformer": vit_parts.defaults("norm_after map_num_heads map_mlp_dim"),
-    "Eva": {**vit_parts.defaults("dense_bias patch_norm"), "gelu": ("exact",)},
-    "Beit": {
-        **vit_parts.defaults("class_token num_registers rope dense_bias qk_norm attention_norm"),
-        **vit_parts.defaults("patch_norm pre_norm norm_after pool_prefix"),
-        "position_embedding": ("none",),
-        "qkv_bias": ("qv", "none"),
-        "gelu": ("exact",),
-        "classifier": ("token", "gap"),
-    },
-}
-
-
-def _class_of(model: dict[str, Any]) -> str:
-    if model["relative_bias"]:
-        return "Beit"
-    is_eva = model["rope"] != "none" or model["qkv_bias"] == "qv" or model["norm_after"]
-    return "Eva" if is_eva else "VisionTransformer"
 
 
 def _check(model: dict[str, Any], name: str) -> str:
-    """The architecture; UserError for an attribute that the class does not have."""
+    """The architecture; UserError for attributes that the class does not have together."""
 
     def refuse(*keys: str) -> NoReturn:
         values = ", ".join(f"model.{key}={model[key]!r}" for key in keys)
         raise UserError(f"timm has no {name} with {values}; use --format=npz or orbax.")
 
-    for key, values in _CLASSES[name].items():
-        if model[key] not in values:
-            refuse(key)
     if model["patch_bias"] == model["pre_norm"]:
         refuse("pre_norm", "patch_bias")
     if model["mlp"] == "swiglu" and model["gelu"] != "exact":
         refuse("mlp", "gelu")
-    if name == "Beit" and model["final_norm"] != (
-        "pooled" if model["classifier"] == "gap" else "tokens"
-    ):
-        refuse("classifier", "final_norm")
     prefix = model["class_token"] or model["num_registers"]
     if name == "Eva" and prefix and model["pool_prefix"] != (model["classifier"] == "map"):
         refuse("classifier", "pool_prefix")
@@ -177,10 +151,11 @@ def _check(model: dict[str, Any], name: str) -> str:
     return _ARCHITECTURES.get(wanted) or _ARCHITECTURES.get(wanted[:3]) or refuse(*keys)
 
 
-def write_modern(params: Arrays, description: Description, inputs: InputSettings) -> Written:
-    """As `write_vit`."""
+def write_modern(
+    name: str, params: Arrays, description: Description, inputs: InputSettings
+) -> Written:
+    """As `write_vit`, for this class of timm."""
     model = description.model
-    name = _class_of(model)
     architecture = _check(model, name)
     pooling, mlp_dim = POOL[model["classifier"]], model["mlp_dim"]
     if name == "VisionTransformer" and (model["mlp"], model["norm_kind"]) == ("swiglu", "layer"):
@@ -283,9 +258,31 @@ def _modern_arrays(
 
 
 _POOLED = {"classifier": tuple(POOL)}
+_OF_VIT = {
+    **vit_parts.defaults("relative_bias rope norm_after map_num_heads map_mlp_dim"),
+    "qkv_bias": ("qkv", "none"),
+}
+_OF_EVA = {**vit_parts.defaults("relative_bias dense_bias patch_norm"), "gelu": ("exact",)}
+_OF_BEIT = {
+    **vit_parts.defaults("class_token num_registers rope dense_bias qk_norm attention_norm"),
+    **vit_parts.defaults("patch_norm pre_norm norm_after pool_prefix"),
+    "relative_bias": (True,),
+    "position_embedding": ("none",),
+    "qkv_bias": ("qv", "none"),
+    "gelu": ("exact",),
+}
+
+
+def _todays(name: str, values: dict[str, tuple[Any, ...]]) -> Holds:
+    return Holds("modern_vit", functools.partial(write_modern, name), _POOLED | values, name=name)
+
+
 TIMM = (
     Holds("vit", write_vit, {**_POOLED, **ONE_TABLE}, ASSUMED),
     Holds("deit", write_vit, {**_POOLED, **ONE_TABLE}, ASSUMED),
-    Holds("modern_vit", write_modern, _POOLED),
+    _todays("VisionTransformer", _OF_VIT),
+    _todays("Eva", _OF_EVA),
+    _todays("Beit", _OF_BEIT | {"classifier": ("token",), "final_norm": ("tokens",)}),
+    _todays("Beit", _OF_BEIT | {"classifier": ("gap",), "final_norm": ("pooled",)}),
     Holds("mae", write_mae, {"num_classes": (0,)}, {**ASSUMED, "gelu": "exact"}),
 )

@@ -18,6 +18,7 @@ import numpy as np
 from vit_jax.errors import UserError
 from vit_jax.files.paths import reading
 from vit_jax.models.description import Description
+from vit_jax.models.family import axis_of
 from vit_jax.models.later import modern_vit
 from vit_jax.models.later.mae import DECODER_BLOCKS, DECODER_POSITIONS
 from vit_jax.models.vit import ATTENTION, BLOCKS, POSITIONS
@@ -83,10 +84,10 @@ def join_positions(stored: Stored, tokens: int) -> None:
     stored.rename(POSITIONS, modern_vit.POSITIONS)
     stored.params[modern_vit.POSITIONS] = positions[:, tokens:]  # [1, h*w, D]
     start = 0
-    for name in [name for name in ("cls", "registers") if name in stored.params]:
-        if start == tokens:
-            break
-        count = stored.params[name].shape[1]
+    for name in ("cls", "registers"):
+        count = axis_of(stored.params, name, 3, 1)
+        if count is None or start == tokens:
+            continue
         stored.params[name] = stored.params[name] + positions[:, start : start + count]
         stored.changed[name] = "its position added"
         start += count
