@@ -89,8 +89,6 @@ MISFITS: dict[str, tuple[Any, ...]] = {
         {},
         "To fix: model.hidden_size=64 (now 32); model.num_heads=4 (now 2).",
     ),
-    "deeper": ({"num_layers": 3}, {}, "To fix: model.num_layers=3 (now 1)."),
-    "mlp": ({"mlp_dim": 64}, {}, "To fix: model.mlp_dim=64 (now 128)."),
     "hybrid": (
         STAGES,
         {"patch_size": 2, "image": (4, 4, 3)},
@@ -105,16 +103,6 @@ MISFITS: dict[str, tuple[Any, ...]] = {
         {"classifier": "map"},
         {"classifier": "gap"},
         "To fix: model.classifier=map (now gap).",
-    ),
-    "no map": (
-        {"classifier": "gap"},
-        {"classifier": "map"},
-        "To fix: model.classifier=gap (now map).",
-    ),
-    "representation": (
-        {"representation_size": 16},
-        {"representation_size": 8},
-        "To fix: model.representation_size=16 (now 8).",
     ),
     "no representation": (
         {},

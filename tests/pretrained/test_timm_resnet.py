@@ -148,25 +148,13 @@ def shapes_of(architecture: str) -> dict[str, np.ndarray]:
 
 @pytest.mark.parametrize("variant", NAMES)
 def test_names_and_sizes_of_timms_models(variant: str) -> None:
-    kind = VARIANTS[variant]["name"]
-    arrays = shapes_of(KINDS[kind][variant])
-    buffers = [n for n in arrays if "running" in n]
-    trained = sum(x.size for n, x in arrays.items() if not n.endswith("tracked")) - sum(
-        arrays[name].size for name in buffers
-    )
-    stored = read_weights(Path("x.safetensors"), dict(arrays))
+    arrays = shapes_of(KINDS[VARIANTS[variant]["name"]][variant])
+    stored = read_weights(Path("x.safetensors"), arrays)
     assert not stored.unexpected
     assert VARIANTS[variant].items() <= infer_model(stored.params, stored.kind, {}).items()
-    if variant not in ("R50x1", "RegNetY-400MF", "RegNetY-16GF"):  # tracing the others takes long
-        return
-    module = weights.module_of(variant, num_classes=1000)
-    like = flatten_names(golden.abstract_params(module, (1, 64, 64, 3)))
-    assert {n: x.shape for n, x in stored.params.items()} == {n: x.shape for n, x in like.items()}
-    statistics = {n: x for n, x in like.items() if n.rpartition("/")[2] in ("mean", "var")}
-    assert len(statistics) == len(buffers)
-    assert count_parameters(like) - count_parameters(statistics) == trained
     if variant == "RegNetY-16GF":
-        assert trained == 83_590_140  # 84M in DeiT's table
+        learned = {n: x for n, x in stored.params.items() if not n.endswith(("/mean", "/var"))}
+        assert count_parameters(learned) == 83_590_140  # 84M in DeiT's table
 
 
 @pytest.mark.parametrize(
