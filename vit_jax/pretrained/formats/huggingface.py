@@ -25,7 +25,7 @@ from vit_jax.pretrained.formats.stored import Arrays, Beside, Grid, Stored
 _NOT_IMAGES = {"audio-spectrogram-transformer": "sounds", "videomae": "videos", "vivit": "videos"}
 
 
-def is_huggingface(arrays: Arrays, _: str) -> bool:
+def detect(arrays: Arrays, _: str) -> bool:
     return find_kind(arrays) is not None
 
 

@@ -10,6 +10,7 @@ from vit_jax.errors import UserError, check_known, list_names
 from vit_jax.files.paths import reading
 from vit_jax.models.description import HALF, Description, InputSettings
 from vit_jax.pretrained.formats.stored import Stored, numbers_of, pair, positive
+from vit_jax.pretrained.formats.vit_parts import renamed
 
 GELUS = {
     "gelu": "exact",
@@ -173,12 +174,8 @@ def _to_preprocessor(inputs: InputSettings) -> dict[str, Any]:
 
 
 # Their names of sizes; those of a decoder have the same prefix as ours.
-_SIZES = {
-    "hidden_size": "hidden_size",
-    "num_hidden_layers": "num_layers",
-    "num_attention_heads": "num_heads",
-    "intermediate_size": "mlp_dim",
-}
+_SIZES = "{0}hidden_size {0}num_hidden_layers={0}num_layers {0}num_attention_heads={0}num_heads "
+_SIZES += "{0}intermediate_size={0}mlp_dim"
 
 
 def to_settings(
@@ -192,11 +189,8 @@ def to_settings(
     config = {
         "architectures": [architecture],
         "model_type": model_type,
-        **{
-            f"{prefix}{key}": model[f"{prefix}{ours}"]
-            for prefix in ("", *(["decoder_"] if "decoder_num_layers" in model else []))
-            for key, ours in _SIZES.items()
-        },
+        **renamed(model, _SIZES.format("")),
+        **(renamed(model, _SIZES.format("decoder_")) if "decoder_num_layers" in model else {}),
         "hidden_act": next(act for act in _WRITTEN if GELUS[act] == model["gelu"]),
         "layer_norm_eps": model["layer_norm_epsilon"],
         "image_size": height if height == width else [height, width],

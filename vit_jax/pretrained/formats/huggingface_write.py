@@ -113,13 +113,9 @@ def _settings(model: dict[str, Any], cls: _Class) -> dict[str, Any]:
             "use_gated_mlp": gated,
             "layerscale_value": init,
             "num_register_tokens": model["num_registers"] or 0,
-            "rope_theta": model["rope_base"],
-            "pos_embed_rescale": model["rope_jitter"],
-            "query_bias": "q" in model["qkv_bias"],
-            "key_bias": "k" in model["qkv_bias"],
-            "value_bias": "v" in model["qkv_bias"],
-            "proj_bias": model["dense_bias"],
-            "mlp_bias": model["dense_bias"],
+            **{f"{name}_bias": name[0] in model["qkv_bias"] for name in ("query", "key", "value")},
+            **vit_parts.renamed(model, "rope_theta=rope_base pos_embed_rescale=rope_jitter"),
+            **vit_parts.renamed(model, "proj_bias=dense_bias mlp_bias=dense_bias"),
         }
     if cls is _VIT:
         return {"qkv_bias": model["qkv_bias"] == "qkv"}

@@ -40,18 +40,15 @@ from vit_jax.pretrained.formats.stored import (
 from vit_jax.pretrained.formats.vit_parts import DECODER_HEADS
 from vit_jax.pretrained.infer import num_prefix_tokens
 
-
-class Reader(NamedTuple):
-    """Reads one of the naming schemes of a format."""
-
-    detect: Callable[[Arrays, str], bool]  # (arrays, part of the file or "")
-    read: Callable[[Arrays, Beside], Stored]
+# Whether arrays, or a part of the file ("": any), are of a naming scheme; and its reader.
+Detect = Callable[[Arrays, str], bool]
+Read = Callable[[Arrays, Beside], Stored]
 
 
 class Format(NamedTuple):
     """How a format is recognised and read, and which models it holds."""
 
-    readers: tuple[Reader, ...]
+    readers: tuple[tuple[Detect, Read], ...]
     holds: tuple[Holds, ...]
     is_folder: bool = False
 
@@ -99,25 +96,16 @@ class Format(NamedTuple):
 
 # Recognised in this order. Names that are only others for those of these: `translations.py`.
 FORMATS: dict[str, Format] = {
-    "npz": Format((Reader(google.detects("npz"), google.read),), google.NPZ),
-    "npz_published": Format(
-        (Reader(google.detects("npz_published"), google.read),), google.PUBLISHED
-    ),
-    "big_vision": Format((Reader(google.detects("big_vision"), google.read),), google.BIG_VISION),
+    "npz": Format(((google.detects("npz"), google.read),), google.NPZ),
+    "npz_published": Format(((google.detects("npz_published"), google.read),), google.PUBLISHED),
+    "big_vision": Format(((google.detects("big_vision"), google.read),), google.BIG_VISION),
     "timm": Format(
-        (
-            Reader(timm.is_vit, timm.read_vit),
-            Reader(timm_others.is_mixer, timm_others.read_mixer),
-            Reader(timm_others.is_bit, timm_others.read_bit),
-            Reader(timm_others.is_regnet, timm_others.read_regnet),
-        ),
+        ((timm.is_vit, timm.read_vit), (timm_others.detect, timm_others.read)),
         timm_write.TIMM + timm_others.OTHERS,
         is_folder=True,
     ),
     "huggingface": Format(
-        (Reader(huggingface.is_huggingface, huggingface.read),),
-        huggingface_write.HUGGINGFACE,
-        is_folder=True,
+        ((huggingface.detect, huggingface.read),), huggingface_write.HUGGINGFACE, is_folder=True
     ),
 }
 
@@ -178,7 +166,7 @@ def _read_settings(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
 
 # Prefixes that libraries put before the names of a model they save.
 _WRAPPERS = ("_orig_mod", "module", "model", "backbone", "base_encoder", "encoder", "net")
-_Recognised = tuple[Arrays, dict[str, str], Callable[[Arrays, Beside], Stored] | None]
+_Recognised = tuple[Arrays, dict[str, str], Read | None]
 
 
 def _recognise(arrays: Arrays, part: str) -> _Recognised:
@@ -212,7 +200,7 @@ def _translate(arrays: Arrays, part: str) -> _Recognised:
         arrays, others = translate(arrays)
         dropped |= others
     readers = (reader for row in FORMATS.values() for reader in row.readers)
-    return arrays, dropped, next((r.read for r in readers if r.detect(arrays, part)), None)
+    return arrays, dropped, next((read for detect, read in readers if detect(arrays, part)), None)
 
 
 _QUANTISED = re.compile(
@@ -232,11 +220,13 @@ def _reject_quantised(arrays: Arrays) -> None:
 
 def _log_guesses(path: Path, stored: Stored, beside: Beside) -> None:
     """Logs one line with what names and shapes do not show, without a config.json."""
-    guesses = [f"{key}={value}" for key, value in stored.conventions.items()]
-    if "mask_token" in stored.params:
-        guesses.insert(0, f"decoder_num_heads={DECODER_HEADS}")
+    guesses = []
     if (stored.num_heads or 1) > 1 and not beside.num_heads:
-        guesses.insert(0, f"num_heads={stored.num_heads}")
+        guesses += [f"num_heads={stored.num_heads}"]
+    if "mask_token" in stored.params:
+        guesses += [f"decoder_num_heads={DECODER_HEADS}"]
+    guesses += [f"{key}={value}" for key, value in stored.conventions.items()]
     guesses += ["pooling by the class token"] if "cls" in stored.params else []
-    guesses += ["pre-norm blocks"]
-    logging.warning("%s: no config.json found; guessed: %s.", path, list_names(guesses, 9))
+    logging.warning(
+        "%s: no config.json found; guessed: %s.", path, list_names([*guesses, "pre-norm blocks"], 9)
+    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from vit_jax.errors import UserError
 from vit_jax.models.create import MODELS, VARIANTS_OF, variant_defaults
@@ -89,61 +89,72 @@ _REGNET = (
         "s{}.b{}.",
     ),
 )
-_FIRST_BLOCK = "s1.b1"
-# Parts of some of timm's models that ours do not have ...
-_UNSUPPORTED = {
-    r"stem\.conv1\.weight": "a stem of three convolutions",
-    r"stages\..*\.running_mean": "batch normalisation",
-}
-# ... and parts without which a RegNet is another.
-_REQUIRED = {
-    f"{_FIRST_BLOCK}.conv1.bn.running_mean": "other norms than batch normalisation",
-    f"{_FIRST_BLOCK}.se.fc1.weight": "no squeeze-and-excitation (RegNetX)",
-    f"{_FIRST_BLOCK}.downsample.conv.weight": "no projections (RegNetZ)",
-}
 
 
-def is_mixer(arrays: Arrays, _: str) -> bool:
-    return {"stem.proj.weight", "blocks.0.mlp_channels.fc1.weight"} <= arrays.keys()
+class _Kind(NamedTuple):
+    """How one kind of model is recognised and read."""
+
+    what: str
+    shown_by: tuple[str, ...]  # arrays that no other has
+    table: tuple[Part, ...]
+    conventions: Mapping[str, Any] | None  # None: those of `config.json`
+    refused: Mapping[str, str]  # parts that ours lack, by a pattern of their names
+    needed: Mapping[str, str] = {}  # what it is without an array
 
 
-def read_mixer(arrays: Arrays, beside: Beside) -> Stored:
+_KINDS = (
+    _Kind(
+        "model",
+        ("stem.proj.weight", "blocks.0.mlp_channels.fc1.weight"),
+        _RESMLP,
+        None,
+        {r".*\.gate\..*": "spatial gating units, gMLP"},
+    ),
+    _Kind(
+        "ResNet",
+        ("stages.0.blocks.0.conv1.weight",),
+        _BIT,
+        BIT_ASSUMED,
+        {
+            r"stem\.conv1\.weight": "a stem of three convolutions",
+            r"stages\..*\.running_mean": "batch normalisation",
+        },
+    ),
+    _Kind(
+        "ResNet",
+        ("s1.b1.conv1.conv.weight",),
+        _REGNET,
+        {},
+        {},
+        {
+            "s1.b1.conv1.bn.running_mean": "other norms than batch normalisation",
+            "s1.b1.se.fc1.weight": "no squeeze-and-excitation (RegNetX)",
+            "s1.b1.downsample.conv.weight": "no projections (RegNetZ)",
+        },
+    ),
+)
+
+
+def detect(arrays: Arrays, _: str) -> bool:
+    return any(arrays.keys() >= {*kind.shown_by} for kind in _KINDS)
+
+
+def read(arrays: Arrays, beside: Beside) -> Stored:
     """UserError for a part that our models lack."""
+    kind = next(kind for kind in _KINDS if arrays.keys() >= {*kind.shown_by})
     stored = read_settings(beside.settings)
-    if any(".gate." in name for name in arrays):
-        raise UserError("this model has spatial gating units (gMLP), which are not supported.")
-    read_table(stored, arrays, _RESMLP)
-    return stored
-
-
-def is_bit(arrays: Arrays, _: str) -> bool:
-    return "stages.0.blocks.0.conv1.weight" in arrays
-
-
-def read_bit(arrays: Arrays, beside: Beside) -> Stored:
-    """UserError for a part that our models lack."""
-    stored = read_settings(beside.settings)
-    stored.conventions = dict(BIT_ASSUMED)
-    for pattern, part in _UNSUPPORTED.items():
-        for name in arrays:
-            if re.fullmatch(pattern, name):
-                raise UserError(f"this ResNet has {part} ({name}), which is not supported.")
-    read_table(stored, arrays, _BIT)
-    return stored
-
-
-def is_regnet(arrays: Arrays, _: str) -> bool:
-    return f"{_FIRST_BLOCK}.conv1.conv.weight" in arrays
-
-
-def read_regnet(arrays: Arrays, beside: Beside) -> Stored:
-    """UserError for a part that our models lack."""
-    stored = read_settings(beside.settings)
-    stored.conventions = {}
-    for name, part in _REQUIRED.items():
-        if name not in arrays:
-            raise UserError(f"this ResNet has {part} (no {name}), which is not supported.")
-    read_table(stored, arrays, _REGNET)
+    if kind.conventions is not None:
+        stored.conventions = dict(kind.conventions)
+    parts = [
+        (part, name)
+        for pattern, part in kind.refused.items()
+        for name in arrays
+        if re.fullmatch(pattern, name)
+    ]
+    parts += [(part, f"no {name}") for name, part in kind.needed.items() if name not in arrays]
+    for part, name in parts:
+        raise UserError(f"this {kind.what} has {part} ({name}), which is not supported.")
+    read_table(stored, arrays, kind.table)
     return stored
 
 

@@ -29,6 +29,7 @@ from vit_jax.pretrained.formats.timm import (
     vit_table,
 )
 from vit_jax.pretrained.formats.timm_config import ASSUMED, GELUS, POOL, ROPES, ratio, to_config
+from vit_jax.pretrained.formats.vit_parts import renamed
 
 _ACTIVATIONS = {exact: act for act, exact in GELUS.items()}
 # timm's architectures, without the resolution; `model_args` has the rest.
@@ -67,10 +68,8 @@ def _common_args(description: Description, mlp_dim: int) -> dict[str, Any]:
     return {
         "img_size": [height, width],
         "in_chans": channels,
-        "embed_dim": model["hidden_size"],
-        "depth": model["num_layers"],
-        "num_heads": model["num_heads"],
         "mlp_ratio": ratio(mlp_dim, model["hidden_size"]),
+        **renamed(model, "embed_dim=hidden_size depth=num_layers num_heads"),
     }
 
 
@@ -105,10 +104,9 @@ def write_mae(params: Arrays, description: Description, inputs: InputSettings) -
     model = description.model
     vit_parts.check_square("timm", description)
     args = _common_args(description, model["mlp_dim"])
-    args |= {"img_size": description.image_shape[0], "patch_size": model["patch_size"]}
-    for key, ours in {"embed_dim": "hidden_size", "depth": "num_layers"}.items():
-        args[f"decoder_{key}"] = model[f"decoder_{ours}"]
-    args["decoder_num_heads"] = model["decoder_num_heads"]
+    args |= renamed(model, "decoder_embed_dim=decoder_hidden_size decoder_depth=decoder_num_layers")
+    args |= renamed(model, "decoder_num_heads patch_size")
+    args["img_size"] = description.image_shape[0]
     if int(args["decoder_embed_dim"] * args["mlp_ratio"]) != model["decoder_mlp_dim"]:
         raise UserError(
             f"--format=timm cannot store model.decoder_mlp_dim={model['decoder_mlp_dim']}: encoder "
@@ -162,8 +160,7 @@ def write_modern(
         mlp_dim *= 2  # of both layers as one
     args = {
         **_common_args(description, mlp_dim),
-        "patch_size": model["patch_size"],
-        "init_values": model["layer_scale_init"],
+        **renamed(model, "patch_size init_values=layer_scale_init"),
         "qkv_bias": model["qkv_bias"] != "none",
         "global_pool": pooling,
         **{"Beit": _beit, "Eva": _eva}.get(name, _plain)(model),
@@ -174,18 +171,14 @@ def write_modern(
 
 def _plain(model: dict[str, Any]) -> dict[str, Any]:
     args = {
-        "class_token": model["class_token"],
         "reg_tokens": model["num_registers"] or 0,
         "pos_embed": "learn" if model["position_embedding"] == "learned" else "none",
         "no_embed_class": True,
-        "pre_norm": model["pre_norm"],
         "final_norm": model["final_norm"] != "none",
         "fc_norm": model["final_norm"] == "pooled",
-        "proj_bias": model["dense_bias"],
-        "qk_norm": model["qk_norm"],
-        "scale_attn_norm": model["attention_norm"],
-        "scale_mlp_norm": model["mlp_norm"],
-        "pool_include_prefix": model["pool_prefix"],
+        **renamed(model, "class_token pre_norm qk_norm proj_bias=dense_bias"),
+        **renamed(model, "scale_attn_norm=attention_norm scale_mlp_norm=mlp_norm"),
+        **renamed(model, "pool_include_prefix=pool_prefix"),
     }
     if not model["patch_norm"]:
         args["embed_norm_layer"] = None
@@ -196,36 +189,30 @@ def _plain(model: dict[str, Any]) -> dict[str, Any]:
 
 def _eva(model: dict[str, Any]) -> dict[str, Any]:
     rope = {ours: theirs for theirs, ours in ROPES.items()}.get(model["rope"])
+    pool_mlp_dim = model["map_mlp_dim"] or model["mlp_dim"]
     return {
-        "class_token": model["class_token"],
         "num_reg_tokens": model["num_registers"] or 0,
         "use_abs_pos_emb": model["position_embedding"] == "learned",
         "no_embed_class": True,
-        "use_pre_transformer_norm": model["pre_norm"],
         "use_post_transformer_norm": model["final_norm"] == "tokens",
         "use_fc_norm": model["final_norm"] == "pooled",
-        "use_post_norm": model["norm_after"],
+        **renamed(model, "class_token use_pre_transformer_norm=pre_norm use_post_norm=norm_after"),
         "attn_type": "rope" if model["qkv_bias"] == "qkv" else "eva",
         "qkv_fused": True,
         "num_kv_heads": None,
-        "qk_norm": model["qk_norm"],
-        "scale_attn_inner": model["attention_norm"],
+        **renamed(model, "qk_norm scale_attn_inner=attention_norm scale_mlp=mlp_norm"),
         "swiglu_mlp": model["mlp"] == "swiglu",
         "swiglu_align_to": 0,
-        "scale_mlp": model["mlp_norm"],
         "attn_only_layer_scale": False,
         "attn_pool_num_heads": model["map_num_heads"],
-        "attn_pool_mlp_ratio": ratio(
-            model["map_mlp_dim"] or model["mlp_dim"], model["hidden_size"]
-        ),
+        "attn_pool_mlp_ratio": ratio(pool_mlp_dim, model["hidden_size"]),
         "use_rot_pos_emb": rope is not None,
         "rope_type": rope,
-        "rope_temperature": model["rope_base"],
-        "rope_grid_offset": model["rope_offset"],
         "ref_feat_shape": model["rope_grid"] and list(model["rope_grid"]),
         "rope_grid_indexing": "xy" if rope == "mixed" else "ij",
         "rope_rotate_half": rope != "mixed",
-        "rope_rescale_coords": model["rope_jitter"],
+        **renamed(model, "rope_temperature=rope_base rope_grid_offset=rope_offset"),
+        **renamed(model, "rope_rescale_coords=rope_jitter"),
     }
 
 

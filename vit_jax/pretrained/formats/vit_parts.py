@@ -67,6 +67,12 @@ def defaults(attributes: str) -> dict[str, tuple[Any, ...]]:
     return {key: (modern_vit.FAMILY.keys[key].default,) for key in attributes.split()}
 
 
+def renamed(model: Mapping[str, Any], names: str) -> dict[str, Any]:
+    """Attributes under their names, such as "qk_norm depth=num_layers": theirs first."""
+    pairs = (name.partition("=") for name in names.split())
+    return {theirs: model[ours or theirs] for theirs, _, ours in pairs}
+
+
 _MODERN = re.compile(
     rf"registers|pooled_norm/.*|Transformer/pre_norm/.*|.*/(?:LayerScale_\d|RMSNorm_\d|query_norm|gate"
     rf"|relative_bias|rope|{ATTENTION}/norm|MlpBlock_0/norm)/.*"
