@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Collection
+from typing import Any
 
 import numpy as np
 
@@ -26,7 +27,7 @@ from vit_jax.models.create import MODELS, recognise
 from vit_jax.models.positions import infer_positions
 from vit_jax.models.vit import BLOCKS, POSITIONS
 from vit_jax.parameters.table import table_of
-from vit_jax.pretrained.formats.names import SAME, Names, Op, Part, read_table, write_table
+from vit_jax.pretrained.formats.names import SAME, Op, Part, read_table, write_table
 from vit_jax.pretrained.formats.stored import ONE_TABLE, Arrays, Beside, Grid, Holds, Stored
 from vit_jax.trees import flatten_names, unflatten_names
 
@@ -175,12 +176,11 @@ def to_big_vision(params: Arrays) -> Arrays:
 
 _CONV = "standardized_conv2d/kernel"
 _HEAD = Op(lambda x, _: x[0, 0], lambda x: x[None, None])  # [1, 1, D, K] <-> [D, K]
-_UNIT: Names = {
-    "conv_proj/kernel": (f"a/proj/{_CONV}", SAME),
-    **{f"conv{n}/kernel": (f"{letter}/{_CONV}", SAME) for n, letter in enumerate("abc", 1)},
-    **{f"gn{n}/scale": f"{letter}/group_norm/gamma" for n, letter in enumerate("abc", 1)},
-    **{f"gn{n}/bias": f"{letter}/group_norm/beta" for n, letter in enumerate("abc", 1)},
-}
+_UNIT: dict[Any, Any] = {"conv_proj/kernel": (f"a/proj/{_CONV}", SAME)}
+for _number, _letter in enumerate("abc", start=1):
+    _UNIT[f"gn{_number}/scale"] = f"{_letter}/group_norm/gamma"
+    _UNIT[f"gn{_number}/bias"] = f"{_letter}/group_norm/beta"
+    _UNIT[f"conv{_number}/kernel"] = (f"{_letter}/{_CONV}", SAME)
 _BIG_TRANSFER = (
     Part(
         {
