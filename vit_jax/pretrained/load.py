@@ -255,10 +255,11 @@ def _add_entry(stored: Stored, entry: ZooEntry) -> None:
     stored.eval_preprocess = entry.preprocess or stored.eval_preprocess
     if not stored.class_names and entry.labels:
         stored.class_names = class_names(entry.labels)
-    found, family = infer_model(stored.params, stored.kind, stored.conventions), MODELS[stored.kind]
+    kind, family = stored.kind, MODELS[stored.kind]
+    inferred = infer_model(stored.params, kind, stored.conventions)
     unverified = (*_UNVERIFIED, *family.conventions, *family.head_conventions)
-    for key, expected in {**variant_defaults(stored.kind), **entry.model}.items():
-        value = found.get(key, expected)
+    for key, expected in {**variant_defaults(kind), **entry.model}.items():
+        value = inferred.get(key, expected)
         is_start = key == "layer_scale_init" and value and expected  # a file does not tell which
         if value == expected or is_start:
             continue

@@ -278,7 +278,7 @@ class _Fit:
 
     def patches(self) -> None:
         for name in self.ours.with_role("patches", self.like.keys() & self.arrays.keys()):
-            before, after = (each[name].shape[:2] for each in (self.arrays, self.like))
+            before, after = (params[name].shape[:2] for params in (self.arrays, self.like))
             if before != after and self.arrays[name].ndim == 4:
                 how = f"pseudo-inverse resize {before[0]}x{before[1]} -> {after[0]}x{after[1]}"
                 kernel = np.asarray(self.arrays[name])

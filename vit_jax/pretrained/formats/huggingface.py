@@ -102,9 +102,10 @@ def _take_relative_biases(
             own[int(block[1])] = arrays.pop(name)
         else:
             shared.append(arrays.pop(name))
-    for key, found, count in (("", own, len(blocks)), ("shared_", shared, 1)):
-        if len(found) != (count if settings.get(f"use_{key}relative_position_bias", found) else 0):
-            raise UserError(f"{len(found)} tables of {key}relative positions; are all there?")
+    for key, tables, count in (("", own, len(blocks)), ("shared_", shared, 1)):
+        expected = count if settings.get(f"use_{key}relative_position_bias", tables) else 0
+        if len(tables) != expected:
+            raise UserError(f"{len(tables)} tables of {key}relative positions; are all there?")
     if len({table.shape for table in (*own.values(), *shared)}) > 1:
         raise UserError("tables of relative positions of several shapes.")
     return {i: sum(shared, own[i]) for i in own} or {i: x for x in shared for i in blocks}

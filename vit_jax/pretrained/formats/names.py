@@ -114,9 +114,9 @@ def _rows(table: Iterable[Part], names: Collection[str]) -> Iterator[_Row]:
             ours = part.ours.format(*(number + part.shift for number in group))
             theirs = part.theirs.format(*group)
             for name, value in part.names.items():
-                names_ = [name] if isinstance(name, str) else name
+                parts = [name] if isinstance(name, str) else name
                 their_name, op = (value, None) if isinstance(value, str) else value
-                yield from _leaves([ours + n for n in names_], theirs + their_name, op, part)
+                yield from _leaves([ours + x for x in parts], theirs + their_name, op, part)
 
 
 def _leaves(ours: list[str], theirs: str, op: Op | None, part: Part) -> Iterator[_Row]:

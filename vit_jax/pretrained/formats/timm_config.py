@@ -69,11 +69,11 @@ def architecture_of(settings: Mapping[str, Any]) -> str:
 
 def arguments_of(settings: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments of the architecture, and those in the file's `model_args`."""
-    architecture, found = architecture_of(settings), dict[str, Any]()
+    architecture, stated = architecture_of(settings), dict[str, Any]()
     for pattern, arguments in _ARGUMENTS:
         if re.fullmatch(pattern, architecture):
-            found |= arguments
-    return found | (settings.get("model_args") or {})
+            stated |= arguments
+    return stated | (settings.get("model_args") or {})
 
 
 def usual_heads(width: int, mlp_dim: int) -> int:

@@ -90,8 +90,8 @@ def _filter(rows: list[Row], column: str, value: str) -> list[Row]:
 
 
 def _with_accuracy(file: str, dataset: str, row: Row, column: str) -> ZooEntry:
-    found = augreg_entry(file)
+    entry = augreg_entry(file)
     if row[column] < 0:
-        return found
+        return entry
     accuracy = Accuracy(round(100 * row[column], 2), f"AugReg index.csv, {column}", dataset)
-    return dataclasses.replace(found, accuracy=(accuracy,))
+    return dataclasses.replace(entry, accuracy=(accuracy,))

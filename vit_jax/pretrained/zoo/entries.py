@@ -83,12 +83,12 @@ class ZooEntry:
     @property
     def imagenet_top1(self) -> float | None:
         """Published ImageNet top-1 of its own head, in percent."""
-        own = (each.percent for each in self.on_imagenet if each.by == "head")
+        own = (accuracy.percent for accuracy in self.on_imagenet if accuracy.by == "head")
         return next(own, None)
 
     @property
     def on_imagenet(self) -> list[Accuracy]:
-        return [each for each in self.accuracy if each.dataset == "imagenet2012"]
+        return [accuracy for accuracy in self.accuracy if accuracy.dataset == "imagenet2012"]
 
     @property
     def size_bounds(self) -> tuple[int, int] | None:
@@ -113,14 +113,14 @@ class ZooEntry:
 def entries() -> dict[str, ZooEntry]:
     """The zoo's rows by name; `find_entry` also finds AugReg's other files."""
     text = (Path(__file__).parent / "checkpoints.jsonl").read_text(encoding="utf-8")
-    found = {}
+    rows = {}
     for line in text.splitlines():
         fields = json.loads(line)
-        fields["accuracy"] = tuple(Accuracy(*each) for each in fields.get("accuracy", ()))
+        fields["accuracy"] = tuple(Accuracy(*row) for row in fields.get("accuracy", ()))
         attributes = fields.get("attributes", {}).items()
         fields["attributes"] = {k: tuple(v) if isinstance(v, list) else v for k, v in attributes}
-        found[fields["name"]] = ZooEntry(**fields)
-    return found
+        rows[fields["name"]] = ZooEntry(**fields)
+    return rows
 
 
 def augreg_entry(file: str) -> ZooEntry:
@@ -153,20 +153,20 @@ def find_entry(name_or_url: str) -> ZooEntry | None:
     """
     by_url = {row.url: row for row in entries().values()}
     names = (name_or_url, f"timm/{name_or_url}")
-    found = next((entries()[name] for name in names if name in entries()), None)
-    found = found or by_url.get(name_or_url)
+    entry = next((entries()[name] for name in names if name in entries()), None)
+    entry = entry or by_url.get(name_or_url)
     folder, _, file = name_or_url.rpartition("/")
-    if found is None and folder in ("augreg", AUGREG) and augreg_names.is_file_name(file):
-        found = augreg_entry(file)
-        return by_url.get(found.url, found)  # recommended ones have a row
-    return found
+    if entry is None and folder in ("augreg", AUGREG) and augreg_names.is_file_name(file):
+        entry = augreg_entry(file)
+        return by_url.get(entry.url, entry)  # recommended ones have a row
+    return entry
 
 
 def get_entry(name: str) -> ZooEntry:
     """The entry called `name`; UserError with the nearest name if there is none."""
-    found = find_entry(name)
-    if found is not None:
-        return found
+    entry = find_entry(name)
+    if entry is not None:
+        return entry
     if name.startswith("augreg/") and "-" in name:
         return augreg_entry(name.removeprefix("augreg/"))  # raises a specific error
     # The family may be omitted, and what follows the architecture in timm's names.
@@ -197,15 +197,15 @@ def filter_entries(*, min_accuracy: float | None = None, **fields: Any) -> list[
     `fields` are those of a `ZooEntry`, or its `family`; `min_accuracy` is ImageNet's, in percent.
     """
     rows = list(entries().values())
-    given = {key: value for key, value in fields.items() if value is not None}
-    for key, value in given.items():
+    filters = {key: value for key, value in fields.items() if value is not None}
+    for key, value in filters.items():
         known = sorted({getattr(row, key) for row in entries().values()})
         check_known(key, str(value), map(str, known))
         rows = [row for row in rows if getattr(row, key) == value]
     if min_accuracy is not None:
-        given["min_accuracy"] = min_accuracy
+        filters["min_accuracy"] = min_accuracy
         rows = [row for row in rows if (row.imagenet_top1 or 0.0) >= min_accuracy]
     if not rows:
-        text = ", ".join(f"{key}={value}" for key, value in given.items())
+        text = ", ".join(f"{key}={value}" for key, value in filters.items())
         raise UserError(f"no checkpoint matches all of {text}; drop one.")
     return rows
