@@ -81,15 +81,7 @@ def adapt_params(
     if reset_head:
         reset += fit.last_norm()
     tokens = fit.token_positions(tokens)
-    both = like.keys() & fit.arrays.keys()
-    for name in ours.with_role("positions", both):
-        fit.positions(name, tokens, grid, source_grid, posemb)
-    for name in ours.with_role("axis_positions", both):
-        fit.axis_positions(name, posemb)
-    for name in ours.with_role("offsets", both):
-        fit.offsets(name, tokens, grid, source_grid, posemb)
-    for name in ours.with_role("offset_grid", both):
-        fit.offset_grid(name, posemb)
+    fit.all_positions(tokens, grid, source_grid, posemb)
     if resize_patches:
         fit.patches()
     if channels:
@@ -223,6 +215,20 @@ class _Fit:
             self._replace(token, array, "its position added")
         self._replace(ours[0], positions[:, len(tokens) :], "those of patches")
         return []
+
+    def all_positions(
+        self, tokens: list[str], grid: Grid | None, source_grid: Grid | None, method: str
+    ) -> None:
+        """Interpolates positions of every kind; `tokens` of the file have rows among them."""
+        both = self.like.keys() & self.arrays.keys()
+        for name in self.ours.with_role("positions", both):
+            self.positions(name, tokens, grid, source_grid, method)
+        for name in self.ours.with_role("axis_positions", both):
+            self.axis_positions(name, method)
+        for name in self.ours.with_role("offsets", both):
+            self.offsets(name, tokens, grid, source_grid, method)
+        for name in self.ours.with_role("offset_grid", both):
+            self.offset_grid(name, method)
 
     def positions(
         self, name: str, tokens: list[str], grid: Grid | None, source_grid: Grid | None, method: str
