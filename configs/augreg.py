@@ -73,7 +73,7 @@ from configs import augreg_grid, pretrain
 from configs.finetune import fine_tuning, parse_argument
 from vit_jax.config import evaluator
 from vit_jax.errors import UserError
-from vit_jax.models import augreg_names
+from vit_jax.pretrained.zoo import augreg_names
 
 
 class Task(NamedTuple):

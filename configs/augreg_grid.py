@@ -10,7 +10,7 @@ from ml_collections import ConfigDict
 
 from configs import pretrain
 from vit_jax.errors import UserError
-from vit_jax.models import augreg_names
+from vit_jax.pretrained.zoo import augreg_names
 
 # RandAugment's layers and magnitude (none for 0 layers), and mixup's alpha.
 AUGMENTATIONS: dict[str, tuple[int, int, float]] = {
@@ -158,7 +158,7 @@ def setting_of(name: augreg_names.FileName) -> Setting:
         augmentation=name.augmentation,
         weight_decay=name.weight_decay,
         dropout_rate=name.dropout_rate,
-        stochastic_depth_rate=name.stochastic_depth_rate,
+        stochastic_depth_rate=name.dropout_rate,
         learning_rate=name.learning_rate,
     )
 

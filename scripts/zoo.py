@@ -43,9 +43,7 @@ def run(arguments):
         return json.dumps({"name": arguments.name, "path": path}) if arguments.json else path
     if arguments.command == "show":
         entry = sources.describe_source(arguments.name) or zoo.get_entry(arguments.name)
-        return (
-            json.dumps(dataclasses.asdict(entry), indent=1) if arguments.json else zoo.show(entry)
-        )
+        return json.dumps(dataclasses.asdict(entry), indent=1) if arguments.json else show(entry)
     rows = zoo.filter_entries(
         family=arguments.family,
         variant=arguments.variant,
@@ -53,9 +51,44 @@ def run(arguments):
         num_classes=arguments.num_classes,
         min_accuracy=arguments.min_accuracy,
     )
-    return (
-        json.dumps([dataclasses.asdict(row) for row in rows]) if arguments.json else zoo.table(rows)
-    )
+    return json.dumps([dataclasses.asdict(row) for row in rows]) if arguments.json else table(rows)
+
+
+def table(rows):
+    """One line per entry in aligned columns: text left, numbers right."""
+    lines = [("name", "variant", "pixels", "classes", "size", "ImageNet", "by")]
+    for row in rows:
+        top1 = [(f"{each.percent:.1f}", each.by) for each in row.on_imagenet]
+        cells = (row.name, row.variant or "-", str(row.resolution), str(row.num_classes))
+        lines.append((*cells, row.size or "-", *(top1[0] if top1 else ("-", "-"))))
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    form = "  ".join(f"{{:{'<<>>>><'[i]}{width}}}" for i, width in enumerate(widths))
+    return "\n".join(form.format(*line) for line in lines)
+
+
+def show(entry):
+    """Every known field, and the commands that use the checkpoint."""
+    from vit_jax.data.class_names import class_names
+
+    fields = {field.name: getattr(entry, field.name) for field in dataclasses.fields(entry)}
+    fields["accuracy"] = "; ".join(map(str, entry.accuracy))
+    fields |= {key: entry.model.get(key, "") for key in ("classifier", "position_embedding")}
+    if entry.labels:
+        names = class_names(entry.labels)
+        fields["labels"] = f"{entry.labels} ({names[0]} ... {names[-1]})"
+    lines = [
+        f"  {name:<21}{value}" for name, value in fields.items() if value not in ("", None, {})
+    ]
+    commands = [f"zoo.py get {entry.name}"]
+    # Not the zeros of imagenet21k, and not the projections of image-text models.
+    if entry.family == "augreg" or (entry.labels and entry.family != "imagenet21k"):
+        commands.append(f"predict.py {entry.name} IMAGE...")
+    if entry.labels == "imagenet2012":
+        commands.append(f"evaluate.py {entry.name} --dataset=imagenet2012 --split=validation")
+    model = f"{entry.variant},cifar10 --config.pretrained.source={entry.name}"
+    model = f"{entry.name},cifar10" if entry.attributes else model
+    commands.append(f"finetune.py --config=configs/finetune.py:{model} --workdir=/tmp/cifar10")
+    return "\n".join([*lines, "", *(f"  python scripts/{each}" for each in commands)])
 
 
 if __name__ == "__main__":

@@ -6,8 +6,9 @@ from typing import Any
 import numpy as np
 
 from tests import golden
-from vit_jax.models.create import VARIANTS, create_model
+from vit_jax.models.create import VARIANTS, create_model, recognise
 from vit_jax.models.vit import POSITIONS
+from vit_jax.pretrained.fit.adapt import adapt_params
 from vit_jax.trees import flatten_names
 
 Flat = dict[str, np.ndarray]
@@ -43,3 +44,8 @@ def distilled(**kwargs: Any) -> Flat:
 
 def without(flat: Flat, prefix: str) -> Flat:
     return {name: array for name, array in flat.items() if not name.startswith(prefix)}
+
+
+def adapt(loaded: Flat, like: Any, **options: Any) -> Any:
+    """`adapt_params` for models whose kinds show in the names of their parameters."""
+    return adapt_params(loaded, like, kinds=(recognise(loaded), recognise(like)), **options)

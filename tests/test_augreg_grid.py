@@ -8,7 +8,7 @@ from configs import augreg, augreg_grid
 from configs.augreg_grid import Setting
 from tests.recipes import PRETRAINING, settings
 from vit_jax.errors import UserError
-from vit_jax.models import augreg_names
+from vit_jax.pretrained.zoo import augreg_names
 from vit_jax.pretrained.zoo.entries import augreg_entry, entries
 from vit_jax.training.schedule import to_steps
 

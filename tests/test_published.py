@@ -92,7 +92,7 @@ from vit_jax.models.create import VARIANTS, create_model
 model = create_model(**VARIANTS["B/16"] | {"num_layers": 4}, num_classes=10)
 image = jnp.zeros((1, 224, 224, 3))
 like = jax.eval_shape(lambda: model.init(jax.random.key(0), image, train=False))["params"]
-params, report = load_pretrained(sys.argv[1], like=like)
+params, report = load_pretrained(sys.argv[1], like=like, kind="vit")
 del like
 arrays = [jax.device_put(leaf) for leaf in jax.tree.leaves(params) if hasattr(leaf, "nbytes")]
 jax.block_until_ready(arrays)

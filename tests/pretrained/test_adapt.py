@@ -2,11 +2,11 @@ from typing import Any
 
 import numpy as np
 
-from tests.flat_params import Flat, distilled, shapes, small
-from vit_jax.models.create import create_model
+from tests.flat_params import Flat, adapt, distilled, shapes, small
+from vit_jax.models.create import MODELS, create_model
 from vit_jax.models.vit import POSITIONS
 from vit_jax.parameters.table import abstract_params
-from vit_jax.pretrained.fit.adapt import adapt_params, report_text
+from vit_jax.pretrained.fit.adapt import report_text
 from vit_jax.pretrained.infer import infer_model
 from vit_jax.trees import flatten_names
 
@@ -19,7 +19,7 @@ def test_several_changes_at_once() -> None:
     """Grey images of another size, other patches, no class token, other classes."""
     loaded = small(representation_size=8)
     like = small((48, 32, 1), patch_size=8, classifier="gap", num_classes=9)
-    params, report = adapt_params(
+    params, report = adapt(
         loaded,
         like,
         grid=(6, 4),
@@ -63,7 +63,7 @@ def test_several_changes_at_once() -> None:
 def test_what_the_reader_changed_is_reported() -> None:
     name = "embedding/kernel"
     changed = dict.fromkeys((name, "embedding/bias", "head/bias"), "float16 as float32")
-    _, report = adapt_params(
+    _, report = adapt(
         small(), small((16, 16, 3), patch_size=8), grid=(2, 2), resize_patches=True, changed=changed
     )
     assert report["adapted"] == {
@@ -74,7 +74,7 @@ def test_what_the_reader_changed_is_reported() -> None:
 
 def test_pre_logits_are_kept_with_a_new_head() -> None:
     loaded, like = small(representation_size=8), small(representation_size=8, num_classes=9)
-    params, report = adapt_params(loaded, like, grid=(2, 2))
+    params, report = adapt(loaded, like, grid=(2, 2))
     assert params["pre_logits/kernel"] is loaded["pre_logits/kernel"]
     assert params["head/kernel"] is like["head/kernel"]
     assert "pre_logits/kernel" in report["loaded"]
@@ -82,7 +82,7 @@ def test_pre_logits_are_kept_with_a_new_head() -> None:
 
 def test_a_model_without_a_head_drops_the_head_in_any_case() -> None:
     for reset_head in (False, True):
-        _, report = adapt_params(
+        _, report = adapt(
             small(representation_size=8), small(num_classes=0), grid=(2, 2), reset_head=reset_head
         )
         assert set(report["dropped"]) == {
@@ -95,7 +95,7 @@ def test_a_model_without_a_head_drops_the_head_in_any_case() -> None:
 
 def test_a_class_token_added_and_dropped_again() -> None:
     loaded, like = small(classifier="gap"), small()
-    params, report = adapt_params(loaded, like, grid=(2, 2), reset_head=False, class_token="add")
+    params, report = adapt(loaded, like, grid=(2, 2), reset_head=False, class_token="add")
     assert report["adapted"] == {
         "cls": "class token added, zero",
         POSITIONS: "zero position of the class token added",
@@ -103,7 +103,7 @@ def test_a_class_token_added_and_dropped_again() -> None:
     assert not params["cls"].any()
     assert not params[POSITIONS][:, 0].any()
     np.testing.assert_array_equal(params[POSITIONS][:, 1:], loaded[POSITIONS])
-    back, _ = adapt_params(params, loaded, grid=(2, 2), reset_head=False, class_token="drop")
+    back, _ = adapt(params, loaded, grid=(2, 2), reset_head=False, class_token="drop")
     assert list(back) == list(loaded)
     for name, array in loaded.items():
         np.testing.assert_array_equal(back[name], array)
@@ -111,7 +111,7 @@ def test_a_class_token_added_and_dropped_again() -> None:
 
 def test_the_class_token_s_position_is_that_of_the_class_token() -> None:
     """Dropped with another grid wanted: what is interpolated is the grid and nothing else."""
-    params, _ = adapt_params(
+    params, _ = adapt(
         small(), small((48, 48, 3), classifier="gap"), grid=(3, 3), class_token="drop"
     )
     grid = small()[POSITIONS][0, 1:]
@@ -122,10 +122,10 @@ def test_distilled_models() -> None:
     loaded = distilled()
     model = shapes((32, 32, 3), (("name", "deit"),))
     assert {name: array.shape for name, array in loaded.items()} == model  # it is what they have
-    params, report = adapt_params(loaded, distilled(), grid=(2, 2), reset_head=False)
+    params, report = adapt(loaded, distilled(), grid=(2, 2), reset_head=False)
     assert report == as_they_are(distilled())
 
-    params, report = adapt_params(loaded, distilled(num_classes=5), grid=(2, 2))
+    params, report = adapt(loaded, distilled(num_classes=5), grid=(2, 2))
     assert set(report["reset"]) == {
         "head/kernel",
         "head/bias",
@@ -134,10 +134,10 @@ def test_distilled_models() -> None:
     }
     assert params["dist"] is loaded["dist"]
 
-    larger, _ = adapt_params(loaded, distilled(image=(48, 48, 3)), grid=(3, 3), reset_head=False)
+    larger, _ = adapt(loaded, distilled(image=(48, 48, 3)), grid=(3, 3), reset_head=False)
     np.testing.assert_array_equal(larger[POSITIONS][:, :2], loaded[POSITIONS][:, :2])
 
-    plain, report = adapt_params(loaded, small(), grid=(2, 2), reset_head=False, class_token="drop")
+    plain, report = adapt(loaded, small(), grid=(2, 2), reset_head=False, class_token="drop")
     np.testing.assert_array_equal(plain[POSITIONS], small()[POSITIONS])
     assert report["adapted"] == {POSITIONS: "distillation token and its position dropped"}
     assert report["dropped"] == {
@@ -146,7 +146,7 @@ def test_distilled_models() -> None:
         "head_dist/bias": "head of the dropped distillation token",
     }
 
-    again, report = adapt_params(plain, distilled(), grid=(2, 2), class_token="add")
+    again, report = adapt(plain, distilled(), grid=(2, 2), class_token="add")
     assert report["adapted"]["dist"] == "distillation token added, zero"
     assert not again[POSITIONS][:, 1].any()
     np.testing.assert_array_equal(again[POSITIONS][:, [0, 2, 3, 4, 5]], small()[POSITIONS])
@@ -155,11 +155,11 @@ def test_distilled_models() -> None:
 def test_an_encoder_with_positions_of_tokens_becomes_one_of_today() -> None:
     """As MAE is fine-tuned: positions of the patches alone, and the norm after pooling."""
     loaded = small(num_heads=2)
-    model = infer_model(loaded, {}) | {"name": "modern_vit", "num_classes": 3}
-    model |= {"classifier": "gap", "final_norm": "pooled", "position_embedding": "learned"}
-    del model["resnet_layers"], model["resnet_width_factor"], model["representation_size"]
+    model = infer_model(loaded, "vit", {})
+    model = {key: value for key, value in model.items() if key in MODELS["modern_vit"].keys}
+    model |= {"name": "modern_vit", "num_classes": 3, "classifier": "gap", "final_norm": "pooled"}
     like = flatten_names(abstract_params(create_model(**model), (32, 32, 3)))
-    params, report = adapt_params(loaded, like, grid=(2, 2))
+    params, report = adapt(loaded, like, grid=(2, 2))
     positions = loaded["Transformer/posembed_input/pos_embedding"]
     np.testing.assert_array_equal(params["posembed_patches/pos_embedding"], positions[:, 1:])
     np.testing.assert_array_equal(params["cls"], loaded["cls"] + positions[:, :1])

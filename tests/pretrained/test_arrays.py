@@ -14,12 +14,13 @@ import ml_dtypes
 import numpy as np
 import pytest
 import safetensors.numpy
-from tests.parameters.test_names import loop_tree
 
+from tests import golden
+from tests.flat_params import small
 from vit_jax.errors import UserError
 from vit_jax.files.paths import write_arrays
 from vit_jax.pretrained.arrays import read_arrays, write_safetensors
-from vit_jax.trees import flatten_names
+from vit_jax.trees import flatten_names, unflatten_names
 from vit_jax.workdir.description import write_params
 
 ARRAYS = {
@@ -106,12 +107,12 @@ def test_the_name_of_a_file_does_not_matter(tmp_path: Path) -> None:
 
 def test_our_own_files_from_either_form_of_the_blocks(tmp_path: Path) -> None:
     """With the official flat names, as numpy reads and writes them."""
-    tree = loop_tree()
-    write_params(tmp_path / "a.npz", tree)
-    write_params(tmp_path / "b.npz", stack_blocks(tree))
+    tree = unflatten_names(small())
+    write_params(tmp_path / "a.npz", tree, golden.VIT)
+    write_params(tmp_path / "b.npz", golden.VIT.stack(tree), golden.VIT)
     assert (tmp_path / "a.npz").read_bytes() == (tmp_path / "b.npz").read_bytes()
     read = read_arrays(tmp_path / "a.npz")
-    assert "Transformer/encoderblock_11/a/kernel" in read
+    assert "Transformer/encoderblock_0/LayerNorm_0/scale" in read
     for name, array in flatten_names(tree).items():
         np.testing.assert_array_equal(read[name], array.astype(np.float32))
     np.savez(tmp_path / "numpy.npz", **read)

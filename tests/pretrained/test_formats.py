@@ -1,7 +1,6 @@
 """Every format, read and written: what is written reads back bit for bit."""
 
 import functools
-import re
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from vit_jax.inference.load import attributes
 from vit_jax.models.create import create_model
 from vit_jax.models.description import Description, InputSettings
 from vit_jax.models.vit import POSITIONS
-from vit_jax.pretrained.arrays import read_arrays, write_safetensors
+from vit_jax.pretrained.arrays import read_arrays
 from vit_jax.pretrained.formats import google
 from vit_jax.pretrained.formats import table as formats
 from vit_jax.pretrained.formats.stored import Stored
@@ -162,7 +161,7 @@ def era(name: str, params: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         return {f"params/{n.removeprefix('MAPHead_0/')}": a for n, a in params.items()}
     if name == "stacked":
         flat = {n.removeprefix("params/"): a for n, a in google.to_big_vision(params).items()}
-        stacked = flatten_names(stack_blocks(unflatten_names(flat)))
+        stacked = flatten_names(golden.VIT.stack(unflatten_names(flat)))
         return {f"params/{n}": np.asarray(a) for n, a in stacked.items()}
     assert name == "group norms flat"
     return {n: a.reshape(-1) if "gn" in n else a for n, a in google.to_published(params).items()}
@@ -225,20 +224,3 @@ def test_names_of_no_model(tmp_path: Path) -> None:
     path = write_arrays(tmp_path / "file.npz", {"layer1.conv.weight": np.zeros(3, np.float32)})
     with pytest.raises(UserError, match=r"layer1\.conv\.weight.*no supported Vision"):
         read(path)
-
-
-@pytest.mark.parametrize(
-    ("name", "part"),
-    [
-        ("blocks.1.attn.lambda_q1", "differential attention"),
-        ("blocks.1.in_proj.weight", "attention and MLP in parallel"),
-        ("blocks.1.attn.gate.weight", "gated attention"),
-    ],
-)
-def test_parts_of_timm_that_no_model_here_has(name: str, part: str, tmp_path: Path) -> None:
-    params, description = build("token")
-    path = write(tmp_path / "folder", "timm", params, description)
-    arrays = read_arrays(path)
-    write_safetensors(path, {**arrays, name: np.zeros(24, np.float32)}, {})
-    with pytest.raises(UserError, match=f"{part}.*{re.escape(name)}"):
-        read(path, num_heads=3)

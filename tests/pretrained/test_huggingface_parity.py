@@ -18,7 +18,6 @@ from tests.pretrained import weights
 from tests.pretrained.weights import difference, randomise
 from vit_jax.data.preprocess import parse
 from vit_jax.inference.load import load_model
-from vit_jax.pretrained.arrays import read_arrays, write_safetensors
 from vit_jax.pretrained.formats import huggingface_config
 from vit_jax.trees import flatten_names, unflatten_names
 
@@ -59,7 +58,7 @@ def load(architecture: str, folder: Path, **changes: Any) -> Any:
 
 
 @pytest.mark.parametrize("variant", ["Ti/16", "S/32"])
-def test_transformers_reads_our_folder(variant: str, tmp_path: Path) -> None:
+def test_transformers_reads_our_folder_and_we_what_it_saves(variant: str, tmp_path: Path) -> None:
     recipe = "r02" if variant == "Ti/16" else "fanin"
     depth = 12 if variant == "Ti/16" else 2
     module = weights.module_of(variant, num_layers=depth)
@@ -69,6 +68,11 @@ def test_transformers_reads_our_folder(variant: str, tmp_path: Path) -> None:
     ours = weights.logits(module, unflatten_names(params), images)
     model = load("ViTForImageClassification", tmp_path)
     assert difference(their_logits(model, images), ours) < SAME
+    # What it saves of it is what we had.
+    model.save_pretrained(tmp_path / "theirs")
+    loaded = load_model(tmp_path / "theirs")
+    assert (loaded.format, loaded.module) == ("huggingface", module)
+    weights.assert_same(flatten_names(loaded.params), params)
     if recipe == "r02":
         # Its own defaults, and each of the two causes of what remains.
         for changes in (
@@ -82,67 +86,6 @@ def test_transformers_reads_our_folder(variant: str, tmp_path: Path) -> None:
             epsilon = changes.get("layer_norm_eps", 1e-6)
             same = weights.module_of(variant, gelu=gelu, layer_norm_epsilon=epsilon)
             assert difference(weights.logits(same, unflatten_names(params), images), theirs) < SAME
-
-
-@pytest.mark.parametrize(("size", "depth"), [("Ti", 12), ("S", 2)])
-def test_we_read_what_transformers_saves(size: str, depth: int, tmp_path: Path) -> None:
-    config = transformers.ViTConfig(
-        **SIZES[size], image_size=96, patch_size=32, num_labels=10, num_hidden_layers=depth
-    )
-    model = transformers.ViTForImageClassification(config)
-    randomise(model)
-    model.save_pretrained(tmp_path / "folder")
-    images = golden.images(2, 96, 96)
-    theirs = their_logits(model, images)
-    loaded = load_model(tmp_path / "folder")
-    assert loaded.format == "huggingface"
-    assert loaded.description.model["gelu"] == "exact"
-    assert loaded.description.model["layer_norm_epsilon"] == 1e-12
-    assert loaded.description.image_shape == (96, 96, 3)
-    ours = weights.logits(loaded.module, loaded.params, images)
-    assert difference(ours, theirs) < SAME
-
-    # What it saves has the classic names; the running version has new ones, which are read as well.
-    state = {name: value.numpy() for name, value in model.state_dict().items()}
-    classic = read_arrays(tmp_path / "folder" / "model.safetensors").keys()
-    assert "vit.encoder.layer.0.attention.attention.query.weight" in classic
-    assert "vit.layers.0.attention.q_proj.weight" in state
-    write_safetensors(tmp_path / "state.safetensors", state, {})
-    again = load_model(tmp_path / "state.safetensors", num_heads=loaded.module.num_heads)
-    weights.assert_same(flatten_names(again.params), flatten_names(loaded.params))
-
-
-def test_the_bare_model_and_its_pooler(tmp_path: Path) -> None:
-    """google/vit-base-patch16-224-in21k is a ViTModel, whose pooler is the pre_logits layer."""
-    config = transformers.ViTConfig(**SIZES["Ti"], image_size=32, num_hidden_layers=2)
-    model = transformers.ViTModel(config)
-    randomise(model)
-    model.save_pretrained(tmp_path)
-    images = golden.images(2, 32, 32)
-    with torch.no_grad():
-        output = model.eval()(pixel_values=torch.from_numpy(images.transpose(0, 3, 1, 2).copy()))
-    loaded = load_model(tmp_path)
-    sizes = loaded.description.model
-    assert (sizes["representation_size"], sizes["num_classes"]) == (192, 0)
-    ours = weights.logits(loaded.module, loaded.params, images)
-    assert difference(ours, output.pooler_output.numpy()) < SAME
-
-
-def test_distilled_deit_both_ways(tmp_path: Path) -> None:
-    config = transformers.DeiTConfig(**SIZES["Ti"], image_size=64, num_hidden_layers=3)
-    config.num_labels = 10
-    model = transformers.DeiTForImageClassificationWithTeacher(config)
-    randomise(model)
-    model.save_pretrained(tmp_path / "theirs")
-    images = golden.images(2, 64, 64)
-    theirs = their_logits(model, images)
-    loaded = load_model(tmp_path / "theirs")
-    assert loaded.description.model["name"] == "deit"
-    assert difference(weights.logits(loaded.module, loaded.params, images), theirs) < SAME
-    flat = flatten_names(loaded.params)
-    weights.write(tmp_path / "ours", "huggingface", loaded.module, flat, (64, 64, 3), "deit")
-    again = load("DeiTForImageClassificationWithTeacher", tmp_path / "ours")
-    assert difference(their_logits(again, images), theirs) == 0.0
 
 
 def test_class_names_and_preprocessing_come_along(tmp_path: Path) -> None:
@@ -166,23 +109,44 @@ def test_class_names_and_preprocessing_come_along(tmp_path: Path) -> None:
     )
 
 
+CROPPED = {"resample": 3, "do_center_crop": True, "crop_size": 224, "size": 224}
+
+
 @pytest.mark.parametrize(
-    ("changes", "expected"),
+    ("settings", "image_size", "expected"),
     [
-        ({"size": 40}, "decode|resize(40, 40, 'pillow_bilinear')"),
-        ({"size": {"shortest_edge": 40}}, "decode|resize_small(40, 'pillow_bilinear', 'down')"),
-        ({"size": {"height": 32, "width": 48}}, "decode|resize(32, 48, 'pillow_bilinear')"),
-        ({"do_normalize": False}, "|normalize((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))"),
-        ({"do_center_crop": True, "crop_size": 28}, "|central_crop(28, 28, rounding='nearest')"),
-        ({"image_mean": None}, "decode|resize(32, 32, 'pillow_bilinear')"),
-        ({"resample": 0}, ""),
-        ({"do_resize": False}, ""),
+        ({"size": 40}, None, "resize(40, 40, 'pillow_bilinear')"),
+        ({"size": {"shortest_edge": 40}}, None, "resize_small(40, 'pillow_bilinear', 'down')"),
+        ({"size": {"height": 32, "width": 48}}, None, "resize(32, 48, 'pillow_bilinear')"),
+        (
+            {"size": 32, "do_normalize": False},
+            None,
+            "resize(32, 32, 'pillow_bilinear')|normalize((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))",
+        ),
+        ({"size": 32, "image_mean": None}, None, "resize(32, 32, 'pillow_bilinear')"),
+        ({"size": 32, "resample": 0}, None, ""),
+        ({"size": 32, "do_resize": False}, None, ""),
+        # facebook/dinov2-base: positions of 518 pixels, images of 224.
+        (
+            {**CROPPED, "size": {"shortest_edge": 256}},
+            518,
+            "resize_small(592, 'pillow_bicubic', 'down')"
+            "|central_crop(518, 518, rounding='nearest')",
+        ),
+        # openai/clip-vit-base-patch32, of before sizes had names.
+        (
+            {**CROPPED, "feature_extractor_type": "CLIPFeatureExtractor"},
+            224,
+            "resize_small(224, 'pillow_bicubic', 'down')"
+            "|central_crop(224, 224, rounding='nearest')",
+        ),
+        ({**CROPPED, "do_center_crop": None}, 224, "resize(224, 224, 'pillow_bicubic')"),
     ],
 )
-def test_preprocessor_settings(changes: dict[str, Any], expected: str) -> None:
-    found = huggingface_config.read_settings({}, {"size": {"height": 32, "width": 32}, **changes})
-    assert found.eval_preprocess.endswith(expected)
-    assert bool(found.eval_preprocess) == bool(expected)
+def test_preprocessor_settings(settings: dict[str, Any], image_size: Any, expected: str) -> None:
+    sizes = {"image_size": image_size} if image_size else {}
+    found = huggingface_config.read_settings(sizes, settings)
+    assert found.eval_preprocess == (expected and f"decode|{expected}")
 
 
 SIDE = {"height": 32, "width": 32}
@@ -232,11 +196,3 @@ def test_rectangles_both_ways(tmp_path: Path) -> None:
     weights.write(tmp_path / "ours", "huggingface", loaded.module, flat, (32, 48, 3))
     again = load("ViTForImageClassification", tmp_path / "ours")
     assert difference(their_logits(again, images), theirs) == 0.0
-
-
-def test_a_pooler_beside_a_distillation_token_is_left_out(tmp_path: Path) -> None:
-    config = transformers.DeiTConfig(**SIZES["Ti"], image_size=32, num_hidden_layers=1)
-    transformers.DeiTModel(config).save_pretrained(tmp_path)
-    loaded = load_model(tmp_path)
-    assert loaded.description.model["name"] == "deit"
-    assert "pooler" in loaded.report["dropped"]["pre_logits/kernel"]

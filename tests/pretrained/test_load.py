@@ -22,7 +22,8 @@ from vit_jax.models.family import LAST, Family, Row
 from vit_jax.models.vit import POSITIONS
 from vit_jax.pretrained import load
 from vit_jax.pretrained.arrays import write_safetensors
-from vit_jax.pretrained.formats import google, timm
+from vit_jax.pretrained.formats import google
+from vit_jax.pretrained.formats.timm_write import write_names
 from vit_jax.pretrained.load import load_pretrained, read_source
 from vit_jax.pretrained.zoo import entries as zoo
 from vit_jax.pretrained.zoo import resolve as sources
@@ -58,7 +59,7 @@ def test_the_official_codes_logits_after_loading(key: str, tmp_path: Path) -> No
     path = write_arrays(tmp_path / "file.npz", google.to_published(params))
     module = weights.module_of(variant, **sizes)
     like = unflatten_names(weights.seeded(module, (384, 384, 3), "r02"))
-    loaded, report = load_pretrained(path, like=like)
+    loaded, report = load_pretrained(path, like=like, kind="vit")
     logits = weights.logits(module, loaded, golden.images(2, 384, 384))
     np.testing.assert_allclose(logits, golden.arrays("load_pretrained")[key], rtol=0, atol=1e-5)
     posemb = flatten_names(loaded)[POSITIONS]
@@ -73,7 +74,7 @@ def test_the_official_codes_logits_after_loading(key: str, tmp_path: Path) -> No
 
 def test_every_name_is_accounted_for(published: Path) -> None:
     like = abstract(small(), 48, 64)
-    loaded, report = load_pretrained(published, like=like, target_grid=(6, 8))
+    loaded, report = load_pretrained(published, like=like, kind="vit", target_grid=(6, 8))
     names = set(flatten_names(like))
     assert {*report["loaded"], *report["adapted"], *report["reset"]} == names
     assert len(report["loaded"]) + len(report["adapted"]) + len(report["reset"]) == len(names)
@@ -83,8 +84,8 @@ def test_every_name_is_accounted_for(published: Path) -> None:
 
 
 def test_scan_form(published: Path) -> None:
-    loop, _ = load_pretrained(published, like=abstract(small()))
-    scan, _ = load_pretrained(published, like=abstract(small(scan=True)))
+    loop, _ = load_pretrained(published, like=abstract(small()), kind="vit")
+    scan, _ = load_pretrained(published, like=abstract(small(scan=True)), kind="vit")
     stacked = scan["Transformer"]["encoderblock"]["LayerNorm_0"]["scale"]
     for i in range(2):
         expected = loop["Transformer"][f"encoderblock_{i}"]["LayerNorm_0"]["scale"]
@@ -96,10 +97,13 @@ def test_unread_arrays_are_an_error(published: Path, tmp_path: Path) -> None:
         arrays = dict(file)
     path = write_arrays(tmp_path / "more.npz", {**arrays, "extra_norm/scale": np.ones(3, "f")})
     with pytest.raises(UserError, match="extra_norm/scale"):
-        load_pretrained(path, like=abstract(small()))
+        load_pretrained(path, like=abstract(small()), kind="vit")
     prefixed = {f"params/{name}": array for name, array in arrays.items()}
     path = write_arrays(tmp_path / "alien.npz", {**prefixed, "alien": np.ones(3, "f")})
-    for read in (lambda: load_pretrained(path, like=abstract(small())), lambda: load_model(path)):
+    for read in (
+        lambda: load_pretrained(path, like=abstract(small()), kind="vit"),
+        lambda: load_model(path),
+    ):
         with pytest.raises(UserError, match="1 unexpected array: alien"):
             read()
 
@@ -117,10 +121,10 @@ def test_other_conventions_are_warned_of(published: Path, caplog: pytest.LogCapt
     like = abstract(small())
     sizes = {"gelu": "exact", "layer_norm_epsilon": 1e-6}
     with caplog.at_level(logging.WARNING):
-        load_pretrained(published, like=like, model={**sizes, "gelu": "tanh"})
+        load_pretrained(published, like=like, kind="vit", model={**sizes, "gelu": "tanh"})
     assert not caplog.records
     with caplog.at_level(logging.WARNING):
-        load_pretrained(published, like=like, model=sizes)
+        load_pretrained(published, like=like, kind="vit", model=sizes)
     assert "--config.model.gelu=tanh" in caplog.text
 
 
@@ -129,11 +133,13 @@ def test_fixed_positions_are_for_a_model_that_computes_them(tmp_path: Path) -> N
     fixed = small(classifier="gap", position_embedding="sincos2d")
     params = weights.seeded(fixed, (32, 32, 3))
     path = write_arrays(tmp_path / "fixed.npz", google.to_big_vision(params))
-    loaded, report = load_pretrained(path, like=abstract(fixed, 48, 48), reset_head=False)
+    loaded, report = load_pretrained(
+        path, like=abstract(fixed, 48, 48), kind="vit", reset_head=False
+    )
     assert not report["adapted"]
     assert not report["reset"]
     with pytest.raises(UserError, match=r"missing .*model\.position_embedding=sincos2d"):
-        load_pretrained(path, like=abstract(small(classifier="gap"), 48, 48))
+        load_pretrained(path, like=abstract(small(classifier="gap"), 48, 48), kind="vit")
     with pytest.raises(UserError, match="--image_size"):
         load_model(path)
     images = golden.images(2, 48, 48)
@@ -165,7 +171,7 @@ def test_what_is_missing_is_named(
         load_model(path)
     if fitted:
         with pytest.raises(UserError, match=fitted) as error:
-            load_pretrained(path, like=abstract(small(representation_size=24)))
+            load_pretrained(path, like=abstract(small(representation_size=24)), kind="vit")
         assert "mlp_dim=None" not in str(error.value)
 
 
@@ -184,11 +190,11 @@ def test_the_number_of_heads_is_the_files_own(tmp_path: Path) -> None:
     folder = tmp_path / "timm"
     weights.write(folder, "timm", module, params, (32, 32, 3))
     with pytest.raises(UserError, match=r"model\.num_heads=3 \(now 6\)"):
-        load_pretrained(folder, like=abstract(small(num_heads=6)), reset_head=False)
+        load_pretrained(folder, like=abstract(small(num_heads=6)), kind="vit", reset_head=False)
     with pytest.raises(UserError, match=r"num_heads=6, but config\.json says 3"):
         load_model(folder, num_heads=6)
     (folder / "config.json").unlink()
-    loaded, _ = load_pretrained(folder, like=abstract(module), reset_head=False)
+    loaded, _ = load_pretrained(folder, like=abstract(module), kind="vit", reset_head=False)
     name = "Transformer/encoderblock_0/MultiHeadDotProductAttention_0/query/kernel"
     np.testing.assert_array_equal(flatten_names(loaded)[name], params[name])
 
@@ -196,7 +202,9 @@ def test_the_number_of_heads_is_the_files_own(tmp_path: Path) -> None:
 def test_a_square_of_as_many_tokens_as_a_rectangle_is_interpolated(tmp_path: Path) -> None:
     params = weights.seeded(small(), (32, 32, 3))
     path = write_arrays(tmp_path / "square.npz", params)
-    _, report = load_pretrained(path, like=abstract(small(), 16, 64), target_grid=(2, 8))
+    _, report = load_pretrained(
+        path, like=abstract(small(), 16, 64), kind="vit", target_grid=(2, 8)
+    )
     assert report["adapted"] == {POSITIONS: "bilinear 4x4 -> 2x8"}
 
 
@@ -229,7 +237,7 @@ def test_a_file_of_the_zoo_is_the_model_that_the_zoo_says(
 def test_the_zoo_knows_how_many_heads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As of DINOv2's g/14, of which Facebook's file says nothing."""
     module = small(num_classes=0)
-    params = timm.write(weights.seeded(module, (16, 16, 3)))
+    params = write_names(weights.seeded(module, (16, 16, 3)))
     write_safetensors(tmp_path / "a.safetensors", params, {})
     with pytest.raises(UserError, match="cannot infer num_heads"):
         load_model(tmp_path / "a.safetensors")
@@ -244,6 +252,7 @@ class Linear(nn.Module):
 
     num_classes: int
     dtype: Any = None
+    kind = "linear"
     prefix_tokens = ()
     logits_per_token = False
     pixels_per_token = (1, 1)
@@ -263,9 +272,7 @@ def test_our_own_files_are_what_their_description_says(
 ) -> None:
     """Also of a kind of model that somebody adds: nothing is recognised, nothing inferred."""
     row = Row("color/(?:kernel|bias)", (None, "classes"), LAST, role="head")
-    family = Family(
-        module=Linear, title="a line", acronym="L", rows=(row,), sizes={}, infer=lambda _: {}
-    )
+    family = Family(module=Linear, title="a line", acronym="L", rows=(row,), infer=lambda _: {})
     monkeypatch.setitem(create.MODELS, "linear", family)
     params = {"color/kernel": np.ones((3, 2), "f"), "color/bias": np.zeros(2, "f")}
     write_arrays(tmp_path / "params.npz", params)

@@ -6,6 +6,7 @@ projects name them. 1e-5: see test_huggingface_classes.py.
 
 import json
 import logging
+import re
 from pathlib import Path
 from typing import Any
 
@@ -207,3 +208,21 @@ def test_dino_of_facebook(tmp_path: Path) -> None:
     assert found.report["dropped"]["head.mlp.0.weight"] == "outside the model"
     other = load_model(f"{tmp_path}/checkpoint.pth#student", num_heads=3)
     np.testing.assert_array_equal(other.params["cls"], 2 * found.params["cls"])
+
+
+def test_deit_3_of_facebook(tmp_path: Path) -> None:
+    """timm's names, but for the gammas beside the layers."""
+    timm = import_timm()
+    sizes = {"img_size": 64, "embed_dim": 48, "depth": 2, "num_heads": 3, "num_classes": 10}
+    model = timm.create_model("deit3_small_patch16_224", **sizes).eval()
+    spread(model)
+    facebook = {
+        re.sub(r"ls([12])\.gamma", r"gamma_\1", n): x for n, x in model.state_dict().items()
+    }
+    assert "blocks.1.gamma_2" in facebook
+    torch.save({"model": facebook}, tmp_path / "deit_3.pth")
+    loaded, images = load_model(tmp_path / "deit_3.pth", num_heads=3), golden.images(2, 64, 64)
+    assert loaded.params["posembed_patches"]["pos_embedding"].shape == (1, 16, 48)
+    theirs = their_logits(model, images)
+    ours = weights.logits(loaded.module, loaded.params, images)
+    assert np.abs(ours - theirs).max() < SAME * np.abs(theirs).max()

@@ -9,17 +9,11 @@ import pytest
 import torch
 
 from tests import golden
-from tests.peers import import_timm
+from tests.flat_params import adapt
 from vit_jax.errors import UserError
 from vit_jax.models.create import VARIANTS, create_model
 from vit_jax.models.resnet import weight_standardize
-from vit_jax.pretrained.fit.adapt import adapt_params
-from vit_jax.pretrained.fit.resize import (
-    interpolate_posembed,
-    mix_channels,
-    mixing_matrix,
-    resize_patch_kernel,
-)
+from vit_jax.pretrained.fit.resize import interpolate_posembed, mixing_matrix, resize_patch_kernel
 from vit_jax.trees import flatten_names, unflatten_names
 
 KEYS = sorted({key.rpartition("_")[0] for key in golden.arrays("posembed")})
@@ -100,7 +94,7 @@ def test_relative_positions_by_row_and_column(method: str) -> None:
     name = "Transformer/encoderblock_0/MultiHeadDotProductAttention_0/relative_bias/offsets"
     before = np.random.default_rng(0).normal(size=(7, 5, 3)).astype(np.float32)
     like = {name: np.zeros((11, 13, 3), np.float32)}
-    found, report = adapt_params({name: before}, like, grid=(6, 7), posemb=method)
+    found, report = adapt({name: before}, like, grid=(6, 7), posemb=method)
     assert report["adapted"] == {name: f"{method} 4x3 -> 6x7"}
     theirs = torch.nn.functional.interpolate(
         torch.from_numpy(before).permute(2, 0, 1)[None],
@@ -110,20 +104,6 @@ def test_relative_positions_by_row_and_column(method: str) -> None:
     )
     expected = theirs[0].permute(1, 2, 0).numpy()
     np.testing.assert_allclose(found[name], expected, rtol=0, atol=1e-5)
-
-
-@pytest.mark.parametrize("prefix", [0, 1, 2])
-def test_bicubic_as_timm_resizes_at_load(prefix: int) -> None:
-    timm = import_timm()
-    posemb = (0.1 * np.random.default_rng(0).normal(size=(1, prefix + 15, 6))).astype(np.float32)
-    theirs = timm.layers.resample_abs_pos_embed(
-        torch.from_numpy(posemb), new_size=[7, 4], old_size=[3, 5], num_prefix_tokens=prefix
-    ).numpy()
-    ours = interpolate_posembed(posemb, (7, 4), prefix, (3, 5), "bicubic")
-    np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-6)
-    np.testing.assert_array_equal(ours[:, :prefix], posemb[:, :prefix])
-    bilinear = interpolate_posembed(posemb, (7, 4), prefix, (3, 5), "bilinear")
-    assert np.abs(ours - bilinear).max() > 0.02  # the two methods are far apart
 
 
 @pytest.mark.parametrize("method", ["bilinear", "bicubic"])
@@ -210,7 +190,7 @@ def test_larger_patches_keep_their_tokens(old: tuple[int, int], new: tuple[int, 
     grid = (2, 3)
     model, flat = build((grid[0] * old[0], grid[1] * old[1], 3), patch_size=old)
     new_model, like = build((grid[0] * new[0], grid[1] * new[1], 3), patch_size=new)
-    adapted, report = adapt_params(flat, like, grid=grid, reset_head=False, resize_patches=True)
+    adapted, report = adapt(flat, like, grid=grid, reset_head=False, resize_patches=True)
     patches = random_images(2, *grid, 3, *old)
 
     def image(patches: np.ndarray) -> np.ndarray:
@@ -262,22 +242,13 @@ def as_seen_before(images: np.ndarray, channels: int, method: str) -> np.ndarray
 def test_channels_keep_the_logits_they_promise(old: int, new: int, method: str) -> None:
     model, flat = build((32, 32, old))
     new_model, like = build((32, 32, new))
-    adapted, report = adapt_params(flat, like, grid=(2, 2), reset_head=False, channels=method)
+    adapted, report = adapt(flat, like, grid=(2, 2), reset_head=False, channels=method)
     images = random_images(2, 32, 32, new)
     expected = logits(model, flat, as_seen_before(images, old, method))
     np.testing.assert_allclose(logits(new_model, adapted, images), expected, rtol=0, atol=1e-5)
     assert list(report["adapted"]) == ["embedding/kernel"]
     mixing = mixing_matrix(old, new, method)
     np.testing.assert_allclose(images @ mixing.T, as_seen_before(images, old, method), atol=1e-6)
-
-
-@pytest.mark.parametrize(("new", "method"), [(1, "sum"), (4, "tile"), (6, "tile")])
-def test_channels_as_timm_adapts_them(new: int, method: str) -> None:
-    timm = import_timm()
-    kernel = np.random.default_rng(0).normal(size=(4, 4, 3, 5)).astype(np.float32)
-    weight = torch.from_numpy(kernel.transpose(3, 2, 0, 1).copy())
-    theirs = timm.models.adapt_input_conv(new, weight).numpy().transpose(2, 3, 1, 0)
-    np.testing.assert_allclose(mix_channels(kernel, new, method), theirs, rtol=0, atol=1e-6)
 
 
 def hybrid(channels: int) -> tuple[Any, Flat]:
@@ -289,7 +260,7 @@ def test_a_hybrid_keeps_its_logits_for_repeated_channels() -> None:
     model, flat = hybrid(3)
     images = random_images(2, 32, 32, 3)
     new_model, like = hybrid(6)
-    adapted, report = adapt_params(flat, like, grid=(2, 2), reset_head=False, channels="tile")
+    adapted, report = adapt(flat, like, grid=(2, 2), reset_head=False, channels="tile")
     assert list(report["adapted"]) == ["conv_root/kernel"]
     result = logits(new_model, adapted, np.concatenate([images, images], -1))
     # The epsilons of the two norms stand beside other scales now: 8e-6 was seen.
@@ -300,7 +271,7 @@ def test_a_hybrid_s_grey_features_are_right_up_to_a_factor_each() -> None:
     """What `sum` keeps where the kernel is standardised, and what it does not."""
     model, flat = hybrid(3)
     new_model, like = hybrid(1)
-    adapted, _ = adapt_params(flat, like, grid=(2, 2), reset_head=False, channels="sum")
+    adapted, _ = adapt(flat, like, grid=(2, 2), reset_head=False, channels="sum")
     old_kernel, kernel = (
         np.asarray(weight_standardize(f["conv_root/kernel"])) for f in (flat, adapted)
     )
@@ -313,7 +284,7 @@ def test_a_hybrid_s_grey_features_are_right_up_to_a_factor_each() -> None:
     images = random_images(2, 32, 32, 1)
     repeated = logits(model, flat, np.repeat(images, 3, axis=-1))
     assert np.abs(logits(new_model, adapted, images) - repeated).max() > 1e-2
-    mean, _ = adapt_params(flat, like, grid=(2, 2), reset_head=False, channels="mean")
+    mean, _ = adapt(flat, like, grid=(2, 2), reset_head=False, channels="mean")
     np.testing.assert_allclose(
         logits(new_model, mean, images), logits(new_model, adapted, images), rtol=0, atol=1e-4
     )

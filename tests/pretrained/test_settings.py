@@ -94,26 +94,6 @@ def test_what_is_not_ours_is_named(
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("architecture", "gelu"),
-    [
-        ("vit_base_patch16_224", "exact"),
-        ("vit_base_patch16_siglip_256", "exact"),
-        ("vit_base_patch32_siglip_256", "tanh"),
-        ("vit_so400m_patch16_siglip_gap_384", "tanh"),
-        ("vit_so400m_patch14_siglip_384", "exact"),
-        ("vit_giantopt_patch16_siglip_256", "tanh"),
-        ("vit_large_patch16_siglip_gap_512", "tanh"),
-        ("vit_base_patch16_clip_quickgelu_224", "quick"),
-        ("vit_large_patch16_siglip_384", "exact"),
-    ],
-)
-def test_the_gelu_of_timms_architectures(architecture: str, gelu: str, tmp_path: Path) -> None:
-    folder = folder_of(tmp_path, "timm")
-    change(folder / "config.json", architecture=architecture, model_args__act_layer=REMOVED)
-    assert load_model(folder).description.model["gelu"] == gelu
-
-
 def test_images_that_are_no_whole_patches(tmp_path: Path) -> None:
     """timm's convolution passes over the last rows, as SigLIP's of 384 pixels and patches of 14."""
     folder = folder_of(tmp_path, "timm")
@@ -201,41 +181,28 @@ def test_the_size_of_the_images_tells_the_grid_of_a_rectangle(tmp_path: Path) ->
     )
 
 
-@pytest.mark.parametrize("size", [64, (32, 96)])
-def test_a_class_token_without_position(tmp_path: Path, size: Any) -> None:
-    """timm's `no_embed_class`, as of FlexiViT, against timm: zeros are added to the token."""
+def test_a_class_token_without_position(tmp_path: Path) -> None:
+    """timm's `no_embed_class`, as of FlexiViT, of a rectangle: zeros are added to the token."""
     timm = peers.import_timm()
-    theirs = timm.models.vision_transformer.VisionTransformer(
-        img_size=size,
-        patch_size=16,
-        embed_dim=192,
-        depth=1,
-        num_heads=3,
-        num_classes=5,
-        no_embed_class=True,
-    ).eval()
+    sizes = {"img_size": (32, 96), "embed_dim": 192, "depth": 1, "num_heads": 3, "num_classes": 5}
+    theirs = timm.models.vision_transformer.VisionTransformer(**sizes, no_embed_class=True).eval()
     for parameter in (theirs.pos_embed, theirs.cls_token, theirs.head.weight):
         torch.nn.init.normal_(parameter)
     (tmp_path / "flexi").mkdir()
     save_file(theirs.state_dict(), tmp_path / "flexi" / "model.safetensors")
-    height, width = (size, size) if isinstance(size, int) else size
     settings = {
         "architecture": "flexivit_small",
-        "pretrained_cfg": {"input_size": [3, height, width]},
+        "pretrained_cfg": {"input_size": [3, 32, 96]},
         "model_args": {"no_embed_class": True, "num_heads": 3},
     }
     (tmp_path / "flexi" / "config.json").write_text(json.dumps(settings))
     loaded = load_model(tmp_path / "flexi")
-    images = np.random.default_rng(0).normal(size=(2, height, width, 3)).astype(np.float32)
+    images = np.random.default_rng(0).normal(size=(2, 32, 96, 3)).astype(np.float32)
     ours = weights.logits(loaded.module, loaded.params, images)
     with torch.no_grad():
         expected = theirs(torch.tensor(images).permute(0, 3, 1, 2)).numpy()
     # One block in float32, sums in another order.
     np.testing.assert_allclose(ours, expected, rtol=2e-5, atol=2e-5)
-    if size == 64:  # and by its shape alone
-        (tmp_path / "flexi" / "config.json").unlink()
-        bare = load_model(tmp_path / "flexi", num_heads=3)
-        np.testing.assert_array_equal(bare.params["cls"], loaded.params["cls"])
 
 
 @pytest.mark.parametrize("prefix", ["_orig_mod.", "module.", "_orig_mod.module.", "net.model."])
@@ -284,16 +251,12 @@ def test_what_no_model_here_has_is_said_before_heads_are_asked_for(tmp_path: Pat
     arrays = load_file(folder_of(tmp_path, "timm") / "model.safetensors")
     for change_, message in (
         ({"blocks.0.attn.lambda_q1": torch.ones(2)}, "differential attention"),
+        ({"blocks.1.attn.gate.weight": torch.ones(2)}, "gated attention"),
         ({"patch_embed.proj.weight": torch.ones(2, 3, 2, 8, 8)}, "videos or volumes"),
     ):
-        changed = {n: x for n, x in {**arrays, **change_}.items() if x is not None}
-        save_file(changed, tmp_path / "a.safetensors")
+        save_file({**arrays, **change_}, tmp_path / "a.safetensors")
         with pytest.raises(UserError, match=message):
             load_model(tmp_path / "a.safetensors")
-    folder = folder_of(tmp_path / "hf", "huggingface")
-    change(folder / "config.json", model_type="audio-spectrogram-transformer")
-    with pytest.raises(UserError, match="a model for sounds"):
-        load_model(folder)
     (tmp_path / "keras").mkdir()
     (tmp_path / "keras/tf_model.h5").touch()
     with pytest.raises(UserError, match="holds tf_model.h5 only, which is not supported"):

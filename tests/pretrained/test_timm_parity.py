@@ -1,5 +1,7 @@
 """timm computes our logits from our files, and we compute its logits from its files.
 
+Of today's models see also test_timm_registry.py.
+
 Tolerances (tests/data/golden's README and the notes there): 1e-5 where both sides compute the same
 function, about four times the noise between JAX and PyTorch in float32; 1e-3 for timm as it comes,
 which computes the exact GELU where Google's weights were trained with its tanh form; 5e-6 for a
@@ -10,6 +12,7 @@ kernel and 1e-5 to that of a group, the official code 1e-5 to the kernel's devia
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 import torch
@@ -22,12 +25,14 @@ from tests.pretrained.weights import difference, randomise
 from vit_jax.errors import UserError
 from vit_jax.files.paths import write_arrays, write_json
 from vit_jax.inference.load import load_model
-from vit_jax.models.create import variant_of
+from vit_jax.models.create import create_model, variant_of
+from vit_jax.models.features import feature_function
+from vit_jax.parameters.table import abstract_params
 from vit_jax.pretrained.arrays import write_safetensors
 from vit_jax.pretrained.formats import google
-from vit_jax.pretrained.formats import timm as names
 from vit_jax.pretrained.formats.table import read_weights
-from vit_jax.pretrained.load import _add_entry
+from vit_jax.pretrained.formats.timm_write import write_names
+from vit_jax.pretrained.load import _add_entry, load_pretrained
 from vit_jax.pretrained.zoo.entries import get_entry
 from vit_jax.trees import flatten_names, unflatten_names
 
@@ -60,7 +65,7 @@ def arrays_of(model: Any) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize("variant", list(VARIANTS))
-def test_timm_reads_our_published_file(variant: str, tmp_path: Path) -> None:
+def test_timm_reads_our_published_file_and_we_what_it_saves(variant: str, tmp_path: Path) -> None:
     recipe = "r02" if variant == "Ti/16" else "fanin"  # r02 sees the epsilon of the layer norms
     module = weights.module_of(variant, num_layers=VARIANTS[variant].get("depth", 12))
     params = weights.seeded(module, (PIXELS, PIXELS, 3), recipe)
@@ -80,6 +85,11 @@ def test_timm_reads_our_published_file(variant: str, tmp_path: Path) -> None:
         assert difference(theirs, ours) < SAME
         # The GELU is the cause of all that remains, and it is seen.
         assert 2 * SAME < difference(theirs, other) < AS_IT_COMES
+    # What it saves of it is what we had.
+    torch.save({"model": model.state_dict(), "epoch": 3}, tmp_path / "timm.pth")
+    loaded = load_model(tmp_path / "timm.pth", num_heads=module.num_heads)
+    assert (loaded.format, loaded.module.gelu) == ("timm", "exact")
+    weights.assert_same(flatten_names(loaded.params), params)
 
 
 def test_timm_reads_our_big_vision_file(tmp_path: Path) -> None:
@@ -100,23 +110,6 @@ def test_timm_reads_our_big_vision_file(tmp_path: Path) -> None:
         model.load_pretrained(str(path))
         ours = weights.logits(module, unflatten_names(params), images)
         assert difference(their_logits(model, images), ours) < SAME
-
-
-def test_we_read_what_timm_saves(tmp_path: Path) -> None:
-    variant = "Ti/16"
-    model = timm.models.vision_transformer.VisionTransformer(num_classes=10, **VARIANTS[variant])
-    randomise(model)
-    images = golden.images(2, PIXELS, PIXELS)
-    theirs = their_logits(model, images)
-    write_safetensors(tmp_path / "timm.safetensors", arrays_of(model), {})
-    torch.save({"model": model.state_dict(), "epoch": 3}, tmp_path / "timm.pth")
-    loaded = [load_model(tmp_path / f"timm.{kind}") for kind in ("safetensors", "pth")]
-    assert {each.format for each in loaded} == {"timm"}
-    weights.assert_same(*(flatten_names(each.params) for each in loaded))
-    ours = weights.logits(loaded[0].module, loaded[0].params, images)
-    assert difference(ours, theirs) < SAME
-    tanh = weights.module_of(variant)
-    assert difference(weights.logits(tanh, loaded[0].params, images), theirs) > 2 * SAME
 
 
 def test_timm_creates_a_model_from_our_folder(tmp_path: Path) -> None:
@@ -203,31 +196,11 @@ def test_large_by_names_and_shapes(variant: str, name: str) -> None:
     module = weights.module_of(variant, num_classes=1000)
     shapes = flatten_names(golden.abstract_params(module))
     params = {name: np.broadcast_to(np.float32(0), leaf.shape) for name, leaf in shapes.items()}
-    ours = names.write(params)
+    ours = write_names(params)
     with weights.without_numbers():
         model = timm.create_model(name, num_classes=1000)
     theirs = {name: tuple(value.shape) for name, value in model.state_dict().items()}
     assert {name: array.shape for name, array in ours.items()} == theirs
-
-
-def test_distilled_deit_both_ways(tmp_path: Path) -> None:
-    model = timm.create_model("deit_tiny_distilled_patch16_224", num_classes=10, img_size=PIXELS)
-    randomise(model)
-    images = golden.images(2, PIXELS, PIXELS)
-    theirs = their_logits(model, images)
-    torch.save(model.state_dict(), tmp_path / "deit.pth")
-    loaded = load_model(tmp_path / "deit.pth")
-    assert loaded.description.model["name"] == "deit"
-    assert difference(weights.logits(loaded.module, loaded.params, images), theirs) < SAME
-    # The distillation head counts: without it the logits are others.
-    alone = {**loaded.params, "head_dist": loaded.params["head"]}
-    assert difference(weights.logits(loaded.module, alone, images), theirs) > 0.01
-
-    folder = tmp_path / "folder"
-    flat = flatten_names(loaded.params)
-    weights.write(folder, "timm", loaded.module, flat, (PIXELS, PIXELS, 3), "deit")
-    again = timm.create_model(f"local-dir:{folder}", pretrained=True)
-    assert difference(their_logits(again, images), theirs) == 0.0
 
 
 def test_mixer_in_both_directions(tmp_path: Path) -> None:
@@ -279,13 +252,6 @@ def test_resmlp_and_gmixer_in_both_directions(name: str, tmp_path: Path) -> None
         weights.write(folder, "timm", wider, {}, (64, 96, 3), name="mixer")
 
 
-def test_gmlp_is_refused_by_name(tmp_path: Path) -> None:
-    model = timm.create_model("gmlp_ti16_224", num_classes=3, img_size=32)
-    write_safetensors(tmp_path / "timm.safetensors", arrays_of(model), {})
-    with pytest.raises(UserError, match="spatial gating units"):
-        load_model(tmp_path / "timm.safetensors")
-
-
 @pytest.mark.parametrize(
     "name",
     [
@@ -311,3 +277,64 @@ def test_the_zoo_says_of_timms_models_what_they_are(
     stored = read_weights(tmp_path / "model.safetensors", arrays)
     _add_entry(stored, get_entry(name))  # raises UserError for another model
     assert not caplog.messages
+
+
+TINY = {"embed_dim": 48, "depth": 2, "num_heads": 3, "img_size": 64, "num_classes": 10}
+
+
+def test_positions_are_interpolated_without_a_row_for_the_class_token(tmp_path: Path) -> None:
+    """As timm's, which resizes to the new image size when it loads."""
+    model, images = timm.create_model("deit3_small_patch16_224", **TINY), golden.images(1, 96, 96)
+    randomise(model)
+    torch.save(model.state_dict(), tmp_path / "a.pth")
+    larger = timm.create_model("deit3_small_patch16_224", **{**TINY, "img_size": 96})
+    larger.load_state_dict(
+        timm.models.vision_transformer.checkpoint_filter_fn(model.state_dict(), larger)
+    )
+    module = load_model(tmp_path / "a.pth", num_heads=3).module
+    like = abstract_params(module, (96, 96, 3))
+    params, report = load_pretrained(
+        tmp_path / "a.pth", like=like, kind="modern_vit", reset_head=False, posemb="bicubic"
+    )
+    name = "posembed_patches/pos_embedding"
+    assert report["adapted"] == {name: "bicubic 4x4 -> 6x6"}
+    ours = weights.logits(module, params, images)
+    assert difference(ours, their_logits(larger, images)) < SAME
+
+
+def test_intermediate_layers_are_those_of_timm(tmp_path: Path) -> None:
+    """DINOv2 with registers: patches and class token of every block, through the last norm."""
+    model = timm.create_model(
+        "vit_small_patch14_reg4_dinov2", **TINY | {"num_classes": 0}, patch_size=8
+    )
+    randomise(model)
+    images = golden.images(2, 64, 64)
+    write_safetensors(tmp_path / "dinov2.safetensors", arrays_of(model), {})
+    ours = load_model(tmp_path / "dinov2.safetensors", num_heads=3)
+    names = ["block_0_normed", "block_1_normed", "tokens", "register_3"]
+    found = jax.jit(feature_function(ours.module, names))(ours.params, images)
+    pixels = torch.from_numpy(images.transpose(0, 3, 1, 2).copy()).double()
+    with torch.no_grad():
+        layers = (
+            model.eval()
+            .double()
+            .get_intermediate_layers(pixels, n=2, return_prefix_tokens=True, norm=True)
+        )
+        last = model.forward_features(pixels).numpy()
+    for i, (patches, prefix) in enumerate(layers):
+        theirs = np.concatenate([prefix.numpy(), patches.numpy()], axis=1)
+        assert difference(found[f"block_{i}_normed"], theirs) < SAME
+    assert difference(found["tokens"], last) < SAME
+    assert difference(found["register_3"], last[:, 4]) < SAME
+
+
+def test_a_pooling_of_other_sizes_than_the_blocks_is_written_as_evas(tmp_path: Path) -> None:
+    """timm's VisionTransformer has none; Eva needs no rotary positions."""
+    sizes = {**weights.SMALL, "name": "modern_vit", "gelu": "exact", "classifier": "map"}
+    module = create_model(**sizes, map_mlp_dim=32, class_token=False, num_classes=5)
+    params, images = weights.seeded(module, (32, 32, 3)), golden.images(2, 32, 32)
+    weights.write(tmp_path, "timm", module, params, (32, 32, 3), "modern_vit")
+    model = timm.create_model(f"local-dir:{tmp_path}", pretrained=True)
+    assert type(model).__name__ == "Eva"
+    ours = weights.logits(module, unflatten_names(params), images)
+    assert difference(their_logits(model, images), ours) < SAME

@@ -1,5 +1,6 @@
 """The table of checkpoints: complete, consistent, and what it says about itself."""
 
+import collections
 import csv
 import json
 import re
@@ -11,51 +12,24 @@ from tests.tiny import Script
 from vit_jax.data.class_names import LABELS, class_names, wordnet_ids
 from vit_jax.data.preprocess import parse
 from vit_jax.errors import UserError
-from vit_jax.models import augreg_names
 from vit_jax.models.create import create_model
 from vit_jax.parameters.table import abstract_params
-from vit_jax.pretrained.zoo import augreg
+from vit_jax.pretrained.zoo import augreg, augreg_names
 from vit_jax.pretrained.zoo import entries as zoo
 from vit_jax.pretrained.zoo.entries import ZooEntry
 from vit_jax.trees import count_parameters
 
 ROOT = Path(__file__).resolve().parents[2]
 ENTRIES = zoo.entries()
-FAMILIES = {
-    "imagenet21k": 9,
-    "imagenet21k+imagenet2012": 8,
-    "augreg": 20,
-    "sam": 5,
-    "gsam": 4,
-    "big_vision": 15,
-    "bit": 21,
-    "deit": 9,
-    "deit3": 16,
-    "mae": 3,
-    "dino": 4,
-    "dinov2": 8,
-    "facebook": 55,
-    "google": 34,
-    "laion": 5,
-    "microsoft": 5,
-    "openai": 4,
-    "timm": 304,
-    "mixer-imagenet1k": 2,
-    "mixer-imagenet21k": 2,
-    "mixer-sam": 2,
-    "mixer-gsam": 5,
-}
-
-
 WAYS = ("head", "linear", "k-NN", "zero-shot", "attentive probe")
 
 
 def test_families_are_complete() -> None:
-    found = [entry.family for entry in ENTRIES.values()]
-    assert {family: found.count(family) for family in found} == FAMILIES
+    """The page has their numbers."""
+    families = collections.Counter(entry.family for entry in ENTRIES.values())
     page = (ROOT / "docs" / "weights.md").read_text(encoding="utf-8")
     listed = re.findall(r"^\| `([\w+-]+)/` \| (\d+) \|", page, re.MULTILINE)
-    assert {family: int(count) for family, count in listed} == FAMILIES
+    assert {family: int(count) for family, count in listed} == families
 
 
 def test_every_row_is_consistent() -> None:
@@ -109,12 +83,6 @@ def test_the_published_size_is_that_of_the_model(entry: ZooEntry) -> None:
     assert bounds is not None
     # The container adds some 200 to 400 bytes per array.
     assert bounds[0] - 250_000 * copies <= bytes_of_arrays <= bounds[1]
-
-
-def test_sizes_as_published() -> None:
-    for name, listed in (("ViT-B_16", 393.69 * 2**20), ("ViT-H_14", 2.46 * 2**30)):
-        low, high = ENTRIES[f"imagenet21k/{name}"].size_bounds or (0, 0)
-        assert low < listed < high < 1.01 * low
 
 
 def test_the_hash_of_deit_is_the_one_in_the_file_name() -> None:
@@ -328,7 +296,7 @@ def test_script_shows(script: Script) -> None:
     text = script("zoo.py", "show", "deit/deit_base_distilled_patch16_384").stdout
     for part in ("d0272ac0", "85.2 % imagenet2012", "deit_eval(384)", "predict.py"):
         assert part in text
-    shown = zoo.show(ENTRIES["imagenet21k/ViT-B_16"])
+    shown = script("zoo.py", "show", "imagenet21k/ViT-B_16").stdout
     assert "heads are" not in shown
     assert "predict.py" not in shown  # its head is zero
     assert "finetune.py --config=configs/finetune.py:B/16,cifar10" in shown

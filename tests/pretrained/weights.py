@@ -14,6 +14,7 @@ from tests import golden
 from vit_jax.inference.load import attributes
 from vit_jax.models.create import create_model, get_variant
 from vit_jax.models.description import Description, InputSettings
+from vit_jax.parameters.table import table_of
 from vit_jax.pretrained.formats.table import FORMATS
 
 SMALL: dict[str, Any] = {
@@ -44,7 +45,7 @@ def _apply(module: Any) -> Any:
 def logits(module: Any, params: Any, images: np.ndarray) -> np.ndarray:
     """Compiled once per module and shape of the images, by the tests' fast compiler."""
     if getattr(module, "num_layers", 0) > 1:  # a scan traces even one block twice
-        module, params = golden.scanned(module), stack_blocks(params)
+        module, params = golden.scanned(module), table_of(module).stack(params)
     return np.asarray(_apply(module)(params, images))
 
 

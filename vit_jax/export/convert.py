@@ -205,8 +205,8 @@ def lost_conventions(name: str, description: Description) -> list[str]:
     notes = input_settings(description)[1] if name in OF_TORCH else []
     if name in OF_TORCH and model.get("position_embedding", "learned") != "learned":
         notes.append("Fixed positions are stored as learned ones: this format has no others.")
-    for key, assumed in FORMATS[name].holds(model).assumed.items():
-        if model[key] != assumed:
+    for key, assumed in FORMATS[name].choose(model).assumed.items():
+        if model.get(key, assumed) != assumed:
             notes.append(f"{key}={model[key]} is only kept beside the file; others use {assumed}.")
     if name != "huggingface" and by != "softmax":
         notes.append(f"probabilities_by={by} is only kept beside the file.")

@@ -67,7 +67,7 @@ def load_model(
         module = create_model(**sizes, dtype=dtype)
         description = dataclasses.replace(
             description,
-            # Every attribute, including those that older descriptions lack.
+            # Every attribute, including those that a description leaves at their defaults.
             model=attributes(module, sizes["name"]),
             eval_preprocess=description.eval_preprocess
             or (f"official_eval({image_shape[:2]})" if grid else ""),

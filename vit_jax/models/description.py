@@ -46,7 +46,7 @@ class Description:
         layers = [n for each in layers for n in (each if isinstance(each, list) else [each])]
         if not all(0 <= each <= 10_000 for each in layers):  # a corrupt file would never finish
             raise ValueError(f"{layers} layers; the maximum is 10000")
-        by = value.get("probabilities_by", cls.probabilities_by)
+        by = value["probabilities_by"]
         if by not in ("softmax", "sigmoid", "none"):
             raise ValueError(f"probabilities_by={by!r} must be softmax, sigmoid or none")
         shape = tuple(int(size) for size in value["image_shape"])

@@ -94,9 +94,9 @@ def _read_shards(path: Path) -> Arrays:
     for file in sorted(set(index.values())):
         if file != Path(file).name or file == path.name:
             raise UserError(f"it lists {file!r:.80}, which is not a weight file next to it")
-        found = read_arrays(path.parent / file)
-        places |= dict.fromkeys(found, file)
-        arrays |= found
+        shard = read_arrays(path.parent / file)
+        places |= dict.fromkeys(shard, file)
+        arrays |= shard
     if wrong := sorted(places.items() ^ index.items()):
         raise UserError(f"it disagrees with its files, first on {wrong[0][0]!r:.80}")
     return {name: arrays[name] for name in index}

@@ -126,9 +126,9 @@ def read_source(
     if path.is_dir():
         stored = _read_checkpoint(full_path(path), part)
     else:
-        ours, part = _description_of(path, part)
+        ours = _description_of(path, part)
         with local_copy(path) as local:
-            arrays = read_arrays(local, part)
+            arrays = read_arrays(local, part := ours.part if ours else part)
             if ours is not None and ours.names_all(arrays):
                 stored = _read_own("npz", local, arrays, ours)
             else:
@@ -211,7 +211,7 @@ def _read_checkpoint(path: Path, part: str) -> Stored:
     flat = flatten_names(restore_params(str(path)))
     # A work directory, its folder of checkpoints, or a single checkpoint.
     workdir = next((p.parent for p in (path, path.parent) if p.name == CHECKPOINTS), path)
-    ours, part = _description_of(workdir / PARAMS_FILE, part)
+    ours = _description_of(workdir / PARAMS_FILE, part)
     if ours is None:  # copied without its model.json
         tree = table_of(recognise(flat)).unstack(unflatten_names(flat))
         params = {n: np.asarray(x, np.float32) for n, x in flatten_names(tree).items()}
@@ -219,22 +219,19 @@ def _read_checkpoint(path: Path, part: str) -> Stored:
     return _read_own("orbax", path, flat, ours)
 
 
-def _description_of(file: Path, part: str) -> tuple[_Ours | None, str]:
-    """What is beside a file (NAME.json, or `model.json` in our folders), and the part it is of.
-
-    Without a part, of the first; (None, part) if there is none.
-    """
+def _description_of(file: Path, part: str) -> _Ours | None:
+    """What is beside a file, NAME.json or `model.json` in our folders; of its first part if ""."""
     in_folder = file.name.startswith((PARAMS_FILE, WEIGHTS_FILE, TORCH_FILE))
     path = file.parent / MODEL_FILE if in_folder else file.with_suffix(".json")
     if not path.is_file():
-        return None, part
+        return None
     try:
         content = read_object(path)
         parts = parts_from_json(content)
         chosen = part or next(iter(parts))
         if chosen in parts:
             others = frozenset(map(str, content.get(OBJECTIVE_PARAMETERS, ())))
-            return _Ours(check_description(parts[chosen]), chosen, others), chosen
+            return _Ours(check_description(parts[chosen]), chosen, others)
     except UserError as error:
         raise as_user_error(f"{path}: {error} Fix or delete it.", error) from error
     except (ValueError, KeyError, TypeError, OverflowError) as error:
@@ -258,10 +255,11 @@ def _add_entry(stored: Stored, entry: ZooEntry) -> None:
     stored.eval_preprocess = entry.preprocess or stored.eval_preprocess
     if not stored.class_names and entry.labels:
         stored.class_names = class_names(entry.labels)
-    found, family = infer_model(stored.params, stored.kind, stored.conventions), MODELS[stored.kind]
+    kind, family = stored.kind, MODELS[stored.kind]
+    inferred = infer_model(stored.params, kind, stored.conventions)
     unverified = (*_UNVERIFIED, *family.conventions, *family.head_conventions)
-    for key, expected in {**variant_defaults(stored.kind), **entry.model}.items():
-        value = found.get(key, expected)
+    for key, expected in {**variant_defaults(kind), **entry.model}.items():
+        value = inferred.get(key, expected)
         is_start = key == "layer_scale_init" and value and expected  # a file does not tell which
         if value == expected or is_start:
             continue

@@ -93,7 +93,7 @@ def _read_tensors(
     """
     if entry:
         level = root if isinstance(root, dict) else {}
-        entries = [str(key) for key, each in level.items() if _find_state_dict(each) is not None]
+        entries = [str(key) for key, value in level.items() if _find_state_dict(value) is not None]
         if entry not in entries:
             raise UserError(f"it has no state dict {entry!r}, only {list_names(entries) or 'one'}")
         root = root[entry]
@@ -123,17 +123,16 @@ def _find_state_dict(level: Any) -> dict[Any, Any] | None:
     """The dict of tensors at `level`, in an entry of `_ENTRIES`, or in the only entry with any."""
     if not isinstance(level, dict) or _has_tensors(level):
         return level if isinstance(level, dict) else None
-    found = {
-        key: each for key in _ENTRIES if (each := _find_state_dict(level.get(key))) is not None
-    }
-    if found:
-        taken, *others = found
+    entries = {key: _find_state_dict(level.get(key)) for key in _ENTRIES}
+    state_dicts = {key: value for key, value in entries.items() if value is not None}
+    if state_dicts:
+        taken, *others = state_dicts
         if others:
             logging.warning(
-                f"The file holds {list_names(map(repr, found))}: {taken!r} is used, as in timm; "
-                f"#{others[0]} after its name selects the other."
+                f"The file holds {list_names(map(repr, state_dicts))}: {taken!r} is used, as in "
+                f"timm; #{others[0]} after its name selects the other."
             )
-        return found[taken]
+        return state_dicts[taken]
     candidates = {key: value for key, value in level.items() if _has_tensors(value)}
     if len(candidates) > 1:
         names = list_names(map(repr, candidates))

@@ -164,7 +164,6 @@ def newest_intact(folder: Path, steps: list[int]) -> tuple[int | None, list[int]
 def damaged_in(step_dir: Path) -> list[str]:
     """Problems of a step: changed files, or a different step number."""
     manifest = read_manifest(step_dir / ITEM)
-    step = manifest["note"].get("step") if manifest else None  # missing in older ones
-    if step is not None and step != int(step_dir.name):
+    if manifest and (step := manifest["note"]["step"]) != int(step_dir.name):
         return [f"it is step {step}"]
     return [f"{ITEM}/{name}" for name in damaged_files(step_dir / ITEM)]

@@ -24,6 +24,7 @@ from vit_jax.pretrained.fit.resize import (
     replace_prefix,
     resize_patch_kernel,
 )
+from vit_jax.pretrained.formats.stored import Grid
 from vit_jax.pretrained.infer import position_tokens
 
 
@@ -32,8 +33,8 @@ def adapt_params(
     like: Mapping[str, Any],
     *,
     kinds: Kinds,
-    grid: tuple[int, int] | None,
-    source_grid: tuple[int, int] | None = None,
+    grid: Grid | None,
+    source_grid: Grid | None = None,
     reset_head: bool = True,
     posemb: str = "bilinear",
     resize_patches: bool = False,
@@ -80,15 +81,7 @@ def adapt_params(
     if reset_head:
         reset += fit.last_norm()
     tokens = fit.token_positions(tokens)
-    both = like.keys() & fit.arrays.keys()
-    for name in ours.with_role("positions", both):
-        fit.positions(name, tokens, grid, source_grid, posemb)
-    for name in ours.with_role("axis_positions", both):
-        fit.axis_positions(name, posemb)
-    for name in ours.with_role("offsets", both):
-        fit.offsets(name, tokens, grid, source_grid, posemb)
-    for name in ours.with_role("offset_grid", both):
-        fit.offset_grid(name, posemb)
+    fit.all_positions(tokens, grid, source_grid, posemb)
     if resize_patches:
         fit.patches()
     if channels:
@@ -108,6 +101,10 @@ def adapt_params(
         name: new[name] if name in new else np.asarray(fit.arrays[name], np.float32)
         for name in like
     }, report
+
+
+def _interpolation(method: str, old: Grid, new: Grid) -> list[str]:
+    return [] if old == new else [f"{method} {old[0]}x{old[1]} -> {new[0]}x{new[1]}"]
 
 
 def _zero_kernel(name: str, leaf: Any) -> Any:
@@ -219,26 +216,32 @@ class _Fit:
         self._replace(ours[0], positions[:, len(tokens) :], "those of patches")
         return []
 
+    def all_positions(
+        self, tokens: list[str], grid: Grid | None, source_grid: Grid | None, method: str
+    ) -> None:
+        """Interpolates positions of every kind; `tokens` of the file have rows among them."""
+        both = self.like.keys() & self.arrays.keys()
+        for name in self.ours.with_role("positions", both):
+            self.positions(name, tokens, grid, source_grid, method)
+        for name in self.ours.with_role("axis_positions", both):
+            self.axis_positions(name, method)
+        for name in self.ours.with_role("offsets", both):
+            self.offsets(name, tokens, grid, source_grid, method)
+        for name in self.ours.with_role("offset_grid", both):
+            self.offset_grid(name, method)
+
     def positions(
-        self,
-        name: str,
-        tokens: list[str],
-        grid: tuple[int, int] | None,
-        source_grid: tuple[int, int] | None,
-        method: str,
+        self, name: str, tokens: list[str], grid: Grid | None, source_grid: Grid | None, method: str
     ) -> None:
         """Adapts positions to the model's grid and tokens; `tokens` are those of the file's."""
-        new = position_tokens(self.like, self.ours)
+        new, before = position_tokens(self.like, self.ours), np.asarray(self.arrays[name])
         grid = grid or find_source_grid(self.like[name].shape, (1, 1), len(new))
-        before = np.asarray(self.arrays[name])
         source_grid = find_source_grid(before.shape, grid, len(tokens), source_grid)
-        posemb = interpolate_posembed(before, grid, len(tokens), source_grid, method)
-        how = []
-        if posemb is not before:
-            how.append(f"{method} {source_grid[0]}x{source_grid[1]} -> {grid[0]}x{grid[1]}")
+        how = _interpolation(method, source_grid, grid)
         how += [f"{self._title(t)} and its position dropped" for t in tokens if t not in new]
         how += [f"zero position of the {self._title(t)} added" for t in new if t not in tokens]
         if how:
+            posemb = interpolate_posembed(before, grid, len(tokens), source_grid, method)
             self._replace(name, replace_prefix(posemb, tokens, new), ", ".join(how))
 
     def axis_positions(self, name: str, method: str) -> None:
@@ -250,22 +253,18 @@ class _Fit:
             self._replace(name, array, f"{method} {len(before)} -> {after}")
 
     def offsets(
-        self, name: str, tokens: list[str], grid: Any, source_grid: Any, method: str
+        self, name: str, tokens: list[str], grid: Grid | None, source_grid: Grid | None, method: str
     ) -> None:
         """Adapts relative positions, [2 * N - 1, d], to the model's grid and tokens."""
-        before = np.asarray(self.arrays[name])
+        new, before = position_tokens(self.like, self.ours), np.asarray(self.arrays[name])
         if before.ndim != 2:
             return  # reported as a mismatch
-        new = position_tokens(self.like, self.ours)
-        new_shape, old_shape = (
-            (1, (each.shape[0] + 1) // 2, 1) for each in (self.like[name], before)
-        )
+        new_shape, old_shape = ((1, (x.shape[0] + 1) // 2, 1) for x in (self.like[name], before))
         grid = grid or find_source_grid(new_shape, (1, 1), len(new))
         source_grid = find_source_grid(old_shape, grid, len(tokens), source_grid)
-        how = []
-        if source_grid != grid:
+        how = _interpolation(method, source_grid, grid)
+        if how:
             before = interpolate_offsets(before, grid, source_grid, method)
-            how.append(f"{method} {source_grid[0]}x{source_grid[1]} -> {grid[0]}x{grid[1]}")
         how += [f"offsets of the {self._title(t)} dropped" for t in tokens if t not in new]
         how += [f"zero offsets of the {self._title(t)} added" for t in new if t not in tokens]
         if (added := len(new) - len(tokens)) > 0:
@@ -285,7 +284,7 @@ class _Fit:
 
     def patches(self) -> None:
         for name in self.ours.with_role("patches", self.like.keys() & self.arrays.keys()):
-            before, after = (each[name].shape[:2] for each in (self.arrays, self.like))
+            before, after = (params[name].shape[:2] for params in (self.arrays, self.like))
             if before != after and self.arrays[name].ndim == 4:
                 how = f"pseudo-inverse resize {before[0]}x{before[1]} -> {after[0]}x{after[1]}"
                 kernel = np.asarray(self.arrays[name])

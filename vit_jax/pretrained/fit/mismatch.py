@@ -74,7 +74,7 @@ def _option_hints(arrays: Shapes, like: Shapes, kinds: Kinds) -> list[str]:
             continue
         head = name.removesuffix("/kernel")
         old, new = (axis_of(params, name, 2, 1) for params in (arrays, like))
-        if not any(each.startswith(f"{head}/") for each in arrays):
+        if not any(other.startswith(f"{head}/") for other in arrays):
             hints.append(f"pretrained.reset_head=True (the file has no {head})")
         elif None not in (old, new) and old != new:
             hints.append(f"pretrained.reset_head=True ({head} has {old} classes, the model {new})")

@@ -86,10 +86,10 @@ def _normalised(weights: np.ndarray) -> np.ndarray:
 
 def _resize(x: np.ndarray, rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
     """[h, w, ...] -> [H, W, ...] of the same dtype, by `rows` [H, h] and `columns` [W, w]."""
-    height, width, *rest = x.shape
+    height, width, *features = x.shape
     cells = rows @ x.astype(np.float64).reshape(height, -1)  # [H, w * ...]
     cells = columns @ cells.reshape(len(rows), width, -1)  # [H, W, ...]
-    return cells.reshape(len(rows), len(columns), *rest).astype(x.dtype)
+    return cells.reshape(len(rows), len(columns), *features).astype(x.dtype)
 
 
 # Interpolations of position embeddings: the matrix along one axis.
@@ -150,8 +150,8 @@ def interpolate_offsets(
     first, embedding, last = np.split(embedding, ends)  # [P, d], [2*h*w - 1, d], [P, d]
     rows, columns = np.ogrid[1 - height : height, 1 - width : width]
     cells = embedding[rows * width + columns + height * width - 1]  # [2h - 1, 2w - 1, d]
-    sizes = ((2 * old - 1, 2 * new - 1) for old, new in zip(source_grid, grid, strict=True))
-    cells = _resize(cells, *(METHODS[method](*each) for each in sizes))  # [2H - 1, 2W - 1, d]
+    shape = 2 * new_height - 1, 2 * new_width - 1
+    cells = interpolate_offset_grid(cells, shape, method)  # [2H - 1, 2W - 1, d]
     offsets = np.arange(1 - new_height * new_width, new_height * new_width)
     rows = np.rint(offsets / new_width).astype(int).clip(1 - new_height, new_height - 1)
     cells = cells[rows + new_height - 1, offsets - rows * new_width + new_width - 1]

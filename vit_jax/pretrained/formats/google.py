@@ -16,7 +16,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection
+from typing import Any
 
 import numpy as np
 
@@ -25,9 +26,9 @@ from vit_jax.models import bit
 from vit_jax.models.create import MODELS, recognise
 from vit_jax.models.positions import infer_positions
 from vit_jax.models.vit import BLOCKS, POSITIONS
-from vit_jax.parameters.table import ParameterTable, table_of
-from vit_jax.pretrained.formats.rows import Op, Row, norm, numbers, read_rows, write_rows
-from vit_jax.pretrained.formats.stored import ONE_TABLE, Holds, Stored
+from vit_jax.parameters.table import table_of
+from vit_jax.pretrained.formats.names import SAME, Op, Part, read_table, write_table
+from vit_jax.pretrained.formats.stored import ONE_TABLE, Arrays, Beside, Grid, Holds, Stored
 from vit_jax.trees import flatten_names, unflatten_names
 
 # What Google's code computes for all its files.
@@ -49,7 +50,12 @@ _MAP_HEAD_PARTS = ("probe", "MultiHeadDotProductAttention_0", "LayerNorm_0", "Ml
 _TRAIN_STATE = re.compile(r"(?:opt|optimizer|opt_state|state|chrono|extra|step|epoch)(?:/.*)?")
 
 
-def find_prefix(names: Collection[str], part: str = "") -> str | None:
+def detects(format: str) -> Callable[[Arrays, str], bool]:
+    """Whether arrays, or a part of them, are of this one of the three formats."""
+    return lambda arrays, part: _format(arrays, part) == format
+
+
+def _find_prefix(names: Collection[str], part: str) -> str | None:
     """The prefix of the parameters' names, or None if there are no such parameters."""
     rows = [row for family in MODELS.values() for row in family.rows]
     inputs = [row.pattern for row in rows if row.role in ("image", "patches", "vocabulary")]
@@ -57,20 +63,30 @@ def find_prefix(names: Collection[str], part: str = "") -> str | None:
     return next((p for p in prefixes if any(f"{p}{name}" in names for name in inputs)), None)
 
 
-def _rename_blocks(name: str, table: dict[str, str]) -> str:
-    match = re.match(_BLOCK + r"([^/]+)(/.*)$", name)
-    return match[1] + table.get(match[2], match[2]) + match[3] if match else name
+def _format(arrays: Arrays, part: str) -> str:
+    """The name of the format; "" if it is none of these."""
+    prefix = _find_prefix(arrays, part)
+    if prefix is None:
+        is_bit = any(name.startswith("resnet/root_block/") for name in arrays)
+        return "npz_published" if is_bit else ""
+    names = [name.removeprefix(prefix) for name in arrays if name.startswith(prefix)]
+    if any(part in name for name in names for part in _PRE_LINEN) or prefix.endswith("target/"):
+        return "npz_published"
+    is_stacked = table_of(recognise(names)).is_stacked
+    if prefix or {"pos_embedding", "probe"} & {*names} or any(map(is_stacked, names)):
+        return "big_vision"
+    norms = (arrays[name] for name in names if _GROUP_NORM.fullmatch(name))
+    return "npz_published" if any(array.ndim == 4 for array in norms) else "npz"
 
 
-def read_google(
-    arrays: dict[str, np.ndarray], *, grid: tuple[int, int] | None = None, part: str = ""
-) -> Stored:
+def read(arrays: Arrays, beside: Beside) -> Stored:
     """Reads any of the three naming schemes; UserError if two arrays are the same parameter."""
-    prefix = find_prefix(arrays, part)
-    assert prefix is not None  # the format was detected by it
+    stored = Stored(_format(arrays, beside.part))
+    prefix = _find_prefix(arrays, beside.part)
+    if prefix is None:
+        return _read_big_transfer(stored, arrays)
     names = [name.removeprefix(prefix) for name in arrays if name.startswith(prefix)]
     table = table_of(recognise(names))
-    stored = Stored(_format(arrays, prefix, table))
     taken: dict[str, str] = {}  # our name -> name in the file
     is_text = table.with_role("vocabulary", names)
     for name in list(arrays):
@@ -96,7 +112,7 @@ def read_google(
         stored.add(ours, array)
     stored.params = flatten_names(table.unstack(unflatten_names(stored.params)))
     if "cls" in stored.params and not taken.get(POSITIONS, POSITIONS).endswith(POSITIONS):
-        _place_posemb(stored, taken[POSITIONS], grid)
+        _place_posemb(stored, taken[POSITIONS], beside.grid)
     stored.conventions = dict(ASSUMED)
     if infer_positions(stored.params, "Transformer", BLOCKS) == "sincos2d":  # no such arrays
         # Only big_vision has models with fixed positions; elsewhere the array is missing.
@@ -105,19 +121,12 @@ def read_google(
     return stored
 
 
-def _format(arrays: dict[str, np.ndarray], prefix: str, table: ParameterTable) -> str:
-    names = [name.removeprefix(prefix) for name in arrays if name.startswith(prefix)]
-    if any(part in name for name in names for part in _PRE_LINEN) or prefix.endswith("target/"):
-        return "npz_published"
-    if prefix or any(map(table.is_stacked, names)):
-        return "big_vision"
-    if "pos_embedding" in names or "probe" in names:
-        return "big_vision"
-    norms = (arrays[name] for name in names if _GROUP_NORM.fullmatch(name))
-    return "npz_published" if any(array.ndim == 4 for array in norms) else "npz"
+def _rename_blocks(name: str, table: dict[str, str]) -> str:
+    match = re.match(_BLOCK + r"([^/]+)(/.*)$", name)
+    return match[1] + table.get(match[2], match[2]) + match[3] if match else name
 
 
-def _place_posemb(stored: Stored, name: str, grid: tuple[int, int] | None) -> None:
+def _place_posemb(stored: Stored, name: str, grid: Grid | None) -> None:
     """Adds the class token's row of position embeddings, which big_vision folds into the token."""
     posemb = stored.params[POSITIONS]
     num_rows = posemb.shape[1] if posemb.ndim == 3 else 0
@@ -137,12 +146,12 @@ def _place_posemb(stored: Stored, name: str, grid: tuple[int, int] | None) -> No
         stored.changed[POSITIONS] = "row of zeros added for the class token"
 
 
-def to_published(params: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+def to_published(params: Arrays) -> Arrays:
     """Renames our flat names to those of the published files."""
     return {_rename_blocks(n, _LINEN): array for n, array in _with_4d_norms(params).items()}
 
 
-def _with_4d_norms(params: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+def _with_4d_norms(params: Arrays) -> Arrays:
     """Reshapes group norms to [1, 1, 1, C]."""
     return {
         name: array.reshape(1, 1, 1, -1) if _GROUP_NORM.fullmatch(name) else array
@@ -150,7 +159,7 @@ def _with_4d_norms(params: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     }
 
 
-def to_big_vision(params: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+def to_big_vision(params: Arrays) -> Arrays:
     """Renames our flat names to big_vision's; folds the class token's position into the token."""
     params = dict(params)
     posemb = params.pop(POSITIONS, None)
@@ -166,50 +175,52 @@ def to_big_vision(params: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 _CONV = "standardized_conv2d/kernel"
-_BIT_NORM = ("/group_norm/gamma", "/group_norm/beta")  # scale and bias
-_BIT_HEAD = Op(lambda x, _: x[0, 0], lambda x: x[None, None])  # [1, 1, D, K] <-> [D, K]
+_HEAD = Op(lambda x, _: x[0, 0], lambda x: x[None, None])  # [1, 1, D, K] <-> [D, K]
+_UNIT: dict[Any, Any] = {"conv_proj/kernel": (f"a/proj/{_CONV}", SAME)}
+for _number, _letter in enumerate("abc", start=1):
+    _UNIT[f"gn{_number}/scale"] = f"{_letter}/group_norm/gamma"
+    _UNIT[f"gn{_number}/bias"] = f"{_letter}/group_norm/beta"
+    _UNIT[f"conv{_number}/kernel"] = (f"{_letter}/{_CONV}", SAME)
+_BIG_TRANSFER = (
+    Part(
+        {
+            "root_block/conv_root/kernel": (f"root_block/{_CONV}", SAME),
+            "norm-pre-head/scale": "group_norm/gamma",
+            "norm-pre-head/bias": "group_norm/beta",
+            "head/kernel": ("head/conv2d/kernel", _HEAD),
+            "head/bias": "head/conv2d/bias",
+        },
+        theirs="resnet/",
+    ),
+    Part(_UNIT, "block{}/unit{:02}/", "resnet/block{}/unit{:02}/"),
+)
 
 
-def _bit_rows(names: Iterable[str]) -> list[Row]:
-    """The table of Big Transfer for the units in `names`, of either naming."""
-    rows = [
-        Row(("root_block/conv_root/kernel",), f"resnet/root_block/{_CONV}"),
-        *norm("norm-pre-head", "resnet", *_BIT_NORM),
-        Row(("head/kernel",), "resnet/head/conv2d/kernel", _BIT_HEAD),
-        Row(("head/bias",), "resnet/head/conv2d/bias"),
-    ]
-    for block, unit in numbers(r"block(\d+)/unit(\d+)/", names):
-        ours = f"block{block}/unit{unit:02}"
-        rows += [Row((f"{ours}/conv_proj/kernel",), f"resnet/{ours}/a/proj/{_CONV}")]
-        for number, letter in enumerate("abc", start=1):
-            rows += norm(f"{ours}/gn{number}", f"resnet/{ours}/{letter}", *_BIT_NORM)
-            rows += [Row((f"{ours}/conv{number}/kernel",), f"resnet/{ours}/{letter}/{_CONV}")]
-    return rows
+def to_big_transfer(params: Arrays) -> Arrays:
+    """Renames our flat names to those of Big Transfer's own files."""
+    return write_table(_BIG_TRANSFER, params, "npz_published")
 
 
-def read_big_transfer(arrays: dict[str, np.ndarray]) -> Stored:
+def _read_big_transfer(stored: Stored, arrays: Arrays) -> Stored:
     """Reads a Big Transfer file; UserError for an array of another shape."""
-    stored = Stored("npz_published", conventions=dict(BIT_ASSUMED))
     # Some files number the convolutions of a unit.
     arrays = {re.sub(r"(conv2d)_\d+/", r"\1/", name): array for name, array in arrays.items()}
-    read_rows(stored, arrays, _bit_rows(arrays))
+    read_table(stored, arrays, _BIG_TRANSFER)
+    stored.conventions = dict(BIT_ASSUMED)
     return stored
 
 
 _POOLED = ("token", "gap", "unpooled", "token_unpooled")
-PUBLISHED = {
-    "vit": Holds(
-        to_published, {"classifier": _POOLED, "position_embedding": ("learned",)}, ASSUMED
+# Our own names, which the official code reads too; its conventions are in no JSON file.
+NPZ = (Holds("", dict, assumed={**ASSUMED, "position_embedding": "learned"}),)
+PUBLISHED = (
+    Holds(
+        "vit", to_published, {"classifier": _POOLED, "position_embedding": ("learned",)}, ASSUMED
     ),
-    "bit": Holds(
-        lambda params: write_rows(_bit_rows(params), params, "npz_published"), assumed=BIT_ASSUMED
-    ),
-}
-BIG_VISION = {
-    "vit": Holds(
-        to_big_vision,
-        {"classifier": ("token", "gap", "map"), "resnet_layers": (None,), **ONE_TABLE},
-        ASSUMED,
-    ),
-    "bit": Holds(to_big_vision, assumed={**BIT_ASSUMED, "max_pool_padding": "-inf"}),
-}
+    Holds("bit", to_big_transfer, assumed=BIT_ASSUMED),
+)
+_BIG_VISION = {"classifier": ("token", "gap", "map"), "resnet_layers": (None,), **ONE_TABLE}
+BIG_VISION = (
+    Holds("vit", to_big_vision, _BIG_VISION, ASSUMED),
+    Holds("bit", to_big_vision, assumed={**BIT_ASSUMED, "max_pool_padding": "-inf"}),
+)

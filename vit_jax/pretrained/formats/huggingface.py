@@ -1,4 +1,4 @@
-"""Reads transformers' Vision Transformers, and writes those that `vit.py` computes."""
+"""Reads transformers' Vision Transformers."""
 
 from __future__ import annotations
 
@@ -8,45 +8,66 @@ from typing import Any
 import numpy as np
 
 from vit_jax.errors import UserError, list_names
-from vit_jax.models.description import Description, InputSettings
 from vit_jax.models.vit import ATTENTION, BLOCKS, POSITIONS
-from vit_jax.pretrained.formats import rows
-from vit_jax.pretrained.formats.huggingface_config import of_images, read_settings, to_settings
+from vit_jax.pretrained.formats import vit_parts
+from vit_jax.pretrained.formats.huggingface_config import of_images, read_settings
 from vit_jax.pretrained.formats.huggingface_names import (
     BEIT,
     FOLDERS,
     TOWER,
-    decoder,
     find_kind,
-    table,
+    names_table,
 )
-from vit_jax.pretrained.formats.mae import check_square
-from vit_jax.pretrained.formats.modern import has_modern_part, join_positions, read_relative_bias
-from vit_jax.pretrained.formats.stored import ONE_TABLE, Holds, Stored
+from vit_jax.pretrained.formats.names import numbers, read_table
+from vit_jax.pretrained.formats.stored import Arrays, Beside, Grid, Stored
 
 # Models whose patches are not image patches.
 _NOT_IMAGES = {"audio-spectrogram-transformer": "sounds", "videomae": "videos", "vivit": "videos"}
 
 
-def begin(
-    arrays: dict[str, np.ndarray],
-    settings: dict[str, Any],
-    preprocessor: dict[str, Any],
-    num_heads: int | None,
-) -> Stored:
-    """What the files beside `arrays` say; removes from these what is not of the model of images.
+def detect(arrays: Arrays, _: str) -> bool:
+    return find_kind(arrays) is not None
 
-    UserError for a part that our models lack, before anything is guessed.
-    """
+
+def read(arrays: Arrays, beside: Beside) -> Stored:
+    """UserError if the model is not supported, or has a part that ours lack."""
     kind, prefix, name = find_kind(arrays) or ("", "", "")
-    model_type, ndim = settings.get("model_type"), arrays[name].ndim
+    model_type, ndim = beside.settings.get("model_type"), arrays[name].ndim
     if model_type in _NOT_IMAGES or (ndim != 4 and (kind, ndim) != ("siglip", 2)):
         what = _NOT_IMAGES.get(str(model_type), "videos or volumes")
         raise UserError(f"a model for {what} ({model_type or name}); only image models are read.")
-    stored = read_settings(of_images(settings), preprocessor, kind)
-    if kind == "dinov3":  # those of other models of these sizes differ
-        width = len(arrays[name])
-        stored.num_heads = stored.num_heads or num_heads or (32 if width == 4096 else width // 64)
+    settings, width = of_images(beside.settings), len(arrays[name])
+    stored = read_settings(settings, beside.preprocessor, kind)
+    if kind == "dinov3":  # heads of other models of these sizes differ
+        stored.num_heads = stored.num_heads or beside.num_heads
+        stored.num_heads = stored.num_heads or (32 if width == 4096 else width // 64)
+    _drop_others(stored, arrays, prefix)
+    token = arrays.get(f"{TOWER}embeddings.class_embedding")
+    # CLIP's heads are of width 64 in all sizes but those that are known.
+    likely = None if token is None else token.size // 64
+    stored.num_heads = beside.heads_of(arrays, stored.num_heads, likely)
+    is_projection = "visual_projection.weight" in arrays
+    for name in list(arrays):
+        # ViTMSN omits the prefix after its embeddings, and BEiT for masked images before its norm.
+        if prefix not in ("", TOWER) and name.startswith(("encoder.", "layernorm.")):
+            arrays.setdefault(f"{prefix}{name}", arrays.pop(name))
+    blocks = {i for folder in FOLDERS[kind] for (i,) in numbers(prefix + folder, arrays)}
+    biases = _take_relative_biases(arrays, sorted(blocks), settings)
+    table = names_table(kind, prefix, settings=settings)
+    read_table(stored, arrays, table, num_heads=stored.num_heads)
+    for i, bias in biases.items():
+        vit_parts.read_relative_bias(stored, i, bias, _square(stored))
+    is_beit = prefix in BEIT or settings.get("model_type") in ("beit", "data2vec-vision")
+    if kind == "vit" and (is_beit or any(map(_OF_BEIT.search, stored.params))):
+        kind = "beit"
+    _place_head(stored, kind, is_projection)
+    if kind == "beit" or _is_modern(stored):
+        _make_modern(stored, kind, settings)
+    return stored
+
+
+def _drop_others(stored: Stored, arrays: Arrays, prefix: str) -> None:
+    """Drops what is not of the model of images."""
     for name in list(arrays):
         if prefix == TOWER and not name.startswith((TOWER, "visual_projection.", "classifier.")):
             del arrays[name]
@@ -54,51 +75,12 @@ def begin(
         elif re.match(rf"({prefix}embeddings\.mask_token$|lm_head\.|decoder\.0\.)", name):
             del arrays[name]
             stored.dropped[name] = "only used in its pre-training task"
-    return stored
-
-
-def likely_heads(arrays: dict[str, np.ndarray]) -> int | None:
-    """Those of CLIP, of width 64 in all sizes but those that are known; else None."""
-    token = arrays.get(f"{TOWER}embeddings.class_embedding")
-    return None if token is None else token.size // 64
-
-
-def read_huggingface(
-    stored: Stored, arrays: dict[str, np.ndarray], num_heads: int, settings: dict[str, Any]
-) -> None:
-    """Moves `arrays` into `stored`; UserError if the model is not supported."""
-    kind, prefix, _ = find_kind(arrays) or ("", "", "")
-    settings, is_projection = of_images(settings), "visual_projection.weight" in arrays
-    for name in list(arrays):
-        # ViTMSN omits the prefix after its embeddings, and BEiT for masked images before its norm.
-        if prefix not in ("", TOWER) and name.startswith(("encoder.", "layernorm.")):
-            arrays.setdefault(f"{prefix}{name}", arrays.pop(name))
-        if name.endswith((".in_proj_weight", ".in_proj_bias")):
-            arrays[name.replace("in_proj_", "in_proj.")] = arrays.pop(name)
-    is_new = any(re.match(rf"{prefix}(layers|model\.layer)\.", name) for name in arrays)
-    is_new |= f"{prefix}encoder.layer.0.attention.q_proj.weight" in arrays
-    gated = any(re.search(r"\.mlp\.(gate_proj|weights_in)\.", name) for name in arrays)
-    folders = "|".join(folder for pair in FOLDERS.values() for folder in pair)
-    blocks = rows.numbers(rf"^{prefix}(?:encoder\.layers|{folders})\.(\d+)\.", arrays)
-    biases = _take_relative_biases(arrays, blocks, settings)
-    names = table(kind, prefix, blocks, list(arrays), is_new=is_new, gated=gated)
-    if kind == "vit":
-        names += decoder(arrays, settings, is_new=is_new)
-    rows.read_rows(stored, arrays, names, num_heads=num_heads)
-    for i, bias in biases.items():
-        read_relative_bias(stored, i, bias, _square(stored))
-    is_beit = prefix in BEIT or settings.get("model_type") in ("beit", "data2vec-vision")
-    if kind == "vit" and (is_beit or any(map(_OF_BEIT.search, stored.params))):
-        kind = "beit"
-    _place_head(stored, kind, is_projection)
-    if kind == "beit" or _is_modern(stored):
-        _make_modern(stored, kind, settings)
 
 
 _OF_BEIT = re.compile(r"/(LayerScale_0|relative_bias)/")
 
 
-def _square(stored: Stored) -> tuple[int, int] | None:
+def _square(stored: Stored) -> Grid | None:
     """Rows and columns of patches; UserError if they differ, None if unknown."""
     size, patch = stored.image_size, stored.params["embedding/kernel"].shape[:2]
     grid = (size[0] // patch[0], size[1] // patch[1]) if size else None
@@ -111,7 +93,7 @@ def _square(stored: Stored) -> tuple[int, int] | None:
 
 
 def _take_relative_biases(
-    arrays: dict[str, np.ndarray], blocks: list[tuple[int, ...]], settings: dict[str, Any]
+    arrays: Arrays, blocks: list[int], settings: dict[str, Any]
 ) -> dict[int, np.ndarray]:
     """BEiT's tables by block; one that all blocks share is added to each. UserError: some lack."""
     own, shared = {}, []
@@ -120,29 +102,25 @@ def _take_relative_biases(
             own[int(block[1])] = arrays.pop(name)
         else:
             shared.append(arrays.pop(name))
-    for key, found, count in (("", own, len(blocks)), ("shared_", shared, 1)):
-        if len(found) != (count if settings.get(f"use_{key}relative_position_bias", found) else 0):
-            raise UserError(f"{len(found)} tables of {key}relative positions; are all there?")
+    for key, tables, count in (("", own, len(blocks)), ("shared_", shared, 1)):
+        expected = count if settings.get(f"use_{key}relative_position_bias", tables) else 0
+        if len(tables) != expected:
+            raise UserError(f"{len(tables)} tables of {key}relative positions; are all there?")
     if len({table.shape for table in (*own.values(), *shared)}) > 1:
         raise UserError("tables of relative positions of several shapes.")
-    return {i: sum(shared, own[i]) for i in own} or {i: x for x in shared for (i,) in blocks}
+    return {i: sum(shared, own[i]) for i in own} or {i: x for x in shared for i in blocks}
 
 
 def _place_head(stored: Stored, kind: str, is_projection: bool) -> None:
     """Says what the head's input is; drops what is no input of it."""
     params = stored.params
-
-    def drop(start: str, why: str = "not an input of the head") -> None:
-        for name in [name for name in params if name.startswith(start)]:
-            del params[name]
-            stored.dropped[name] = why
-
+    other = "not an input of the head"
     if "registers" in params and not params["registers"].size:
-        drop("registers", "there are none")
+        stored.drop("registers", "there are none")
     if "head_dist/kernel" not in params and {"dist", "head/kernel"} <= params.keys():
         params["registers"] = params.pop("dist")  # of DeiT with one head
     if {"head/kernel", "dist"} & params.keys() or _is_modern(stored):
-        drop("pre_logits/", "the pooler, which is not an input of the head")
+        stored.drop("pre_logits/", "the pooler, which is not an input of the head")
     if kind == "beit" and "Transformer/encoder_norm/scale" not in params:
         stored.conventions["classifier"] = "gap"
     if is_projection and params["head/kernel"].ndim == 2:
@@ -152,16 +130,16 @@ def _place_head(stored: Stored, kind: str, is_projection: bool) -> None:
     elif "head/kernel" in params and kind in ("dinov2", "clip"):
         stored.conventions["classifier"] = "token_gap" if kind == "dinov2" else "gap"
         if kind == "clip":
-            drop("Transformer/encoder_norm/")
+            stored.drop("Transformer/encoder_norm/", other)
     elif "head/kernel" in params and kind == "siglip":
-        drop("MAPHead_0/")
+        stored.drop("MAPHead_0/", other)
 
 
 def _is_modern(stored: Stored) -> bool:
     """Whether `vit.py` lacks a part of it; a damaged file of a plain model is not modern."""
     block = f"{BLOCKS}_0/{ATTENTION}"
     return (
-        has_modern_part(stored.params)
+        vit_parts.has_modern_part(stored.params)
         or stored.conventions["gelu"] == "quick"
         or stored.conventions.get("classifier") is not None
         or "rope" in stored.conventions
@@ -201,45 +179,4 @@ def _make_modern(stored: Stored, kind: str, settings: dict[str, Any]) -> None:
     stored.conventions.pop("position_embedding")
     if POSITIONS in params:
         distilled = kind == "vit" and "registers" in params
-        join_positions(stored, ("cls" in params) + distilled)
-
-
-# By kind of model: its type there, and the architectures with heads, and without.
-_ARCHITECTURES = {
-    "vit": ("vit", "ViTForImageClassification", "ViTModel"),
-    "deit": ("deit", "DeiTForImageClassificationWithTeacher", "DeiTModel"),
-    "mae": ("vit_mae", "", "ViTMAEForPreTraining"),
-}
-
-
-def to_huggingface(
-    params: dict[str, np.ndarray], description: Description, inputs: InputSettings
-) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-    """Arrays in the classic naming, and the files beside them; UserError if not representable."""
-    model = description.model
-    if "pre_logits/kernel" in params and "head/kernel" in params:
-        raise UserError(
-            "--format=huggingface has no layer between pooling and head: a model with pre_logits "
-            "can be written without its head (--drop_head), as the pooler of a ViTModel."
-        )
-    is_mae = model["name"] == "mae"
-    if is_mae:
-        check_square("huggingface", description)
-    model_type, head, bare = _ARCHITECTURES[model["name"]]
-    prefix = "vit." if is_mae else f"{model['name']}."  # same names as in transformers
-    names = table("vit", prefix, rows.block_numbers(params)) + decoder(params, {})
-    arrays = rows.write_rows(names, params, "huggingface")
-    if not model["num_classes"] and not is_mae:  # the bare model
-        arrays = {name.removeprefix(prefix): array for name, array in arrays.items()}
-    architecture = head if model["num_classes"] else bare
-    return arrays, to_settings(description, inputs, model_type, architecture)
-
-
-# ViT and DeiT there classify from their tokens and patchify the image directly.
-_VALUES: dict[str, tuple[Any, ...]] = {
-    "classifier": ("token",),
-    "resnet_layers": (None,),
-    **ONE_TABLE,
-}
-HUGGINGFACE = {name: Holds(to_huggingface, _VALUES) for name in _ARCHITECTURES}
-HUGGINGFACE["mae"] = Holds(to_huggingface, {**_VALUES, "num_classes": (0,)})
+        vit_parts.join_positions(stored, ("cls" in params) + distilled)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 from vit_jax.errors import UserError, check_known, list_names
 from vit_jax.files.paths import reading
 from vit_jax.models.description import HALF, Description, InputSettings
 from vit_jax.pretrained.formats.stored import Stored, numbers_of, pair, positive
+from vit_jax.pretrained.formats.vit_parts import renamed
 
 GELUS = {
     "gelu": "exact",
@@ -28,23 +29,16 @@ _PROBLEMS = {
 }
 
 
-class _Defaults(NamedTuple):
-    """What a configuration leaves out: `config.json` has only what differs."""
-
-    hidden_act: str = "gelu"
-    layer_norm_eps: float = 1e-12
-    num_attention_heads: int = 12
-
-
-# By kind, see `huggingface.find_kind`.
+# By kind, see `huggingface_names`: activation, epsilon and heads, where `config.json` leaves them
+# out: it has only what differs.
 _DEFAULTS = {
-    "vit": _Defaults(),
-    "dinov2": _Defaults(layer_norm_eps=1e-6),
-    "dinov3": _Defaults(layer_norm_eps=1e-5, num_attention_heads=6),
-    "clip": _Defaults("quick_gelu", 1e-5),
-    "siglip": _Defaults("gelu_pytorch_tanh", 1e-6),
+    "vit": ("gelu", 1e-12, None),
+    "msn": ("gelu", 1e-6, None),
+    "dinov2": ("gelu", 1e-6, 12),
+    "dinov3": ("gelu", 1e-5, 6),
+    "clip": ("quick_gelu", 1e-5, 12),
+    "siglip": ("gelu_pytorch_tanh", 1e-6, 12),
 }
-_MSN = _Defaults(layer_norm_eps=1e-6)
 # The processors for which a single size is that of the short side.
 _SHORT_SIDE = ("CLIP", "Bit")
 
@@ -59,24 +53,24 @@ def read_settings(
     settings: dict[str, Any], preprocessor: dict[str, Any], kind: str = "vit"
 ) -> Stored:
     """Reads `config.json` and `preprocessor_config.json`; UserError for an unsupported model."""
-    default = _MSN if settings.get("model_type") == "vit_msn" else _DEFAULTS[kind]
+    is_msn = settings.get("model_type") == "vit_msn"
+    activation, epsilon, usual_heads = _DEFAULTS["msn" if is_msn else kind]
     with reading("config.json"):
         check_known("config.json: pooler_act", settings.get("pooler_act", "tanh"), ["tanh"])
-        activation = settings.get("hidden_act", default.hidden_act)
+        activation = settings.get("hidden_act", activation)
         if kind == "dinov3" and settings.get("use_gated_mlp"):
             check_known("config.json: hidden_act of gated MLPs", activation, ["silu"])
             activation = "gelu"  # not used
         check_known("config.json: hidden_act", activation, GELUS)
-        epsilon = float(settings.get("layer_norm_eps", default.layer_norm_eps))
         heads, size = settings.get("num_attention_heads"), settings.get("image_size")
         if "model_type" in settings and kind != "vit":
-            heads = heads or default.num_attention_heads
+            heads = heads or usual_heads
             size = size or (None if kind == "siglip" else 224)
         stored = Stored(
             "huggingface",
             conventions={
                 "gelu": GELUS[activation],
-                "layer_norm_epsilon": epsilon,
+                "layer_norm_epsilon": float(settings.get("layer_norm_eps", epsilon)),
                 "position_embedding": "learned",
             },
             num_heads=None if heads is None else positive(heads),
@@ -180,12 +174,8 @@ def _to_preprocessor(inputs: InputSettings) -> dict[str, Any]:
 
 
 # Their names of sizes; those of a decoder have the same prefix as ours.
-_SIZES = {
-    "hidden_size": "hidden_size",
-    "num_hidden_layers": "num_layers",
-    "num_attention_heads": "num_heads",
-    "intermediate_size": "mlp_dim",
-}
+_SIZES = "{0}hidden_size {0}num_hidden_layers={0}num_layers {0}num_attention_heads={0}num_heads "
+_SIZES += "{0}intermediate_size={0}mlp_dim"
 
 
 def to_settings(
@@ -199,11 +189,8 @@ def to_settings(
     config = {
         "architectures": [architecture],
         "model_type": model_type,
-        **{
-            f"{prefix}{key}": model[f"{prefix}{ours}"]
-            for prefix in ("", *(["decoder_"] if "decoder_num_layers" in model else []))
-            for key, ours in _SIZES.items()
-        },
+        **renamed(model, _SIZES.format("")),
+        **(renamed(model, _SIZES.format("decoder_")) if "decoder_num_layers" in model else {}),
         "hidden_act": next(act for act in _WRITTEN if GELUS[act] == model["gelu"]),
         "layer_norm_eps": model["layer_norm_epsilon"],
         "image_size": height if height == width else [height, width],

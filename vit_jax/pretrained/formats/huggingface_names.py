@@ -1,7 +1,7 @@
 """Hugging Face transformers' names of Vision Transformers.
 
-Reads the names of files on the hub, which every version of transformers understands and
-which we write, and those of transformers 5. A bare `ViTModel` has no `vit.` prefix.
+Those of files on the hub, which every version of transformers understands and which we write, and
+those of transformers 5. A bare `ViTModel` has no `vit.` prefix.
 
 | kind     | classes                                  | model here                             |
 |----------|------------------------------------------|----------------------------------------|
@@ -16,31 +16,20 @@ which we write, and those of transformers 5. A bare `ViTModel` has no `vit.` pre
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
 
-from vit_jax.models.vit import ATTENTION, BLOCKS, POSITIONS
-from vit_jax.pretrained.formats import rows
-from vit_jax.pretrained.formats.mae import decoder_rows
-from vit_jax.pretrained.formats.modern import extra_rows
-from vit_jax.pretrained.formats.rows import Op, Row, layer, norm
+from vit_jax.models.vit import BLOCKS, POSITIONS
+from vit_jax.pretrained.formats import vit_parts
+from vit_jax.pretrained.formats.names import CONV, Names, Op, Part, block
 
 BEIT = ("beit.", "data2vec_vision.")
 TOWER = "vision_model."
 _PREFIXES = ("", "vit.", "deit.", "ijepa.", "dinov2.", "dinov2_with_registers.", TOWER, *BEIT)
 # Of models for sounds and videos.
 _OTHERS = ("audio_spectrogram_transformer.", "videomae.", "vivit.")
-# See `encoder_block`.
-_SPLIT = "attention.attention.query attention.attention.key attention.attention.value"
-_SPLIT += " attention.output.dense"
-_JOINED = "attention.q_proj attention.k_proj attention.v_proj attention.o_proj"
-_CLIP = "layer_norm1 self_attn.q_proj self_attn.k_proj self_attn.v_proj self_attn.out_proj"
-_CLIP += " layer_norm2 mlp.fc1 mlp.fc2"
-
-_TOKEN = Op(lambda x, _: x.reshape(1, 1, -1), lambda x: x.reshape(-1))  # [D] <-> [1, 1, D]
-_POSITIONS = Op(lambda x, _: x[None], lambda x: x[0])  # [N, D] <-> [1, N, D]
 
 
 def _patches(x: np.ndarray, _: int) -> np.ndarray:
@@ -48,7 +37,89 @@ def _patches(x: np.ndarray, _: int) -> np.ndarray:
     if x.ndim == 2:
         side = math.isqrt(x.shape[1] // 3)
         x = x.reshape(len(x), side, side, 3).transpose(0, 3, 1, 2)  # [D, C, h, w]
-    return rows.CONV.read(x, 1)
+    return CONV.read(x, 1)
+
+
+_TOKENS: Names = {
+    "cls": "embeddings.cls_token",
+    "registers": "embeddings.register_tokens",
+    "dist": "embeddings.distillation_token",
+}
+_VIT: Names = {
+    **_TOKENS,
+    POSITIONS: "embeddings.position_embeddings",
+    "embedding/": "embeddings.patch_embeddings.projection.",
+    "Transformer/encoder_norm/": "layernorm.",
+    "pooled_norm/": "pooler.layernorm.",
+    "pre_logits/": "pooler.dense.",
+}
+_DINOV3: Names = {
+    **_TOKENS,
+    "embedding/": "embeddings.patch_embeddings.",
+    "Transformer/encoder_norm/": "norm.",
+}
+_CLIP: Names = {
+    "cls": (  # [D] <-> [1, 1, D]
+        "embeddings.class_embedding",
+        Op(lambda x, _: x.reshape(1, 1, -1), lambda x: x.reshape(-1)),
+    ),
+    POSITIONS: (  # [N, D] <-> [1, N, D]
+        "embeddings.position_embedding.weight",
+        Op(lambda x, _: x[None], lambda x: x[0]),
+    ),
+    "embedding/": ("embeddings.patch_embedding.", Op(_patches, CONV.write)),
+    "Transformer/pre_norm/": "pre_layrnorm.",
+    "Transformer/encoder_norm/": "post_layernorm.",
+}
+_MAP_HEAD = block(
+    qkv="attention.in_proj_weight attention.in_proj_bias",
+    out="attention.out_proj.",
+    mlp="mlp.fc1. mlp.fc2.",
+)
+_MAP_HEAD |= {"probe": "probe", "LayerNorm_0/": "layernorm."}
+_TOPS = {"vit": _VIT, "dinov2": _VIT, "dinov3": _DINOV3, "clip": _CLIP, "siglip": _CLIP}
+
+_CLASSIC = "attention.attention.query. attention.attention.key. attention.attention.value. "
+_CLASSIC += "attention.output.dense."
+_NEW = "attention.q_proj. attention.k_proj. attention.v_proj. attention.o_proj."
+_SWIGLU = "mlp.gate_proj. mlp.up_proj. mlp.down_proj."
+_DINO = block(norms="norm1. norm2.", scales="layer_scale1.lambda1 layer_scale2.lambda1")
+_CLIP_BLOCK = block(
+    norms="layer_norm1. layer_norm2.",
+    attention="self_attn.q_proj. self_attn.k_proj. self_attn.v_proj. self_attn.out_proj.",
+    mlp="mlp.fc1. mlp.fc2.",
+)
+# Of DINOv2, both layers as one.
+PACKED = block(packed_swiglu="mlp.weights_in. mlp.weights_out.")
+# By kind: the names in a block, those to write first.
+_BLOCKS: dict[str, tuple[Names, ...]] = {
+    "vit": (
+        block(
+            norms="layernorm_before. layernorm_after.",
+            attention=_CLASSIC,
+            mlp="intermediate.dense. output.dense.",
+            scales="lambda_1 lambda_2",
+        ),
+        block(attention=_NEW, mlp="mlp.fc1. mlp.fc2."),
+    ),
+    "dinov2": (
+        _DINO | block(attention=_CLASSIC, mlp="mlp.fc1. mlp.fc2."),
+        PACKED,
+        block(attention=_NEW, swiglu=_SWIGLU),
+    ),
+    "dinov3": (_DINO | block(attention=_NEW, swiglu=_SWIGLU),),
+    "clip": (_CLIP_BLOCK,),
+    "siglip": (_CLIP_BLOCK,),
+}
+# Of blocks, that to write first; of a decoder as transformers 4 and 5 save it, which read both.
+FOLDERS = {
+    "vit": ("encoder.layer.{}.", "layers.{}."),
+    "dinov2": ("encoder.layer.{}.",),
+    "dinov3": ("layer.{}.", "model.layer.{}."),
+    "clip": ("encoder.layers.{}.",),
+    "siglip": ("encoder.layers.{}.",),
+}
+_DECODER_FOLDERS = ("decoder.decoder_layers.{}.", "decoder.decoder_encoder.layer.{}.")
 
 
 def find_kind(names: Collection[str]) -> tuple[str, str, str] | None:
@@ -68,109 +139,23 @@ def find_kind(names: Collection[str]) -> tuple[str, str, str] | None:
     return None
 
 
-def from_flax(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Arrays of transformers' Flax models in PyTorch's names and layouts; others as they are."""
-    renamed = {}
-    for name, array in arrays.items():
-        *parents, last = name.removeprefix("params/").split("/")
-        if last == "kernel":
-            array = rows.CONV.write(array) if array.ndim == 4 else array.T
-        last = "weight" if last in ("kernel", "scale", "embedding") else last
-        renamed[".".join([*parents, last])] = array
-    return renamed if find_kind(renamed) else arrays
+def names_table(
+    kind: str, prefix: str, *forms: Names, head: str = "classifier.", settings: Any = None
+) -> list[Part]:
+    """The names of all arrays of a kind.
 
-
-def _top(kind: str, prefix: str, names: Collection[str]) -> list[Row]:
-    """The table of everything but blocks, for these names of theirs."""
-    embeddings, norm_name = f"{prefix}embeddings", "Transformer/encoder_norm"
-    if kind in ("clip", "siglip"):
-        pooling, head = f"MAPHead_0/{ATTENTION}", f"{prefix}head"
-        inputs = [f"{pooling}/{name}" for name in ("query", "key", "value")]
-        return [
-            Row(("cls",), f"{embeddings}.class_embedding", _TOKEN),
-            Row((POSITIONS,), f"{embeddings}.position_embedding.weight", _POSITIONS),
-            *layer("embedding", f"{embeddings}.patch_embedding", Op(_patches, rows.CONV.write)),
-            *norm("Transformer/pre_norm", f"{prefix}pre_layrnorm"),
-            *norm(norm_name, f"{prefix}post_layernorm"),
-            Row(("MAPHead_0/probe",), f"{head}.probe"),
-            *layer(inputs, f"{head}.attention.in_proj", rows.HEADS_IN, rows.HEADS_BIAS),
-            *layer(f"{pooling}/out", f"{head}.attention.out_proj", rows.HEADS_OUT),
-            *norm("MAPHead_0/LayerNorm_0", f"{head}.layernorm"),
-            *layer("MAPHead_0/MlpBlock_0/Dense_0", f"{head}.mlp.fc1"),
-            *layer("MAPHead_0/MlpBlock_0/Dense_1", f"{head}.mlp.fc2"),
-            *layer("head", "classifier" if "classifier.weight" in names else "visual_projection"),
-        ]
-    tokens = [
-        Row(("cls",), f"{embeddings}.cls_token"),
-        Row(("registers",), f"{embeddings}.register_tokens"),
-    ]
-    if kind == "dinov3":
-        patches = layer("embedding", f"{embeddings}.patch_embeddings", rows.CONV)
-        return [*tokens, *patches, *norm(norm_name, f"{prefix}norm")]
-    of_two = prefix == "deit." and "classifier.weight" not in names
-    return [
-        *tokens,
-        Row(("dist",), f"{embeddings}.distillation_token"),
-        Row((POSITIONS,), f"{embeddings}.position_embeddings"),
-        *layer("embedding", f"{embeddings}.patch_embeddings.projection", rows.CONV),
-        *norm(norm_name, f"{prefix}layernorm"),
-        *norm("pooled_norm", f"{prefix}pooler.layernorm"),
-        *layer("pre_logits", f"{prefix}pooler.dense"),
-        *layer("head", "cls_classifier" if of_two else "classifier"),
-        *layer("head_dist", "distillation_classifier"),
-    ]
-
-
-def _parts(kind: str, *, is_new: bool, gated: bool) -> str:
-    """Their names of a block's parts; `is_new`: those of transformers 5."""
-    qkv = _JOINED if is_new or kind == "dinov3" else _SPLIT
+    The first name of a head is `head`, those of `forms` come before the usual ones of a block, and
+    `settings` are those of a decoder.
+    """
+    table = [Part(_TOPS[kind], theirs=prefix), Part({"head_dist/": "distillation_classifier."})]
+    heads = (head, "classifier.", "cls_classifier.", "visual_projection.")
+    table += [Part({"head/": name}) for name in heads]
+    if _TOPS[kind] is _CLIP:
+        table += [Part(_MAP_HEAD, "MAPHead_0/", f"{prefix}head.")]
+    for folder in FOLDERS[kind]:
+        for names in (*forms, *_BLOCKS[kind]):
+            table += [Part(names, f"{BLOCKS}_{{}}/", prefix + folder)]
     if kind == "vit":
-        mlp = "mlp.fc1 mlp.fc2" if is_new else "intermediate.dense output.dense"
-        return f"layernorm_before {qkv} layernorm_after {mlp}"
-    if gated and not is_new and kind == "dinov2":
-        return f"norm1 {qkv} norm2 mlp.weights_in mlp.weights_out"
-    up_down = gated or kind == "dinov3"
-    return f"norm1 {qkv} norm2 {'mlp.up_proj mlp.down_proj' if up_down else 'mlp.fc1 mlp.fc2'}"
-
-
-FOLDERS = {"vit": ("encoder.layer", "layers"), "dinov3": ("layer", "model.layer")}
-
-
-def table(
-    kind: str,
-    prefix: str,
-    blocks: list[tuple[int, ...]],
-    names: Collection[str] = (),
-    *,
-    is_new: bool = False,
-    gated: bool = False,
-) -> list[Row]:
-    """The table of these blocks and all else, for `names` of theirs, see `_top` and `_parts`."""
-    found = _top(kind, prefix, names)
-    parts = _CLIP if kind in ("clip", "siglip") else _parts(kind, is_new=is_new, gated=gated)
-    folder = "encoder.layers" if parts == _CLIP else "encoder.layer"
-    if kind in FOLDERS:
-        folder = FOLDERS[kind][is_new]
-    scale = "lambda_{}" if kind == "vit" else "layer_scale{}.lambda1"
-    for (i,) in blocks:
-        theirs, ours = f"{prefix}{folder}.{i}", f"{BLOCKS}_{i}/MlpBlock_0"
-        more = {f"scale_{k}": scale.format(k + 1) for k in (0, 1)}
-        block = rows.encoder_block(i, theirs, parts)
-        if "weights_in" in parts:  # one layer for both products
-            both = layer([f"{ours}/gate", f"{ours}/Dense_0"], f"{theirs}.mlp.weights_in")
-            block = [row for row in block if row.theirs not in (both[0].theirs, both[1].theirs)]
-            block += both
-        else:
-            more["gate"] = "mlp.gate_proj"
-        found += block + extra_rows(i, theirs, more)
-    return found
-
-
-def decoder(
-    names: Collection[str], settings: Mapping[str, Any], *, is_new: bool = False
-) -> list[Row]:
-    blocks = "decoder.decoder_encoder.layer"  # as transformers 5 saves it; it reads both
-    if not any(name.startswith(blocks) for name in names):
-        blocks = "decoder.decoder_layers"
-    parts = _parts("vit", is_new=is_new, gated=False)
-    return decoder_rows(names, blocks, parts, settings, "decoder_num_attention_heads")
+        key = "decoder_num_attention_heads"
+        table += vit_parts.decoder(_DECODER_FOLDERS, _BLOCKS[kind], settings or {}, key)
+    return table

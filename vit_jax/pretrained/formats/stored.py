@@ -1,16 +1,23 @@
-"""Contents of a weight file, in our names, and checks of the JSON files beside it."""
+"""Contents of a weight file, in our names; what is known beside it; which models a format holds."""
 
 from __future__ import annotations
 
 import dataclasses
+import logging
+import re
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from vit_jax.errors import UserError
-from vit_jax.models.create import create_model, recognise
+from vit_jax.models.create import MODELS, create_model, recognise
 from vit_jax.models.description import Description
+from vit_jax.models.variants import SIZES
+
+Arrays = dict[str, np.ndarray]
+Grid = tuple[int, int]  # rows and columns
+Written = tuple[Arrays, dict[str, Any]]  # arrays, and the JSON files beside them by name
 
 # In a folder; beside the weights there may be the JSON files of the format.
 WEIGHTS_FILE = "model.safetensors"
@@ -25,7 +32,7 @@ class Stored:
 
     format: str  # a key of `table.FORMATS`, or `orbax`
     # Flat names of ours, loop form of the blocks, float32.
-    params: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
+    params: Arrays = dataclasses.field(default_factory=dict)
     # Arrays of the file that are not parameters, and why they are dropped.
     dropped: dict[str, str] = dataclasses.field(default_factory=dict)
     unexpected: list[str] = dataclasses.field(default_factory=list)  # not covered by any rule
@@ -56,10 +63,90 @@ class Stored:
         if dtype != "float32":
             self.changed[name] = f"{dtype} as float32"
 
+    def rename(self, name: str, new: str) -> None:
+        """Gives a parameter another name."""
+        self.params[new] = self.params.pop(name)
+        if name in self.changed:
+            self.changed[new] = self.changed.pop(name)
+
+    def drop(self, start: str, why: str) -> None:
+        """Drops the parameters whose names begin so."""
+        for name in [name for name in self.params if name.startswith(start)]:
+            del self.params[name]
+            self.dropped[name] = why
+
+
+class Beside(NamedTuple):
+    """What is known of a model beside its arrays."""
+
+    settings: dict[str, Any]  # `config.json`
+    preprocessor: dict[str, Any]  # `preprocessor_config.json`
+    num_heads: int | None = None  # of the attention; None: see `heads_of`
+    default_heads: int | None = None
+    grid: Grid | None = None  # rows and columns of tokens; None: square
+    part: str = ""  # one of several models in the file
+
+    def heads_of(self, arrays: Arrays, stated: int | None, default: int | None = None) -> int:
+        """The number of heads: as given or `stated`, else of a known size, else the default.
+
+        Raises UserError if it cannot be inferred, or if `num_heads` contradicts the file.
+        """
+        if self.num_heads and stated and self.num_heads != stated:
+            raise UserError(
+                f"num_heads={self.num_heads}, but config.json says {stated}; leave it out."
+            )
+        if heads := self.num_heads or stated:
+            return heads
+        blocks = {match[1] for name in arrays if (match := _BLOCK.search(name))}
+        shapes = {array.shape for array in arrays.values()}
+        for name, (width, depth, mlp_dim, heads) in SIZES.items():
+            if len(blocks) == depth and (mlp_dim, width) in shapes:
+                logging.info("Assuming %d attention heads, as in %s.", heads, name)
+                return heads
+        if default := self.default_heads or default:
+            return default
+        raise UserError(
+            "cannot infer num_heads: it is not in the file, and the sizes match no known model; "
+            "give it (num_heads, --num_heads)."
+        )
+
+
+_BLOCK = re.compile(r"(?:blocks|layers?)\.(\d+)\.")
+NUMBER = "a number"  # stands for all in `Holds.values`
+# What a format holds whose positions are one table [1, N, D].
+ONE_TABLE = {"position_embedding": ("learned", "sincos2d")}
+
+
+class Holds(NamedTuple):
+    """A class of models that a format holds."""
+
+    kind: str  # a name in `MODELS`; "": any
+    # (params) -> arrays of an `.npz`; or for a folder (params, description, input settings) ->
+    # arrays, and the JSON files beside them by name.
+    write: Callable[..., Any]
+    values: Mapping[str, tuple[Any, ...]] = {}  # of attributes; its readers support no others
+    assumed: Mapping[str, Any] = {}  # attributes it does not store: its readers' values
+    name: str = ""  # theirs, where a format has several classes of a kind
+
+    def wrong(self, model: Mapping[str, Any]) -> list[str]:
+        """The attributes of a model whose values the class does not have."""
+        if self.kind not in ("", model["name"]):
+            return ["name"]
+        return [
+            key
+            for key, values in self.values.items()
+            if model[key] not in values and not (NUMBER in values and model[key])
+        ]
+
 
 def check_description(description: Description, names: str = "class_names") -> Description:
-    """UserError if it is inconsistent; `names` is the key of the classes, for the message."""
+    """UserError if it is inconsistent; `names` is the key of the classes, for the message.
+
+    KeyError if it names no kind of model.
+    """
     model, size = description.model, description.image_shape[:2]
+    if model["name"] not in MODELS:
+        raise KeyError(model["name"])
     module = create_model(**{"num_classes": 0, **model})
     expected = module.token_grid(size) if description.grid else None
     if description.grid != expected:
@@ -70,20 +157,6 @@ def check_description(description: Description, names: str = "class_names") -> D
     if count and num_classes and count != num_classes:
         raise UserError(f"{count} class names ({names}), but {num_classes} outputs.")
     return description
-
-
-class Holds(NamedTuple):
-    """How a format writes models of one kind, and which of them it can represent."""
-
-    # (params) -> arrays of an `.npz`; or for a folder (params, description, input settings) ->
-    # arrays, and the JSON files beside them by name.
-    convert: Callable[..., Any]
-    values: Mapping[str, tuple[Any, ...]] = {}  # of attributes; its readers support no others
-    assumed: Mapping[str, Any] = {}  # attributes it does not store: its readers' values
-
-
-# What a format holds whose positions are one table [1, N, D].
-ONE_TABLE = {"position_embedding": ("learned", "sincos2d")}
 
 
 def positive(value: Any) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,69 +12,81 @@ import numpy as np
 
 from vit_jax.errors import UserError, list_names
 from vit_jax.files.paths import read_object, write_arrays, write_json
+from vit_jax.models.create import MODELS
 from vit_jax.models.description import Description, InputSettings
 from vit_jax.models.tokens import sincos2d
-from vit_jax.models.variants import SIZES
-from vit_jax.models.vit import POSITIONS
+from vit_jax.models.vit import BLOCKS, POSITIONS
 from vit_jax.pretrained.arrays import write_safetensors
 from vit_jax.pretrained.formats import (
-    facebook,
     google,
     huggingface,
-    huggingface_modern,
-    huggingface_names,
-    mae,
-    open_clip,
+    huggingface_write,
     timm,
-    timm_config,
-    timm_mixer,
-    timm_resnet,
+    timm_others,
+    timm_write,
+    translations,
 )
-from vit_jax.pretrained.formats.rows import block_numbers, numbers
-from vit_jax.pretrained.formats.stored import OTHER_FILES, TORCH_FILE, WEIGHTS_FILE, Holds, Stored
+from vit_jax.pretrained.formats.names import numbers
+from vit_jax.pretrained.formats.stored import (
+    OTHER_FILES,
+    TORCH_FILE,
+    WEIGHTS_FILE,
+    Arrays,
+    Beside,
+    Grid,
+    Holds,
+    Stored,
+)
+from vit_jax.pretrained.formats.vit_parts import DECODER_HEADS
 from vit_jax.pretrained.infer import num_prefix_tokens
 
-Params = dict[str, np.ndarray]
+# Whether arrays, or a part of the file ("": any), are of a naming scheme; and its reader.
+Detect = Callable[[Arrays, str], bool]
+Read = Callable[[Arrays, Beside], Stored]
 
 
 class Format(NamedTuple):
-    """How to write flat parameters, by the kinds of `MODELS` that it can represent; None: all."""
+    """How a format is recognised and read, and which models it holds."""
 
-    kinds: Mapping[str, Holds] | None
+    readers: tuple[tuple[Detect, Read], ...]
+    holds: tuple[Holds, ...]
     is_folder: bool = False
 
-    def holds(self, model: Mapping[str, Any]) -> Holds:
-        """How a model with these attributes is written; UserError if the format cannot store it."""
-        kind = model["name"]
-        found = _own(model) if self.kinds is None else self.kinds.get(kind)
-        if found is None:
+    def choose(self, model: Mapping[str, Any]) -> Holds:
+        """The class for a model with these attributes; UserError if the format cannot store it."""
+        of_kind = [holds for holds in self.holds if holds.wrong(model) != ["name"]]
+        nearest = min(of_kind or self.holds, key=lambda holds: len(holds.wrong(model)))
+        if wrong := nearest.wrong(model):
+            text = ", ".join(f"model.{key}={model[key]!r}" for key in wrong)
+            if nearest.name:
+                text += f": {nearest.name}, the nearest class, has other values"
+            elif wrong != ["name"]:
+                values = ", ".join(map(repr, nearest.values[wrong[0]]))
+                text = f"model.{wrong[0]}={model[wrong[0]]!r}, only {values}"
+            able = [
+                name for name, row in FORMATS.items() if not all(h.wrong(model) for h in row.holds)
+            ]
             raise UserError(
-                f"this format cannot store model.name={kind!r}; use {_formats_for(model)}."
+                f"this format cannot store {text}; use --format={', '.join(able)} or orbax."
             )
-        for key, values in found.values.items():
-            if model[key] not in values:
-                raise UserError(
-                    f"this format cannot store model.{key}={model[key]!r}, only "
-                    f"{', '.join(map(repr, values))}; use {_formats_for(model)}."
-                )
-        return found
+        return nearest
 
     def write(
-        self, path: Path, params: Params, description: Description, inputs: InputSettings | None
+        self, path: Path, params: Arrays, description: Description, inputs: InputSettings | None
     ) -> Path:
         """Writes a model and returns the weight file; UserError if the format cannot store it.
 
         `inputs` is only used for folders.
         """
-        convert = self.holds(description.model).convert
+        write = self.choose(description.model).write
         if not self.is_folder:
-            return write_arrays(path, convert(params))
+            return write_arrays(path, write(params))
         # Folder formats of others only have learned positions.
         if description.model.get("position_embedding") == "sincos2d":
             table = sincos2d(description.grid, description.model["hidden_size"])
             padding = ((0, 0), (num_prefix_tokens(params, description.model["name"]), 0), (0, 0))
             params = {**params, POSITIONS: np.pad(table, padding)}  # [1, P + h*w, D]
-        arrays, settings = convert(params, description, inputs)
+        arrays, settings = write(params, description, inputs)
         path.mkdir(parents=True, exist_ok=True)
         write_safetensors(path / WEIGHTS_FILE, arrays, {"format": "pt"})
         for name, value in settings.items():
@@ -82,37 +94,28 @@ class Format(NamedTuple):
         return path / WEIGHTS_FILE
 
 
-def _own(model: Mapping[str, Any]) -> Holds:
-    """Our own names, which the official code reads too; its conventions are in no JSON file."""
-    assumed = {**google.ASSUMED, "position_embedding": "learned"}
-    return Holds(dict, assumed={key: assumed[key] for key in assumed if key in model})
-
-
-def _formats_for(model: Mapping[str, Any]) -> str:
-    """The formats that can store a model."""
-    able = []
-    for name, row in FORMATS.items():
-        holds = Holds(dict) if row.kinds is None else row.kinds.get(model["name"])
-        if holds and all(model[key] in values for key, values in holds.values.items()):
-            able.append(name)
-    return f"--format={', '.join(able)} or orbax"
-
-
+# Recognised in this order. Names that are only others for those of these: `translations.py`.
 FORMATS: dict[str, Format] = {
-    "npz": Format(None),
-    "npz_published": Format(google.PUBLISHED),
-    "big_vision": Format(google.BIG_VISION),
-    "timm": Format(timm.TIMM | timm_mixer.TIMM_MIXERS | timm_resnet.TIMM_RESNETS, is_folder=True),
-    "huggingface": Format(huggingface.HUGGINGFACE | huggingface_modern.MODERN, is_folder=True),
+    "npz": Format(((google.detects("npz"), google.read),), google.NPZ),
+    "npz_published": Format(((google.detects("npz_published"), google.read),), google.PUBLISHED),
+    "big_vision": Format(((google.detects("big_vision"), google.read),), google.BIG_VISION),
+    "timm": Format(
+        ((timm.is_vit, timm.read_vit), (timm_others.detect, timm_others.read)),
+        timm_write.TIMM + timm_others.OTHERS,
+        is_folder=True,
+    ),
+    "huggingface": Format(
+        ((huggingface.detect, huggingface.read),), huggingface_write.HUGGINGFACE, is_folder=True
+    ),
 }
 
 
 def read_weights(
     path: Path,
-    arrays: Params,
+    arrays: Arrays,
     num_heads: int | None = None,
     default_heads: int | None = None,
-    grid: tuple[int, int] | None = None,
+    grid: Grid | None = None,
     part: str = "",
 ) -> Stored:
     """Converts `arrays` of the file `path` to our names; detects the format by their names.
@@ -121,55 +124,25 @@ def read_weights(
     sizes, else `default_heads`. `grid`, rows and columns of tokens, is needed if not square; `part`
     selects one of several models in the file.
     """
-    in_folder = path.name.startswith((WEIGHTS_FILE, TORCH_FILE, *OTHER_FILES))
-    names = ["config.json", "preprocessor_config.json"]
-    if path.name.startswith("open_clip"):
-        names = [open_clip.CONFIG, ""]
-    files = (path.parent / file for file in names)
-    settings, preprocessor = (read_object(f) if in_folder and f.is_file() else {} for f in files)
-    if "model_cfg" in settings:
-        settings, preprocessor = open_clip.settings_of(settings)
+    beside = Beside(*_read_settings(path), num_heads, default_heads, grid, part)
     try:
-        heads = 0  # a ResNet has none, and names and shapes say all
         _reject_quantised(arrays)
-        arrays, others = _unwrap(huggingface_names.from_flax(arrays), part)
-        for translate in (facebook.to_timm, open_clip.to_others):
-            arrays, dropped = translate(arrays)
-            others |= dropped
-        if google.find_prefix(arrays, part) is not None:
-            stored = google.read_google(arrays, grid=grid, part=part)
-        elif any(name.startswith("resnet/root_block/") for name in arrays):
-            stored = google.read_big_transfer(arrays)
-        elif huggingface_names.find_kind(arrays) is not None:
-            stored = huggingface.begin(arrays, settings, preprocessor, num_heads)
-            default_heads = default_heads or huggingface.likely_heads(arrays)
-            heads = _choose_heads(arrays, num_heads, stored.num_heads, default_heads)
-            huggingface.read_huggingface(stored, arrays, heads, settings)
-        elif timm.is_timm(arrays):
-            timm.check_names(arrays)
-            stored = timm_config.read_settings(settings)
-            stated = stored.num_heads or num_heads or timm.heads_by_name(arrays, settings)
-            heads = _choose_heads(arrays, num_heads, stated, default_heads)
-            timm.read_timm(stored, arrays, heads, settings, grid)
-        elif timm_mixer.is_mixer(arrays):
-            stored, heads = timm_config.read_settings(settings), 1
-            timm_mixer.read_mixer(stored, arrays)
-        elif timm_resnet.is_resnet(arrays):
-            stored = timm_config.read_settings(settings)
-            timm_resnet.read_resnet(stored, arrays)
-        else:
+        arrays, others, read = _recognise(arrays, part)
+        if read is None:
             raise UserError(
                 f"it holds {len(arrays)} arrays ({', '.join(list(arrays)[:4])}, ...), whose names "
                 "match no supported Vision Transformer or ResNet: Google's .npz, BiT, "
                 "big_vision, timm, transformers, open_clip, DINO, DINOv2."
             )
-        model_args = settings.get("model_args") or {}
-        stated = model_args.get("depth") or settings.get("num_hidden_layers")
-        if stated and stated != (found := len(block_numbers(stored.params))):
-            raise UserError(f"config.json has {stated} blocks, but the file has {found}.")
+        stored = read(arrays, beside)
+        model_args = beside.settings.get("model_args") or {}
+        stated = model_args.get("depth") or beside.settings.get("num_hidden_layers")
+        depth = len(numbers(f"{BLOCKS}_{{}}/", stored.params))
+        if stated and stated != depth:
+            raise UserError(f"config.json has {stated} blocks, but the file has {depth}.")
         stored.dropped |= others
-        if heads and not settings and stored.format in ("timm", "huggingface"):
-            _log_guesses(path, stored, "" if num_heads or heads == 1 else f"num_heads={heads}")
+        if not beside.settings and FORMATS[stored.format].is_folder and MODELS[stored.kind].blocks:
+            _log_guesses(path, stored, beside)
     except UserError as error:
         if str(path) in str(error):
             raise
@@ -177,37 +150,57 @@ def read_weights(
     return stored
 
 
+def _read_settings(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The `config.json` and `preprocessor_config.json` beside a file, or what stands for them."""
+    if not path.name.startswith((WEIGHTS_FILE, TORCH_FILE, *OTHER_FILES)):
+        return {}, {}
+    names = ["config.json", "preprocessor_config.json"]
+    if path.name.startswith("open_clip"):
+        names = [translations.OPEN_CLIP_CONFIG, ""]
+    files = (path.parent / name for name in names)
+    settings, preprocessor = (read_object(file) if file.is_file() else {} for file in files)
+    if "model_cfg" in settings:
+        return translations.open_clip_settings(settings)
+    return settings, preprocessor
+
+
 # Prefixes that libraries put before the names of a model they save.
 _WRAPPERS = ("_orig_mod", "module", "model", "backbone", "base_encoder", "encoder", "net")
+_Recognised = tuple[Arrays, dict[str, str], Read | None]
 
 
-def _is_known(names: Collection[str], part: str = "") -> bool:
-    is_bit = any(name.startswith("resnet/root_block/") for name in names)
-    found = (google.find_prefix(names, part), huggingface_names.find_kind(names))
-    is_timm = any((timm.is_timm(names), timm_mixer.is_mixer(names), timm_resnet.is_resnet(names)))
-    return is_bit or is_timm or open_clip.is_open_clip(names) or found != (None, None)
-
-
-def _unwrap(arrays: Params, part: str) -> tuple[Params, dict[str, str]]:
-    """The arrays of a wrapped model, under its own names; and notes on the others.
+def _recognise(arrays: Arrays, part: str) -> _Recognised:
+    """The arrays of a model in names of the table, notes on the others, and what reads them.
 
     A wrapper's prefix is common to all names, or the only one of `_WRAPPERS` with a known model.
     """
-    prefix, rest = "", arrays
-    while not _is_known(rest, part):
-        held: dict[str, Params] = {}
-        for name, array in rest.items():
+    prefix, inside = "", arrays
+    while (recognised := _translate(inside, part))[2] is None:
+        wrapped: dict[str, Arrays] = {}
+        for name, array in inside.items():
             outer, _, inner = name.partition(".")
-            held.setdefault(outer, {})[inner] = array
-        if len(held) > 1:
-            held = {n: x for n, x in held.items() if n in _WRAPPERS and _is_known(x)}
-        if len(held) != 1 or "" in next(iter(held.values())):
-            return arrays, {}
-        [(outer, rest)] = held.items()
+            wrapped.setdefault(outer, {})[inner] = array
+        if len(wrapped) > 1:
+            known = [name for name in _WRAPPERS if name in wrapped]
+            wrapped = {n: wrapped[n] for n in known if _translate(wrapped[n], "")[2]}
+        if len(wrapped) != 1 or "" in next(iter(wrapped.values())):
+            return _translate(arrays, part)
+        [(outer, inside)] = wrapped.items()
         prefix += f"{outer}."
     if prefix:
         logging.warning("Stripped the wrapper's prefix %r from all names.", prefix)
-    return rest, {n: "outside the model" for n in arrays if not n.startswith(prefix)}
+    outside = {n: "outside the model" for n in arrays if not n.startswith(prefix)}
+    return recognised[0], outside | recognised[1], recognised[2]
+
+
+def _translate(arrays: Arrays, part: str) -> _Recognised:
+    """As `_recognise`, of a model that is not wrapped."""
+    dropped: dict[str, str] = {}
+    for translate in translations.TRANSLATORS:
+        arrays, others = translate(arrays)
+        dropped |= others
+    readers = (reader for row in FORMATS.values() for reader in row.readers)
+    return arrays, dropped, next((read for detect, read in readers if detect(arrays, part)), None)
 
 
 _QUANTISED = re.compile(
@@ -215,7 +208,7 @@ _QUANTISED = re.compile(
 )
 
 
-def _reject_quantised(arrays: Params) -> None:
+def _reject_quantised(arrays: Arrays) -> None:
     for name, array in arrays.items():
         is_small = array.dtype.itemsize == 1 and name.endswith((".weight", "/kernel"))
         if is_small or _QUANTISED.fullmatch(name):
@@ -225,32 +218,15 @@ def _reject_quantised(arrays: Params) -> None:
             )
 
 
-def _log_guesses(path: Path, stored: Stored, heads: str) -> None:
+def _log_guesses(path: Path, stored: Stored, beside: Beside) -> None:
     """Logs one line with what names and shapes do not show, without a config.json."""
-    known = [f"{key}={value}" for key, value in stored.conventions.items()]
-    pooling = ["pooling by the class token"] if "cls" in stored.params else []
-    decoder = [f"decoder_num_heads={mae.HEADS}"] if "mask_token" in stored.params else []
-    guesses = [*filter(None, [heads]), *decoder, *known, *pooling, "pre-norm blocks"]
-    logging.warning("%s: no config.json found; guessed: %s.", path, list_names(guesses, 9))
-
-
-def _choose_heads(
-    arrays: Params, num_heads: int | None, stated: int | None, default: int | None
-) -> int:
-    """Raises UserError if it cannot be inferred, or if `num_heads` contradicts the file."""
-    if num_heads and stated and num_heads != stated:
-        raise UserError(f"num_heads={num_heads}, but config.json says {stated}; leave it out.")
-    if heads := num_heads or stated:
-        return heads
-    blocks = numbers(r"(?:blocks|layers?)\.(\d+)\.", arrays)
-    shapes = {array.shape for array in arrays.values()}
-    for name, (width, depth, mlp_dim, heads) in SIZES.items():
-        if len(blocks) == depth and (mlp_dim, width) in shapes:
-            logging.info("Assuming %d attention heads, as in %s.", heads, name)
-            return heads
-    if default:
-        return default
-    raise UserError(
-        "cannot infer num_heads: it is not in the file, and the sizes match no known model; "
-        "give it (num_heads, --num_heads)."
+    guesses = []
+    if (stored.num_heads or 1) > 1 and not beside.num_heads:
+        guesses += [f"num_heads={stored.num_heads}"]
+    if "mask_token" in stored.params:
+        guesses += [f"decoder_num_heads={DECODER_HEADS}"]
+    guesses += [f"{key}={value}" for key, value in stored.conventions.items()]
+    guesses += ["pooling by the class token"] if "cls" in stored.params else []
+    logging.warning(
+        "%s: no config.json found; guessed: %s.", path, list_names([*guesses, "pre-norm blocks"], 9)
     )

@@ -1,38 +1,80 @@
-"""timm's Vision Transformers, hybrids and DeiTs: their names.
+"""timm's names of Vision Transformers, hybrids and DeiTs, from the paper's to today's; reads them.
 
 facebookresearch/mae has the same names, and its own for a decoder.
 """
 
 from __future__ import annotations
 
+import logging
+import math
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from vit_jax.errors import UserError
-from vit_jax.models.description import Description, InputSettings
-from vit_jax.models.variants import HYBRIDS, SIZES
-from vit_jax.pretrained.formats import rows
-from vit_jax.pretrained.formats.mae import check_square, decoder_rows
-from vit_jax.pretrained.formats.rows import Row, numbers
-from vit_jax.pretrained.formats.stored import ONE_TABLE, Holds, Stored
-from vit_jax.pretrained.formats.timm_architectures import architecture_of, arguments_of, usual_heads
-from vit_jax.pretrained.formats.timm_config import ASSUMED, GELUS, POOL, ratio, to_config
-from vit_jax.pretrained.formats.timm_modern import to_timm_modern
-from vit_jax.pretrained.formats.timm_vit import BLOCK, read_vit, table
+from vit_jax.models.family import axis_of
+from vit_jax.models.later import modern_vit
+from vit_jax.models.vit import ATTENTION, BLOCKS, POSITIONS
+from vit_jax.pretrained.formats import vit_parts
+from vit_jax.pretrained.formats.names import Names, Part, block, numbers, read_table
+from vit_jax.pretrained.formats.stored import Arrays, Beside, Grid, Stored
+from vit_jax.pretrained.formats.timm_config import (
+    architecture_of,
+    arguments_of,
+    read_settings,
+    usual_heads,
+)
+from vit_jax.pretrained.infer import grid_of_images, num_prefix_tokens
 
-# timm's architectures, without the resolution; `model_args` has the rest.
-_SIZES = {"Ti": "tiny", "S": "small", "M": "medium", "B": "base", "L": "large", "H": "huge"}
-_PLAIN = "tiny_16 small_16 small_32 base_8 base_16 base_32 large_14 large_16 large_32 huge_14"
-_HYBRIDS = {
-    "R+Ti/16": "vit_tiny_r_s16_p8",
-    "R26+S/32": "vit_small_r26_s32",
-    "R26+B/32": "vit_base_r26_s32",
-    "R50+B/16": "vit_base_r50_s16",
-    "R50+L/32": "vit_large_r50_s32",
+_TOP: Names = {
+    "cls": "cls_token",
+    "registers": "reg_token",
+    "dist": "dist_token",
+    POSITIONS: "pos_embed",  # also when reading the next, see `_place_positions`
+    modern_vit.POSITIONS: "pos_embed",
+    "embedding/": "patch_embed.proj.",
+    "patch_norm/": "patch_embed.norm.",
+    "Transformer/pre_norm/": "norm_pre.",
+    "Transformer/encoder_norm/": "norm.",
+    "pooled_norm/": "fc_norm.",
+    "pre_logits/": "pre_logits.fc.",  # only in files of timm before 0.6
+    "head/": "head.",
+    "head_dist/": "head_dist.",
 }
+_MAP_HEAD = block(q_kv="q. kv.", out="proj.", mlp="mlp.fc1. mlp.fc2.")
+_MAP_HEAD |= {"probe": "latent", "LayerNorm_0/": "norm."}
+_STEM: Names = {"conv_root/kernel": "conv.weight", "gn_root/": "norm."}
+_BLOCK = block(
+    norms="norm1. norm2.",
+    qkv="attn.qkv.weight attn.qkv.bias",
+    out="attn.proj.",
+    mlp="mlp.fc1. mlp.fc2.",
+)
+_TODAYS: Names = {
+    **_BLOCK,
+    **block(qv_biases="attn.q_bias attn.v_bias"),  # of BEiT and EVA, whose keys have none
+    **block(attention="attn.q_proj. attn.k_proj. attn.v_proj. attn.proj."),
+    f"{ATTENTION}/query_norm/": "attn.q_norm.",
+    f"{ATTENTION}/key_norm/": "attn.k_norm.",
+    f"{ATTENTION}/norm/": "attn.norm.",
+    "MlpBlock_0/norm/": "mlp.norm.",
+    **block(scales="ls1.gamma ls2.gamma"),
+}
+# Other names of parts of a block; two layers of SwiGLU may be one.
+PACKED = block(packed_swiglu="mlp.fc1. mlp.fc2.")
+SPLIT = block(swiglu="mlp.fc1_g. mlp.fc1_x. mlp.fc2.")
+GAMMAS = block(scales="gamma_1 gamma_2")
+# Of a pre-activation ResNet.
+UNIT: Names = {
+    "conv_proj/kernel": "downsample.conv.weight",
+    "gn_proj/": "downsample.norm.",
+    **{f"conv{n}/kernel": f"conv{n}.weight" for n in "123"},
+    **{f"gn{n}/": f"norm{n}." for n in "123"},
+}
+FREQUENCIES = f"{BLOCKS}_{{}}/{ATTENTION}/rope/frequencies"
+RELATIVE_BIAS = "blocks.{}.attn"  # the layer of BEiT's table
 # Parts of some timm models that ours do not have.
 _UNSUPPORTED = {
     r"blocks\.\d+\.(attn\.)?lambda_.*": "differential attention",
@@ -42,16 +84,68 @@ _UNSUPPORTED = {
 }
 
 
-def _decoder(names: Collection[str], model_args: Mapping[str, Any]) -> list[Row]:
-    return decoder_rows(names, "decoder_blocks", BLOCK, model_args, "decoder_num_heads")
+def vit_table(*forms: Names, args: Mapping[str, Any] | None = None, stem: str = "") -> list[Part]:
+    """The names of all arrays; `args` are timm's arguments of the model.
+
+    Those of `forms` come before the usual ones of a block; `stem` is the folder of the first
+    convolution of a hybrid.
+    """
+    args, folder = args or {}, "patch_embed.backbone."
+    return [
+        Part(_TOP),
+        Part(_MAP_HEAD, "MAPHead_0/", "attn_pool.", num_heads=args.get("attn_pool_num_heads")),
+        Part(_STEM, "", folder + stem),
+        *(Part(names, f"{BLOCKS}_{{}}/", "blocks.{}.") for names in (*forms, _TODAYS)),
+        Part(UNIT, "block{}/unit{}/", f"{folder}stages.{{}}.blocks.{{}}.", shift=1),
+        *vit_parts.decoder(["decoder_blocks.{}."], [_BLOCK], args, "decoder_num_heads"),
+    ]
 
 
-def is_timm(names: Collection[str]) -> bool:
-    has_blocks = any(name.startswith("blocks.0.") for name in names)
-    return has_blocks and any(name.startswith("patch_embed.") for name in names)
+def is_vit(arrays: Arrays, _: str) -> bool:
+    has_blocks = any(name.startswith("blocks.0.") for name in arrays)
+    return has_blocks and any(name.startswith("patch_embed.") for name in arrays)
 
 
-def check_names(arrays: Mapping[str, np.ndarray]) -> None:
+def read_vit(arrays: Arrays, beside: Beside) -> Stored:
+    """UserError for a part that our models lack, or one that no array shows and may be there."""
+    _check_names(arrays)
+    stored, args = read_settings(beside.settings), arguments_of(beside.settings)
+    stated = stored.num_heads or beside.num_heads or _heads_by_name(arrays, beside.settings)
+    stored.num_heads = beside.heads_of(arrays, stated)
+    if not beside.settings:
+        _guess(stored, arrays)
+    _prepare(arrays, stored.num_heads)
+    blocks = sorted(i for (i,) in numbers("blocks.{}.", arrays))
+    has_bias = "blocks.0.norm1.bias" in arrays
+    before, after = (arrays.get(f"blocks.0.mlp.fc{k}.weight") for k in (1, 2))
+    packed = before is not None and after is not None and len(before) == 2 * after.shape[-1]
+    frequencies = arrays.pop("rope.freqs", None)  # [2, L, H, d / 2]
+    name = f"{RELATIVE_BIAS}.relative_position_bias_table".format
+    biases = {i: arrays.pop(name(i)) for i in blocks if name(i) in arrays}
+    # Without stages (R+Ti/16) the stem is timm's whole backbone.
+    stem = "" if "patch_embed.backbone.conv.weight" in arrays else "stem."
+    table = vit_table(PACKED if packed else SPLIT, GAMMAS, args=args, stem=stem)
+    read_table(stored, arrays, table, num_heads=stored.num_heads)
+    for i, bias in biases.items():
+        vit_parts.read_relative_bias(stored, i, bias, _grid(stored, beside))
+    if frequencies is not None:
+        for i in blocks:
+            stored.add(FREQUENCIES.format(i), frequencies[:, i])
+    if not has_bias:  # norms of blocks and of pooling were read as layer norms
+        for layer in [name for name in stored.params if "/LayerNorm_" in name]:
+            stored.rename(layer, layer.replace("/LayerNorm_", "/RMSNorm_"))
+    is_modern = _is_modern(stored)
+    plain = {"gelu", "layer_norm_epsilon", "position_embedding"}
+    for key in {"position_embedding"} if is_modern else set(stored.conventions) - plain:
+        del stored.conventions[key]
+    _place_positions(stored, args, beside, is_modern=is_modern)
+    if stored.conventions.get("rope", "none") != "none":
+        width = stored.params[f"{BLOCKS}_0/{ATTENTION}/query/kernel"].shape[-1]
+        reorder(stored.params, pair_order(width, args))
+    return stored
+
+
+def _check_names(arrays: Arrays) -> None:
     """UserError for a part that our models lack, before anything is guessed."""
     for name, array in arrays.items():
         for pattern, part in _UNSUPPORTED.items():
@@ -61,7 +155,7 @@ def check_names(arrays: Mapping[str, np.ndarray]) -> None:
             raise UserError(f"{name} of {array.ndim} axes is for videos or volumes, not images.")
 
 
-def heads_by_name(arrays: Mapping[str, np.ndarray], settings: Mapping[str, Any]) -> int | None:
+def _heads_by_name(arrays: Arrays, settings: Mapping[str, Any]) -> int | None:
     """The number of heads of the architecture in `settings`; None: there is none."""
     out, after = (arrays.get(f"blocks.0.{name}.weight") for name in ("attn.proj", "mlp.fc2"))
     if not architecture_of(settings) or out is None or after is None:
@@ -69,21 +163,7 @@ def heads_by_name(arrays: Mapping[str, np.ndarray], settings: Mapping[str, Any])
     return usual_heads(len(out), after.shape[-1])
 
 
-def read_timm(
-    stored: Stored,
-    arrays: dict[str, np.ndarray],
-    num_heads: int,
-    settings: dict[str, Any],
-    grid: tuple[int, int] | None,
-) -> None:
-    """Moves `arrays` into `stored`; UserError for a part that our models lack."""
-    args = arguments_of(settings)
-    if not settings:
-        _guess(stored, arrays)
-    read_vit(stored, arrays, num_heads, args, grid, _decoder(arrays, args))
-
-
-def _guess(stored: Stored, arrays: Mapping[str, np.ndarray]) -> None:
+def _guess(stored: Stored, arrays: Arrays) -> None:
     """What a file without a `config.json` most likely is; UserError if that would be a gamble."""
     if "norm_pre.weight" in arrays:  # CLIP
         stored.conventions["layer_norm_epsilon"] = 1e-5
@@ -101,84 +181,82 @@ def _guess(stored: Stored, arrays: Mapping[str, np.ndarray]) -> None:
         )
 
 
-def _architecture(model: dict[str, Any]) -> str:
-    """timm's name of the closest model; UserError for a hybrid that timm lacks."""
-    if model["name"] == "deit":
-        return "deit_base_distilled_patch16_224"
-    sizes = tuple(model[key] for key in ("hidden_size", "num_layers", "mlp_dim", "num_heads"))
-    size = next((name for name, row in SIZES.items() if row == sizes), "")
-    if model.get("resnet_layers") is None:
-        name = f"{_SIZES.get(size)}_{model['patch_size']}"
-        name = name if name in _PLAIN.split() else "base_16"  # the closest
-        return f"vit_{name.replace('_', '_patch')}_224"
-    row = (size, tuple(model["resnet_layers"]), model["patch_size"])
-    hybrids = {HYBRIDS[name]: known for name, known in _HYBRIDS.items()}
-    if row not in hybrids or model["resnet_width_factor"] != 1:
-        known = ", ".join(_HYBRIDS)
-        raise UserError(f"timm has no such hybrid; --format=timm can write {known}.")
-    return f"{hybrids[row]}_224"
+def _prepare(arrays: Arrays, num_heads: int) -> None:
+    """Brings the variants of some names and shapes to one form."""
+    for name in [name for name in arrays if name.endswith((".ls1.gamma", ".gamma_1"))]:
+        second = name.replace("ls1", "ls2").replace("gamma_1", "gamma_2")
+        arrays.setdefault(second, np.ones_like(arrays[name]))  # Sapiens2 scales its attention alone
+    for name, query in list(arrays.items()):  # shared by several heads
+        if not name.endswith("attn.q_proj.weight"):
+            continue
+        for part in ("k_proj.weight", "v_proj.weight", "k_proj.bias", "v_proj.bias"):
+            shared = arrays.get(key := name.replace("q_proj.weight", part))
+            if shared is not None and 0 < len(shared) < len(query):
+                heads = shared.reshape(-1, len(query) // num_heads, *shared.shape[1:])
+                repeated = np.repeat(heads, len(query) // len(shared), axis=0)
+                arrays[key] = repeated.reshape(len(query), *shared.shape[1:])
+                logging.info("%s: a copy for each head, of those that share it.", key)
 
 
-def to_timm(
-    params: dict[str, np.ndarray], description: Description, inputs: InputSettings
-) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-    """Arrays and `config.json` for `timm.create_model("local-dir:FOLDER", pretrained=True)`."""
-    model = description.model
-    architecture = _architecture(model)
-    if "pre_logits/kernel" in params:
-        raise UserError(
-            "--format=timm has no pre_logits layer, without which the head is meaningless; use "
-            "--drop_head to write the model without pre_logits and head."
-        )
-    pooling = POOL[model["classifier"]]
-    height, width, channels = description.image_shape
-    args: dict[str, Any] = {
-        "img_size": [height, width],
-        "in_chans": channels,
-        "embed_dim": model["hidden_size"],
-        "depth": model["num_layers"],
-        "num_heads": model["num_heads"],
-        "mlp_ratio": ratio(model["mlp_dim"], model["hidden_size"]),
-        "act_layer": {exact: act for act, exact in GELUS.items()}[model["gelu"]],
-    }
-    if model.get("resnet_layers") is None:
-        args["patch_size"] = model["patch_size"]
-    if model["name"] != "deit":
-        args |= {"global_pool": pooling, "fc_norm": False}
-        args["class_token"] = "cls" in params
-    config = to_config(description, inputs, architecture, args, pooling)
-    return write(params), {"config.json": config}
+def _grid(stored: Stored, beside: Beside) -> Grid | None:
+    return beside.grid or grid_of_images(stored.params, stored.kind, stored.image_size)
 
 
-def to_mae(
-    params: dict[str, np.ndarray], description: Description, inputs: InputSettings
-) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-    """Arrays for facebookresearch/mae, and a `config.json` with the arguments of its model."""
-    model = description.model
-    check_square("timm", description)
-    keys = {"embed_dim": "hidden_size", "depth": "num_layers", "num_heads": "num_heads"}
-    args = {f"{p}{key}": model[f"{p}{keys[key]}"] for p in ("", "decoder_") for key in keys}
-    args |= {"patch_size": model["patch_size"], "in_chans": description.image_shape[2]}
-    args |= {"img_size": description.image_shape[0]}
-    args["mlp_ratio"] = ratio(model["mlp_dim"], model["hidden_size"])
-    if int(args["decoder_embed_dim"] * args["mlp_ratio"]) != model["decoder_mlp_dim"]:
-        raise UserError(
-            f"--format=timm cannot store model.decoder_mlp_dim={model['decoder_mlp_dim']}: encoder "
-            "and decoder there have the same ratio of MLP and width; use --format=huggingface."
-        )
-    config = to_config(description, inputs, "mae_vit", args, "token")
-    return write(params), {"config.json": config}
+def _is_modern(stored: Stored) -> bool:
+    """Whether it has a part that the paper's model lacks, or lacks one that it has."""
+    params, known = stored.params, stored.conventions
+    layers = (f"{BLOCKS}_0/{ATTENTION}/{name}/bias" for name in ("query", "key", "out"))
+    needed = {"Transformer/encoder_norm/scale", "embedding/bias", *layers}
+    return (
+        vit_parts.has_modern_part(params)
+        or not needed <= params.keys()
+        or known["rope"] != "none"
+        or known["norm_after"]
+        or known["gelu"] == "quick"
+        or ("cls" in params and known["classifier"] != "token")
+    )
 
 
-def write(params: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Our flat names -> timm's; UserError for a parameter without a timm name."""
-    found = table(rows.block_numbers(params), numbers(r"block(\d+)/unit(\d+)/", params), ())
-    return rows.write_rows([*found, *_decoder(params, {})], params, "timm")
+def pair_order(head_dim: int, args: Mapping[str, Any]) -> np.ndarray:
+    """The place in their heads of each of our features, [d]; see `models/later/rotary.py`.
+
+    Their pairs may be features 2 k and 2 k + 1, and the first half of them may turn with x; mixed
+    frequencies have no first axis.
+    """
+    pairs = np.arange(head_dim // 2)
+    if args.get("rope_grid_indexing") == "xy" and args.get("rope_type") != "mixed":
+        pairs = np.roll(pairs, head_dim // 4)
+    if args.get("rope_rotate_half"):
+        return np.concatenate([pairs, pairs + head_dim // 2])
+    return np.concatenate([2 * pairs, 2 * pairs + 1])
 
 
-_VALUES = {"classifier": tuple(POOL)}
-TIMM = {
-    **{name: Holds(to_timm, {**_VALUES, **ONE_TABLE}, ASSUMED) for name in ("vit", "deit")},
-    "modern_vit": Holds(to_timm_modern, _VALUES),
-    "mae": Holds(to_mae, {"num_classes": (0,)}, {**ASSUMED, "gelu": "exact"}),
-}
+def reorder(params: Arrays, order: np.ndarray) -> None:
+    """Permutes the features of queries and keys, and of their norms, in place."""
+    turned = re.compile(rf"{BLOCKS}_\d+/{ATTENTION}/(?:query|key)(?:_norm)?/.*")
+    for name in filter(turned.fullmatch, list(params)):
+        params[name] = params[name][..., order]
+
+
+def _place_positions(
+    stored: Stored, args: Mapping[str, Any], beside: Beside, *, is_modern: bool
+) -> None:
+    """Puts positions of tokens before the patches where our models have them.
+
+    The paper's model has one for its class token: zero where timm has none, as in FlexiViT. Today's
+    has none: theirs are added to the tokens. Without `no_embed_class`, whether there are some
+    follows from their number: that of the tokens of the grid, if it is known, else a square.
+    """
+    tokens, posemb = num_prefix_tokens(stored.params, stored.kind), stored.params.get(POSITIONS)
+    if is_modern:
+        tokens = sum(axis_of(stored.params, name, 3, 1) or 0 for name in ("cls", "registers"))
+    if posemb is None or posemb.ndim != 3:
+        return
+    count, grid = posemb.shape[1], _grid(stored, beside)
+    alone = count == math.prod(grid) if grid else math.isqrt(count) ** 2 == count
+    alone = alone or args.get("no_embed_class") is True or not tokens
+    if is_modern:
+        vit_parts.join_positions(stored, 0 if alone else tokens)
+    elif tokens and alone:
+        logging.info("The class token has no position embedding: using zeros.")
+        stored.params[POSITIONS] = np.pad(posemb, ((0, 0), (tokens, 0), (0, 0)))

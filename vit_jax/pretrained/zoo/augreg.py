@@ -11,8 +11,8 @@ import os
 from typing import Any
 
 from vit_jax.errors import UserError, check_known
-from vit_jax.models import augreg_names
-from vit_jax.pretrained.zoo.entries import ADAPTATION, AUGREG, Accuracy, ZooEntry, augreg_entry
+from vit_jax.pretrained.zoo import augreg_names
+from vit_jax.pretrained.zoo.entries import AUGREG, Accuracy, ZooEntry, augreg_entry
 
 INDEX = f"{AUGREG}/index.csv"
 # Columns read as fractions; an empty cell is a run without a result.
@@ -57,7 +57,7 @@ def select(
     if resolution is not None and not adapt_ds:
         raise UserError(
             f"resolution={resolution} selects among fine-tunings: add adapt_ds, one of "
-            f"{', '.join(ADAPTATION)}."
+            f"{', '.join(augreg_names.ADAPTATION)}."
         )
     rows = _filter(index, "name", augreg_names.MODELS.get(name, name))
     best = max(_filter(rows, "ds", ds), key=lambda row: row["final_val"])
@@ -90,8 +90,8 @@ def _filter(rows: list[Row], column: str, value: str) -> list[Row]:
 
 
 def _with_accuracy(file: str, dataset: str, row: Row, column: str) -> ZooEntry:
-    found = augreg_entry(file)
+    entry = augreg_entry(file)
     if row[column] < 0:
-        return found
+        return entry
     accuracy = Accuracy(round(100 * row[column], 2), f"AugReg index.csv, {column}", dataset)
-    return dataclasses.replace(found, accuracy=(accuracy,))
+    return dataclasses.replace(entry, accuracy=(accuracy,))

@@ -129,8 +129,8 @@ async def _fetch(url: str, path: Path, low: int, high: int, sha256: str) -> None
         "sha256": sha256,
         "md5": base64.b64decode(md5[1]).hex() if md5 else "",
     }.items():
-        if not (found := digests[name].hexdigest()).startswith(wanted):
-            wrong = f"its {name} is {found} instead of {wanted}"
+        if not (actual := digests[name].hexdigest()).startswith(wanted):
+            wrong = f"its {name} is {actual} instead of {wanted}"
     with open(path, "rb") as file:
         if file.read(512).lstrip().lower().startswith((b"<!doctype", b"<html", b"<?xml")):
             wrong = "it is a web page"

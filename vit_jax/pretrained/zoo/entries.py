@@ -24,25 +24,16 @@ import dataclasses
 import fnmatch
 import functools
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from vit_jax.data.class_names import class_names
+from vit_jax.data.class_names import LABELS
 from vit_jax.errors import UserError, check_known, nearest
-from vit_jax.models import augreg_names
 from vit_jax.models.create import MODELS, VARIANTS, get_variant, variant_called
+from vit_jax.pretrained.zoo import augreg_names
 
 AUGREG = "gs://vit_models/augreg"  # 50,000 files
-# Numbers of classes of AugReg's pre-training datasets (`ds` in its index) and fine-tuning datasets.
-PRETRAINING = {"i1k": 1000, "i21k": 21843}
-ADAPTATION = {
-    "imagenet2012": 1000,
-    "cifar100": 100,
-    "oxford_iiit_pet": 37,
-    "resisc45": 45,
-    "kitti": 4,  # VTAB's task: distance of the closest vehicle
-}
 _UNITS = {"MiB": 2**20, "GiB": 2**30}
 
 
@@ -92,12 +83,12 @@ class ZooEntry:
     @property
     def imagenet_top1(self) -> float | None:
         """Published ImageNet top-1 of its own head, in percent."""
-        own = (each.percent for each in self.on_imagenet if each.by == "head")
+        own = (accuracy.percent for accuracy in self.on_imagenet if accuracy.by == "head")
         return next(own, None)
 
     @property
     def on_imagenet(self) -> list[Accuracy]:
-        return [each for each in self.accuracy if each.dataset == "imagenet2012"]
+        return [accuracy for accuracy in self.accuracy if accuracy.dataset == "imagenet2012"]
 
     @property
     def size_bounds(self) -> tuple[int, int] | None:
@@ -122,23 +113,24 @@ class ZooEntry:
 def entries() -> dict[str, ZooEntry]:
     """The zoo's rows by name; `find_entry` also finds AugReg's other files."""
     text = (Path(__file__).parent / "checkpoints.jsonl").read_text(encoding="utf-8")
-    found = {}
+    rows = {}
     for line in text.splitlines():
         fields = json.loads(line)
-        fields["accuracy"] = tuple(Accuracy(*each) for each in fields.get("accuracy", ()))
+        fields["accuracy"] = tuple(Accuracy(*row) for row in fields.get("accuracy", ()))
         attributes = fields.get("attributes", {}).items()
         fields["attributes"] = {k: tuple(v) if isinstance(v, list) else v for k, v in attributes}
-        found[fields["name"]] = ZooEntry(**fields)
-    return found
+        rows[fields["name"]] = ZooEntry(**fields)
+    return rows
 
 
 def augreg_entry(file: str) -> ZooEntry:
     """Derives an entry from the name of an AugReg file, with or without `.npz`; else UserError."""
     file = file.removesuffix(".npz")
     parts = augreg_names.parse(file)
-    num_classes, labels = PRETRAINING[parts.data], augreg_names.DATASETS[parts.data]
+    labels = augreg_names.DATASETS[parts.data]
+    num_classes = LABELS[labels]
     if parts.adapt_dataset:
-        num_classes = ADAPTATION[parts.adapt_dataset]
+        num_classes = augreg_names.ADAPTATION[parts.adapt_dataset]
         labels = "imagenet2012" if parts.adapt_dataset == "imagenet2012" else ""
     note = "May have a tanh layer before its head: ImageNet-only files exist with and without."
     return ZooEntry(
@@ -161,20 +153,20 @@ def find_entry(name_or_url: str) -> ZooEntry | None:
     """
     by_url = {row.url: row for row in entries().values()}
     names = (name_or_url, f"timm/{name_or_url}")
-    found = next((entries()[name] for name in names if name in entries()), None)
-    found = found or by_url.get(name_or_url)
+    entry = next((entries()[name] for name in names if name in entries()), None)
+    entry = entry or by_url.get(name_or_url)
     folder, _, file = name_or_url.rpartition("/")
-    if found is None and folder in ("augreg", AUGREG) and augreg_names.is_file_name(file):
-        found = augreg_entry(file)
-        return by_url.get(found.url, found)  # recommended ones have a row
-    return found
+    if entry is None and folder in ("augreg", AUGREG) and augreg_names.is_file_name(file):
+        entry = augreg_entry(file)
+        return by_url.get(entry.url, entry)  # recommended ones have a row
+    return entry
 
 
 def get_entry(name: str) -> ZooEntry:
     """The entry called `name`; UserError with the nearest name if there is none."""
-    found = find_entry(name)
-    if found is not None:
-        return found
+    entry = find_entry(name)
+    if entry is not None:
+        return entry
     if name.startswith("augreg/") and "-" in name:
         return augreg_entry(name.removeprefix("augreg/"))  # raises a specific error
     # The family may be omitted, and what follows the architecture in timm's names.
@@ -205,50 +197,15 @@ def filter_entries(*, min_accuracy: float | None = None, **fields: Any) -> list[
     `fields` are those of a `ZooEntry`, or its `family`; `min_accuracy` is ImageNet's, in percent.
     """
     rows = list(entries().values())
-    given = {key: value for key, value in fields.items() if value is not None}
-    for key, value in given.items():
+    filters = {key: value for key, value in fields.items() if value is not None}
+    for key, value in filters.items():
         known = sorted({getattr(row, key) for row in entries().values()})
         check_known(key, str(value), map(str, known))
         rows = [row for row in rows if getattr(row, key) == value]
     if min_accuracy is not None:
-        given["min_accuracy"] = min_accuracy
+        filters["min_accuracy"] = min_accuracy
         rows = [row for row in rows if (row.imagenet_top1 or 0.0) >= min_accuracy]
     if not rows:
-        text = ", ".join(f"{key}={value}" for key, value in given.items())
+        text = ", ".join(f"{key}={value}" for key, value in filters.items())
         raise UserError(f"no checkpoint matches all of {text}; drop one.")
     return rows
-
-
-def table(rows: Iterable[ZooEntry]) -> str:
-    """One line per entry in aligned columns: text left, numbers right."""
-    lines = [("name", "variant", "pixels", "classes", "size", "ImageNet", "by")]
-    for row in rows:
-        top1 = [(f"{each.percent:.1f}", each.by) for each in row.on_imagenet]
-        cells = (row.name, row.variant or "-", str(row.resolution), str(row.num_classes))
-        lines.append((*cells, row.size or "-", *(top1[0] if top1 else ("-", "-"))))
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    form = "  ".join(f"{{:{'<<>>>><'[i]}{width}}}" for i, width in enumerate(widths))
-    return "\n".join(form.format(*line) for line in lines)
-
-
-def show(entry: ZooEntry) -> str:
-    """Every known field, and the commands that use the checkpoint."""
-    fields = {field.name: getattr(entry, field.name) for field in dataclasses.fields(entry)}
-    fields["accuracy"] = "; ".join(map(str, entry.accuracy))
-    fields |= {key: entry.model.get(key, "") for key in ("classifier", "position_embedding")}
-    if entry.labels:
-        names = class_names(entry.labels)
-        fields["labels"] = f"{entry.labels} ({names[0]} ... {names[-1]})"
-    lines = [
-        f"  {name:<21}{value}" for name, value in fields.items() if value not in ("", None, {})
-    ]
-    commands = [f"zoo.py get {entry.name}"]
-    # Not the zeros of imagenet21k, and not the projections of image-text models.
-    if entry.family == "augreg" or (entry.labels and entry.family != "imagenet21k"):
-        commands.append(f"predict.py {entry.name} IMAGE...")
-    if entry.labels == "imagenet2012":
-        commands.append(f"evaluate.py {entry.name} --dataset=imagenet2012 --split=validation")
-    model = f"{entry.variant},cifar10 --config.pretrained.source={entry.name}"
-    model = f"{entry.name},cifar10" if entry.attributes else model
-    commands.append(f"finetune.py --config=configs/finetune.py:{model} --workdir=/tmp/cifar10")
-    return "\n".join([*lines, "", *(f"  python scripts/{each}" for each in commands)])

@@ -54,10 +54,10 @@ def cache_path(url: str) -> Path:
     http_address(url)  # raises for other addresses
     url, _, query = unsigned(url).partition("#")[0].partition("?")
     named = urllib.parse.parse_qsl(query, True)
-    scheme, _, rest = url.partition("://")
+    scheme, _, path = url.partition("://")
     if named:
-        rest += f"-{hashlib.sha256(repr(named).encode()).hexdigest()[:12]}"
-    return cache_dir().joinpath(scheme, *rest.split("/"))
+        path += f"-{hashlib.sha256(repr(named).encode()).hexdigest()[:12]}"
+    return cache_dir().joinpath(scheme, *path.split("/"))
 
 
 def resolve(source: str | os.PathLike[str]) -> Path:

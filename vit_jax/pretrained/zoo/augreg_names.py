@@ -40,14 +40,21 @@ AUGMENTATIONS = {
     "strong1": "strong1",
     "strong2": "strong2",
 }
-ADAPTATION_DATASETS = ("imagenet2012", "cifar100", "oxford_iiit_pet", "resisc45", "kitti")
+# Of fine-tuning: number of classes.
+ADAPTATION = {
+    "imagenet2012": 1000,
+    "cifar100": 100,
+    "oxford_iiit_pet": 37,
+    "resisc45": 45,
+    "kitti": 4,  # VTAB's task: distance of the closest vehicle
+}
 STEPS = {"0k": 500, "2k": 2_500, "10k": 10_000, "20k": 20_000}  # of fine-tuning
 
 _NAME = re.compile(
     rf"(?P<upstream>(?P<model>{'|'.join(MODELS)})-(?P<data>i1k(?=-300)|i21k)-(?P<epochs>30|300)ep"
     rf"-lr_(?P<rate>0\.001)-aug_(?P<augmentation>{'|'.join(AUGMENTATIONS)})-wd_(?P<decay>0\.1|0\.03)"
     r"-do_(?P<dropout>0\.[01])-sd_(?P=dropout))"
-    rf"(?:--(?P<adapt>{'|'.join(ADAPTATION_DATASETS)})-steps_(?P<steps>{'|'.join(STEPS)})"
+    rf"(?:--(?P<adapt>{'|'.join(ADAPTATION)})-steps_(?P<steps>{'|'.join(STEPS)})"
     r"-lr_(?P<adapt_rate>0\.001|0\.003|0\.01|0\.03)-res_(?P<res>224|384))?"
 )
 
@@ -62,9 +69,8 @@ class FileName(NamedTuple):
     learning_rate: float
     augmentation: str
     weight_decay: float
-    dropout_rate: float
-    stochastic_depth_rate: float
-    adapt_dataset: str  # one of ADAPTATION_DATASETS; "" for a pre-trained file
+    dropout_rate: float  # and that of stochastic depth
+    adapt_dataset: str  # key of ADAPTATION; "" for a pre-trained file
     adapt_steps: str  # key of STEPS, or ""
     adapt_rate: float  # 0.0 for a pre-trained file
     resolution: int  # pixels
@@ -87,9 +93,8 @@ def parse(name: str) -> FileName:
             "wd_0.03-do_0.0-sd_0.0 (i1k: 300ep only; wd_0.1; do_0.1-sd_0.1), with a suffix such as "
             "--imagenet2012-steps_20k-lr_0.03-res_384 if fine-tuned; "
             f"models: {', '.join(MODELS)}; aug: {', '.join(AUGMENTATIONS)}; fine-tuned on: "
-            f"{', '.join(ADAPTATION_DATASETS)}; steps: {', '.join(STEPS)}."
+            f"{', '.join(ADAPTATION)}; steps: {', '.join(STEPS)}."
         )
-    regularization = float(match["dropout"])
     return FileName(
         upstream=match["upstream"],
         variant=MODELS[match["model"]],
@@ -98,8 +103,7 @@ def parse(name: str) -> FileName:
         learning_rate=float(match["rate"]),
         augmentation=AUGMENTATIONS[match["augmentation"]],
         weight_decay=float(match["decay"]),
-        dropout_rate=regularization,
-        stochastic_depth_rate=regularization,
+        dropout_rate=float(match["dropout"]),
         adapt_dataset=match["adapt"] or "",
         adapt_steps=match["steps"] or "",
         adapt_rate=float(match["adapt_rate"] or 0),

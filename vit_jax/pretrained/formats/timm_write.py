@@ -1,0 +1,275 @@
+"""Writes Vision Transformers, hybrids, DeiTs and masked autoencoders as models of timm.
+
+Today's become one of three classes that compute the same: `Beit` has relative biases, `Eva` rotary
+positions and biases of queries and values alone, `VisionTransformer` the rest. An architecture
+gives what a `config.json` cannot: the epsilon and the kind of MLP; `model_args` give all the rest.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, NoReturn
+
+import numpy as np
+
+from vit_jax.errors import UserError
+from vit_jax.models.description import Description, InputSettings
+from vit_jax.models.variants import HYBRIDS, SIZES
+from vit_jax.pretrained.formats import vit_parts
+from vit_jax.pretrained.formats.names import write_table
+from vit_jax.pretrained.formats.stored import ONE_TABLE, Arrays, Holds, Written
+from vit_jax.pretrained.formats.timm import (
+    FREQUENCIES,
+    GAMMAS,
+    PACKED,
+    RELATIVE_BIAS,
+    SPLIT,
+    pair_order,
+    reorder,
+    vit_table,
+)
+from vit_jax.pretrained.formats.timm_config import ASSUMED, GELUS, POOL, ROPES, ratio, to_config
+from vit_jax.pretrained.formats.vit_parts import renamed
+
+_ACTIVATIONS = {exact: act for act, exact in GELUS.items()}
+# timm's architectures, without the resolution; `model_args` has the rest.
+_SIZES = {"Ti": "tiny", "S": "small", "M": "medium", "B": "base", "L": "large", "H": "huge"}
+_PLAIN = "tiny_16 small_16 small_32 base_8 base_16 base_32 large_14 large_16 large_32 huge_14"
+_HYBRIDS = {
+    "R+Ti/16": "vit_tiny_r_s16_p8",
+    "R26+S/32": "vit_small_r26_s32",
+    "R26+B/32": "vit_base_r26_s32",
+    "R50+B/16": "vit_base_r50_s16",
+    "R50+L/32": "vit_large_r50_s32",
+}
+
+
+def _architecture(model: dict[str, Any]) -> str:
+    """timm's name of the closest model; UserError for a hybrid that timm lacks."""
+    if model["name"] == "deit":
+        return "deit_base_distilled_patch16_224"
+    sizes = tuple(model[key] for key in ("hidden_size", "num_layers", "mlp_dim", "num_heads"))
+    size = next((name for name, row in SIZES.items() if row == sizes), "")
+    if model.get("resnet_layers") is None:
+        name = f"{_SIZES.get(size)}_{model['patch_size']}"
+        name = name if name in _PLAIN.split() else "base_16"  # the closest
+        return f"vit_{name.replace('_', '_patch')}_224"
+    row = (size, tuple(model["resnet_layers"]), model["patch_size"])
+    hybrids = {HYBRIDS[name]: known for name, known in _HYBRIDS.items()}
+    if row not in hybrids or model["resnet_width_factor"] != 1:
+        known = ", ".join(_HYBRIDS)
+        raise UserError(f"timm has no such hybrid; --format=timm can write {known}.")
+    return f"{hybrids[row]}_224"
+
+
+def _common_args(description: Description, mlp_dim: int) -> dict[str, Any]:
+    model = description.model
+    height, width, channels = description.image_shape
+    return {
+        "img_size": [height, width],
+        "in_chans": channels,
+        "mlp_ratio": ratio(mlp_dim, model["hidden_size"]),
+        **renamed(model, "embed_dim=hidden_size depth=num_layers num_heads"),
+    }
+
+
+def write_vit(params: Arrays, description: Description, inputs: InputSettings) -> Written:
+    """Arrays and `config.json` for `timm.create_model("local-dir:FOLDER", pretrained=True)`."""
+    model = description.model
+    architecture = _architecture(model)
+    if "pre_logits/kernel" in params:
+        raise UserError(
+            "--format=timm has no pre_logits layer, without which the head is meaningless; use "
+            "--drop_head to write the model without pre_logits and head."
+        )
+    pooling = POOL[model["classifier"]]
+    args = _common_args(description, model["mlp_dim"])
+    args["act_layer"] = _ACTIVATIONS[model["gelu"]]
+    if model.get("resnet_layers") is None:
+        args["patch_size"] = model["patch_size"]
+    if model["name"] != "deit":
+        args |= {"global_pool": pooling, "fc_norm": False, "class_token": "cls" in params}
+    config = to_config(description, inputs, architecture, args, pooling)
+    return write_names(params), {"config.json": config}
+
+
+def write_names(params: Arrays) -> Arrays:
+    """Our flat names -> timm's; UserError for a parameter without a timm name."""
+    stem = "stem." if "block1/unit1/conv1/kernel" in params else ""
+    return write_table(vit_table(stem=stem), params, "timm")
+
+
+def write_mae(params: Arrays, description: Description, inputs: InputSettings) -> Written:
+    """Arrays for facebookresearch/mae, and a `config.json` with the arguments of its model."""
+    model = description.model
+    vit_parts.check_square("timm", description)
+    args = _common_args(description, model["mlp_dim"])
+    args |= renamed(model, "decoder_embed_dim=decoder_hidden_size decoder_depth=decoder_num_layers")
+    args |= renamed(model, "decoder_num_heads patch_size")
+    args["img_size"] = description.image_shape[0]
+    if int(args["decoder_embed_dim"] * args["mlp_ratio"]) != model["decoder_mlp_dim"]:
+        raise UserError(
+            f"--format=timm cannot store model.decoder_mlp_dim={model['decoder_mlp_dim']}: encoder "
+            "and decoder there have the same ratio of MLP and width; use --format=huggingface."
+        )
+    config = to_config(description, inputs, "mae_vit", args, "token")
+    return write_names(params), {"config.json": config}
+
+
+# By the class, the kind of norms and their epsilon; and by the MLP, where this is no argument.
+_ARCHITECTURES = {
+    ("VisionTransformer", "layer", 1e-6, "mlp"): "vit_base_patch16_224",
+    ("VisionTransformer", "layer", 1e-5, "mlp"): "vit_base_patch16_clip_224",
+    ("VisionTransformer", "layer", 1e-6, "swiglu"): "vit_giant_patch14_dinov2",
+    ("VisionTransformer", "rms", 1e-6, "mlp"): "test_vit4",
+    ("VisionTransformer", "rms", 1e-5, "swiglu"): "aimv2_large_patch14_224",
+    ("Eva", "layer", 1e-6): "eva02_base_patch14_224",
+    ("Eva", "layer", 1e-5): "vit_base_patch16_dinov3",
+    ("Eva", "rms", 1e-6): "vit_base_patch16_sapiens2",
+    ("Beit", "layer", 1e-6): "beit_base_patch16_224",
+}
+
+
+def _check(model: dict[str, Any], name: str) -> str:
+    """The architecture; UserError for attributes that the class does not have together."""
+
+    def refuse(*keys: str) -> NoReturn:
+        values = ", ".join(f"model.{key}={model[key]!r}" for key in keys)
+        raise UserError(f"timm has no {name} with {values}; use --format=npz or orbax.")
+
+    if model["patch_bias"] == model["pre_norm"]:
+        refuse("pre_norm", "patch_bias")
+    if model["mlp"] == "swiglu" and model["gelu"] != "exact":
+        refuse("mlp", "gelu")
+    prefix = model["class_token"] or model["num_registers"]
+    if name == "Eva" and prefix and model["pool_prefix"] != (model["classifier"] == "map"):
+        refuse("classifier", "pool_prefix")
+    keys = ("norm_kind", "layer_norm_epsilon", "mlp")
+    wanted = (name, *(model[key] for key in keys))
+    return _ARCHITECTURES.get(wanted) or _ARCHITECTURES.get(wanted[:3]) or refuse(*keys)
+
+
+def write_modern(
+    name: str, params: Arrays, description: Description, inputs: InputSettings
+) -> Written:
+    """As `write_vit`, for this class of timm."""
+    model = description.model
+    architecture = _check(model, name)
+    pooling, mlp_dim = POOL[model["classifier"]], model["mlp_dim"]
+    if name == "VisionTransformer" and (model["mlp"], model["norm_kind"]) == ("swiglu", "layer"):
+        mlp_dim *= 2  # of both layers as one
+    args = {
+        **_common_args(description, mlp_dim),
+        **renamed(model, "patch_size init_values=layer_scale_init"),
+        "qkv_bias": model["qkv_bias"] != "none",
+        "global_pool": pooling,
+        **{"Beit": _beit, "Eva": _eva}.get(name, _plain)(model),
+    }
+    config = to_config(description, inputs, architecture, args, pooling)
+    return _modern_arrays(params, model, name, args), {"config.json": config}
+
+
+def _plain(model: dict[str, Any]) -> dict[str, Any]:
+    args = {
+        "reg_tokens": model["num_registers"] or 0,
+        "pos_embed": "learn" if model["position_embedding"] == "learned" else "none",
+        "no_embed_class": True,
+        "final_norm": model["final_norm"] != "none",
+        "fc_norm": model["final_norm"] == "pooled",
+        **renamed(model, "class_token pre_norm qk_norm proj_bias=dense_bias"),
+        **renamed(model, "scale_attn_norm=attention_norm scale_mlp_norm=mlp_norm"),
+        **renamed(model, "pool_include_prefix=pool_prefix"),
+    }
+    if not model["patch_norm"]:
+        args["embed_norm_layer"] = None
+    if model["mlp"] == "mlp":
+        args["act_layer"] = _ACTIVATIONS[model["gelu"]]
+    return args
+
+
+def _eva(model: dict[str, Any]) -> dict[str, Any]:
+    rope = {ours: theirs for theirs, ours in ROPES.items()}.get(model["rope"])
+    pool_mlp_dim = model["map_mlp_dim"] or model["mlp_dim"]
+    return {
+        "num_reg_tokens": model["num_registers"] or 0,
+        "use_abs_pos_emb": model["position_embedding"] == "learned",
+        "no_embed_class": True,
+        "use_post_transformer_norm": model["final_norm"] == "tokens",
+        "use_fc_norm": model["final_norm"] == "pooled",
+        **renamed(model, "class_token use_pre_transformer_norm=pre_norm use_post_norm=norm_after"),
+        "attn_type": "rope" if model["qkv_bias"] == "qkv" else "eva",
+        "qkv_fused": True,
+        "num_kv_heads": None,
+        **renamed(model, "qk_norm scale_attn_inner=attention_norm scale_mlp=mlp_norm"),
+        "swiglu_mlp": model["mlp"] == "swiglu",
+        "swiglu_align_to": 0,
+        "attn_only_layer_scale": False,
+        "attn_pool_num_heads": model["map_num_heads"],
+        "attn_pool_mlp_ratio": ratio(pool_mlp_dim, model["hidden_size"]),
+        "use_rot_pos_emb": rope is not None,
+        "rope_type": rope,
+        "ref_feat_shape": model["rope_grid"] and list(model["rope_grid"]),
+        "rope_grid_indexing": "xy" if rope == "mixed" else "ij",
+        "rope_rotate_half": rope != "mixed",
+        **renamed(model, "rope_temperature=rope_base rope_grid_offset=rope_offset"),
+        **renamed(model, "rope_rescale_coords=rope_jitter"),
+    }
+
+
+def _beit(model: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "use_rel_pos_bias": True,
+        "use_abs_pos_emb": False,
+        "swiglu_mlp": model["mlp"] == "swiglu",
+        "scale_mlp": model["mlp_norm"],
+    }
+
+
+def _modern_arrays(
+    params: Arrays, model: dict[str, Any], name: str, args: dict[str, Any]
+) -> Arrays:
+    params = {key.replace("/RMSNorm_", "/LayerNorm_"): array for key, array in params.items()}
+    if model["rope"] != "none":
+        order = pair_order(model["hidden_size"] // model["num_heads"], args)
+        reorder(params, np.argsort(order))
+    others = vit_parts.write_relative_biases(params, RELATIVE_BIAS)
+    if model["rope"] == "mixed":
+        names = [FREQUENCIES.format(i) for i in range(model["num_layers"])]
+        others["rope.freqs"] = np.stack([params.pop(name) for name in names], axis=1)
+    # Two layers where a norm follows, and in AIMv2 and BEiT; else one.
+    is_aim = (name, model["norm_kind"]) == ("VisionTransformer", "rms")
+    swiglu = SPLIT if model["mlp_norm"] or name == "Beit" or is_aim else PACKED
+    forms = [swiglu] if model["mlp"] == "swiglu" else []
+    forms += [GAMMAS] if name != "VisionTransformer" else []
+    return write_table(vit_table(*forms), params, "timm") | others
+
+
+_POOLED = {"classifier": tuple(POOL)}
+_OF_VIT = {
+    **vit_parts.defaults("relative_bias rope norm_after map_num_heads map_mlp_dim"),
+    "qkv_bias": ("qkv", "none"),
+}
+_OF_EVA = {**vit_parts.defaults("relative_bias dense_bias patch_norm"), "gelu": ("exact",)}
+_OF_BEIT = {
+    **vit_parts.defaults("class_token num_registers rope dense_bias qk_norm attention_norm"),
+    **vit_parts.defaults("patch_norm pre_norm norm_after pool_prefix"),
+    "relative_bias": (True,),
+    "position_embedding": ("none",),
+    "qkv_bias": ("qv", "none"),
+    "gelu": ("exact",),
+}
+
+
+def _todays(name: str, values: dict[str, tuple[Any, ...]]) -> Holds:
+    return Holds("modern_vit", functools.partial(write_modern, name), _POOLED | values, name=name)
+
+
+TIMM = (
+    Holds("vit", write_vit, {**_POOLED, **ONE_TABLE}, ASSUMED),
+    Holds("deit", write_vit, {**_POOLED, **ONE_TABLE}, ASSUMED),
+    _todays("VisionTransformer", _OF_VIT),
+    _todays("Eva", _OF_EVA),
+    _todays("Beit", _OF_BEIT | {"classifier": ("token",), "final_norm": ("tokens",)}),
+    _todays("Beit", _OF_BEIT | {"classifier": ("gap",), "final_norm": ("pooled",)}),
+    Holds("mae", write_mae, {"num_classes": (0,)}, {**ASSUMED, "gelu": "exact"}),
+)

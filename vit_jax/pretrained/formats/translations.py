@@ -1,0 +1,143 @@
+"""Other projects' names of models that timm or transformers have, too, in the names of these.
+
+OpenAI's and open_clip's checkpoints (their tower of images), Facebook's DINOv2, and transformers'
+models for Flax. Facebook's DINO and MAE have timm's names, see `timm.py`.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+
+from vit_jax.errors import UserError
+from vit_jax.files.paths import reading
+from vit_jax.pretrained.formats.huggingface import find_kind
+from vit_jax.pretrained.formats.names import CONV
+from vit_jax.pretrained.formats.stored import Arrays
+
+# Arrays, and what was left out and why.
+Translated = tuple[Arrays, dict[str, str]]
+
+
+def from_flax(arrays: Arrays) -> Translated:
+    """Arrays of transformers' Flax models in PyTorch's names and layouts."""
+    renamed = {}
+    for name, array in arrays.items():
+        *parents, last = name.removeprefix("params/").split("/")
+        if last == "kernel":
+            array = CONV.write(array) if array.ndim == 4 else array.T
+        last = "weight" if last in ("kernel", "scale", "embedding") else last
+        renamed[".".join([*parents, last])] = array
+    return (renamed if find_kind(renamed) else arrays), {}
+
+
+# DINOv2's for timm's; a training checkpoint numbers its blocks within chunks, too.
+_DINOV2 = {
+    r"^register_tokens$": "reg_token",
+    r"\.mlp\.w12\.": ".mlp.fc1.",
+    r"\.mlp\.w3\.": ".mlp.fc2.",
+    r"^blocks\.\d+\.(\d+)\.": r"blocks.\1.",
+}
+
+
+def from_dinov2(arrays: Arrays) -> Translated:
+    if arrays.get("mask_token", np.zeros(0)).ndim != 2 or "patch_embed.proj.weight" not in arrays:
+        return arrays, {}
+    renamed = {}
+    for name, array in arrays.items():
+        for pattern, replacement in _DINOV2.items():
+            name = re.sub(pattern, replacement, name)
+        renamed[name] = array
+    del renamed["mask_token"]
+    registers, posemb = (renamed.get(name) for name in ("reg_token", "pos_embed"))
+    # Of the class token alone; timm's are of all tokens.
+    if registers is not None and posemb is not None and registers.ndim == posemb.ndim == 3:
+        zeros = np.zeros((1, registers.shape[1], posemb.shape[2]), posemb.dtype)
+        renamed["pos_embed"] = np.concatenate([posemb[:1, :1], zeros, posemb[:1, 1:]], axis=1)
+    return renamed, {"mask_token": "only used in its pre-training task"}
+
+
+_TRUNK = "visual.trunk."  # a model of timm
+# OpenAI's for transformers'.
+_CLIP = {
+    r"^conv1\.": "embeddings.patch_embedding.",
+    r"^class_embedding$": "embeddings.class_embedding",
+    r"^positional_embedding$": "embeddings.position_embedding.weight",
+    r"^ln_pre\.": "pre_layrnorm.",
+    r"^ln_post\.": "post_layernorm.",
+    r"^transformer\.resblocks\.": "encoder.layers.",
+    r"\.ln_([12])\.": r".layer_norm\1.",
+    r"\.attn\.": ".self_attn.",
+    r"\.c_fc\.": ".fc1.",
+    r"\.c_proj\.": ".fc2.",
+}
+
+
+def from_open_clip(arrays: Arrays) -> Translated:
+    is_vit = "visual.conv1.weight" in arrays and "visual.class_embedding" in arrays
+    if not is_vit and f"{_TRUNK}patch_embed.proj.weight" not in arrays:
+        return arrays, {}
+    renamed, dropped = {}, {}
+    for name, array in arrays.items():
+        if not name.startswith("visual."):
+            dropped[name] = "not of the images' tower"
+        elif name.startswith(_TRUNK):
+            renamed[name.removeprefix(_TRUNK)] = array
+        elif name == "visual.proj":
+            renamed["visual_projection.weight"] = array.T
+        else:
+            renamed |= _from_clip(name.removeprefix("visual."), array)
+    return renamed, dropped
+
+
+def _from_clip(name: str, array: np.ndarray) -> Arrays:
+    """One array in transformers' names; queries, keys and values as three."""
+    for pattern, replacement in _CLIP.items():
+        name = re.sub(pattern, replacement, name)
+    name = f"vision_model.{name}"
+    match = re.fullmatch(r"(.*)\.in_proj_(weight|bias)", name)
+    if match and array.ndim and len(array) % 3 == 0:
+        parts = np.split(array, 3)
+        return {f"{match[1]}.{p}_proj.{match[2]}": x for p, x in zip("qkv", parts, strict=True)}
+    return {name: array}
+
+
+# In this order; each leaves others' arrays as they are.
+TRANSLATORS = (from_flax, from_dinov2, from_open_clip)
+
+OPEN_CLIP_CONFIG = "open_clip_config.json"
+# What changes the function without an array that says so.
+_PLAIN = {"pool_type": "tok", "global_average_pool": False, "final_ln_after_pool": False}
+
+
+def open_clip_settings(content: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """`open_clip_config.json` as settings of transformers, and of their preprocessor; or timm's.
+
+    UserError for a tower that transformers' CLIP is not.
+    """
+    with reading(OPEN_CLIP_CONFIG):
+        model, images = content["model_cfg"], content.get("preprocess_cfg") or {}
+        tower = model["vision_cfg"]
+        size = tower.get("image_size", 224)
+        scale = {key: images[key] for key in ("mean", "std") if key in images}
+        if name := tower.get("timm_model_name"):
+            is_squashed = images.get("resize_mode") == "squash"
+            inputs = {"input_size": [3, size, size], "crop_pct": 1.0, **scale}
+            inputs |= {"crop_mode": "squash" if is_squashed else "center"}
+            return {"architecture": name, "pretrained_cfg": inputs}, {}
+        for key, value in _PLAIN.items():
+            if tower.get(key, value) != value:
+                raise UserError(f"vision_cfg.{key}={tower[key]!r} is not supported.")
+        settings = {
+            "model_type": "clip_vision_model",
+            "hidden_act": "quick_gelu" if model.get("quick_gelu") else "gelu",
+            "num_hidden_layers": tower["layers"],
+            "num_attention_heads": tower["width"] // tower.get("head_width", 64),
+            "image_size": size,
+            "patch_size": tower["patch_size"],
+        }
+        processor = {f"image_{key}": value for key, value in scale.items()}
+        processor |= {"size": {"shortest_edge": size}, "do_center_crop": True, "crop_size": size}
+        return settings, {**processor, "resample": 3}
