@@ -45,7 +45,8 @@ from vit_jax.data.ops import Example, InceptionCrop
 from vit_jax.data.pipeline import train_batches
 from vit_jax.data.preprocess import Chain
 from vit_jax.data_preparation.prepare import prepare_data
-from vit_jax.errors import check_known, missing_package
+from vit_jax.errors import missing_package
+from vit_jax.kinds import check_known
 
 # (height, width): share. Of ImageNet's training images two thirds are 500 x 375 or so.
 SIZES = {

@@ -22,7 +22,8 @@ import numpy as np
 import optax
 
 import vit_jax
-from vit_jax.errors import UserError, check_known, missing_package
+from vit_jax.errors import UserError, missing_package
+from vit_jax.kinds import check_known
 
 # name: folder
 CLONES = {"official": "vision_transformer", "big_vision": "big_vision", "scenic": "scenic"}

@@ -34,7 +34,8 @@ sys.path.append(str(ROOT))
 
 from benchmarks import common
 from benchmarks.peers import CLONES, check_peer, jax_peer
-from vit_jax.errors import UserError, check_known
+from vit_jax.errors import UserError
+from vit_jax.kinds import check_known
 from vit_jax.parameters.sharding import batch_sharding, replicated, with_shardings
 from vit_jax.plan.cost import CompiledStep, TooLargeError, compile_step
 from vit_jax.plan.final_code import FinalCode, write_final_code

@@ -46,7 +46,7 @@ from ml_collections import ConfigDict
 
 from configs import pretrain, quickstart
 from vit_jax.config import section, set_kind
-from vit_jax.errors import check_known
+from vit_jax.kinds import check_known
 from vit_jax.models.variants import BIT
 
 DECAYS = {90: (30, 60, 80), 40: (10, 23, 30, 37)}  # epochs: those after which the rate falls

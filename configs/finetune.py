@@ -44,7 +44,8 @@ from ml_collections import ConfigDict
 
 from vit_jax.config import get_config as default_config
 from vit_jax.config import kind_keys, section, set_kind
-from vit_jax.errors import UserError, check_known
+from vit_jax.errors import UserError
+from vit_jax.kinds import check_known
 from vit_jax.models.create import MODELS, VARIANTS, create_model, get_variant
 from vit_jax.pretrained.infer import infer_description
 from vit_jax.pretrained.load import read_source

@@ -57,7 +57,8 @@ from ml_collections import ConfigDict
 
 from configs import pretrain, quickstart
 from vit_jax.config import set_kind
-from vit_jax.errors import UserError, check_known
+from vit_jax.errors import UserError
+from vit_jax.kinds import check_known
 
 NORMALIZE = "normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))"  # as in their code
 

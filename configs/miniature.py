@@ -35,7 +35,8 @@ from ml_collections import ConfigDict
 
 from configs import quickstart
 from vit_jax.config import evaluator, set_kind
-from vit_jax.errors import UserError, check_known
+from vit_jax.errors import UserError
+from vit_jax.kinds import check_known
 from vit_jax.models.create import create_model
 from vit_jax.models.flops import TRAIN_OVER_FORWARD, forward_flops
 

@@ -32,7 +32,8 @@ from ml_collections import ConfigDict
 
 from configs import pretrain, quickstart
 from vit_jax.config import set_kind
-from vit_jax.errors import UserError, check_known
+from vit_jax.errors import UserError
+from vit_jax.kinds import check_known
 
 RHO = {
     "S/32": 0.05,

@@ -14,7 +14,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from configs import finetune
-from vit_jax.errors import UserError, check_known
+from vit_jax.errors import UserError
+from vit_jax.kinds import check_known
 from vit_jax.models.create import variant_of
 
 # name: (dataset, images to fit, images to measure)

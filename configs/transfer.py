@@ -28,7 +28,8 @@ from ml_collections import ConfigDict
 
 from configs.finetune import fine_tuning, pixels_per_token
 from vit_jax.config import evaluator
-from vit_jax.errors import UserError, check_known
+from vit_jax.errors import UserError
+from vit_jax.kinds import check_known
 
 
 class Task(NamedTuple):

@@ -158,8 +158,8 @@ def main() -> None:
     os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(folder / "compiled"))
     os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
     from configs import miniature
-    from vit_jax.errors import check_known
     from vit_jax.files.paths import read_object, write_atomically
+    from vit_jax.kinds import check_known
     from vit_jax.sweep.run import task_number
 
     experiments = given.experiments or list(miniature.EXPERIMENTS)

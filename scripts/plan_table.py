@@ -18,7 +18,8 @@ from ml_collections import ConfigDict
 
 from vit_jax import ROOT, launch
 from vit_jax.arguments import create_parser
-from vit_jax.errors import UserError, check_known
+from vit_jax.errors import UserError
+from vit_jax.kinds import check_known
 from vit_jax.plan.cost import FAST_SHARE, utilization
 from vit_jax.plan.plan import Changes, available_bytes, changed, flags, make_plan, remedies
 from vit_jax.plan.topology import Topology, parse_topology

@@ -179,7 +179,7 @@ def test_the_name_of_a_fine_tuned_file_is_its_fine_tuning() -> None:
         ("pretrain,B/16,imagenet21k,0ep", "0ep must be 1ep or more"),
         ("pretrain,B/16,imagenet21k,do_0.1", "must give sd_RATE too"),
         ("pretrain,B/16,imagenet21k,sd_0.1", "must give do_RATE too"),
-        ("pretrain,DeiT-distilled-B/16,imagenet21k", "use DeiT-B/16"),
+        ("pretrain,DeiT-distilled-B/16,imagenet21k", "objective.name='hard_distillation'"),
     ],
 )
 def test_arguments_that_make_no_sense(argument: str, message: str) -> None:

@@ -75,7 +75,7 @@ def test_the_update_beside_timm_and_another_attention(
     assert [case["peer"] for case in found] == ["timm_eager", "chunked"] * 4
     # 100 % would be 2e12 operations a second.
     rate, share = found[0]["ours"], found[2]["ours"]
-    config = create_config("mu/16", 8, SMALL)
+    config = create_config("mu/16", 8, [each.removeprefix("--config.") for each in SMALL])
     flops = noise_run(config).train_flops_per_image()
     assert share == pytest.approx(100 * rate * flops / 2e12, abs=1e-4)
 

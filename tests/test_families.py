@@ -362,5 +362,5 @@ def test_another_convention_is_said(
         stated = getattr(loaded.module, key)
         other = 2 * stated + 1 if isinstance(stated, float) else f"not {stated}"
         caplog.clear()
-        load_pretrained(saved, like=like, model={**sizes, key: other})
+        load_pretrained(saved, like=like, kind=saved.name, model={**sizes, key: other})
         assert f"--config.model.{key}={stated} matches it" in caplog.text

@@ -22,15 +22,10 @@ from tests.tiny import Script
 from vit_jax import command_line, launch
 from vit_jax import config as default
 from vit_jax.arguments import split_overrides
-from vit_jax.errors import (
-    TrainingDivergedError,
-    UserError,
-    as_user_error,
-    escaped,
-    may_be_caused_by_peer,
-)
+from vit_jax.errors import TrainingDivergedError, UserError, as_user_error, may_be_caused_by_peer
 from vit_jax.multihost.watchdog import Watchdog
 from vit_jax.train import train_and_evaluate
+from vit_jax.wording import escaped
 from vit_jax.workdir.metrics import read_metrics
 
 BAD_COMMANDS = {  # case -> script, arguments, what is said

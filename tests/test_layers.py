@@ -23,8 +23,8 @@ TOPS = ("vit_jax", "configs", "scripts", "benchmarks")
 
 # A row names a module, or a package with all its files; the longest matching row decides.
 LAYERS: dict[int, tuple[str, ...]] = {
-    8: ("scripts", "benchmarks"),
-    7: (
+    11: ("scripts", "benchmarks"),
+    10: (
         "vit_jax.train",
         "vit_jax.cli",
         "vit_jax.launch",
@@ -34,25 +34,29 @@ LAYERS: dict[int, tuple[str, ...]] = {
         "vit_jax.sweep",
     ),
     # Recipes are plain numbers: they may look up names and sizes, and build nothing.
-    6: ("vit_jax.run", "vit_jax.start", "vit_jax.task", "configs", "vit_jax.command_line"),
-    5: ("vit_jax.config", "vit_jax.inference", "vit_jax.data_preparation"),
-    4: ("vit_jax.training", "vit_jax.pretrained"),
-    3: ("vit_jax.workdir", "vit_jax.evaluators"),
-    2: ("vit_jax.data", "vit_jax.parameters"),
-    1: (
+    9: ("vit_jax.session", "configs", "vit_jax.command_line"),
+    8: ("vit_jax.run",),
+    7: ("vit_jax.start", "vit_jax.task"),
+    6: ("vit_jax.config", "vit_jax.inference", "vit_jax.data_preparation"),
+    5: ("vit_jax.training", "vit_jax.pretrained"),
+    4: ("vit_jax.workdir", "vit_jax.evaluators"),
+    3: ("vit_jax.data", "vit_jax.parameters"),
+    2: (
+        "vit_jax.arguments",
         "vit_jax.console",
         "vit_jax.files",
+        "vit_jax.hardware",
         "vit_jax.models",
         "vit_jax.multihost",
         "vit_jax.objectives",
     ),
-    0: ("vit_jax.errors",),
+    1: ("vit_jax.kinds", "vit_jax.trees"),
+    0: ("vit_jax.errors", "vit_jax.wording"),
 }
 
-# Of rooms: folders and files directly in vit_jax/, and the other tops. The last one: a sweep
-# completes a config as the loop does, to know its runs again; what is shown has a room of its own;
-# the loop is measured beside the bare update, with the recipe of the quickstart.
-MOST_PAIRS = 133
+# Of rooms that a room above layer 1 imports there: folders and files directly in vit_jax/, and the
+# other tops.
+MOST_PAIRS = 135
 
 # The loop hands these to each other.
 STRANGERS = ("vit_jax.models", "vit_jax.objectives", "vit_jax.evaluators")
@@ -222,7 +226,7 @@ def test_few_rooms_import_each_other() -> None:
         for module, text in sources.items()
         if module != "vit_jax.__init__"
         for target, _ in imports_of(module, ast.parse(text), set(sources))
-        if target.partition(".")[0] in TOPS
+        if target.partition(".")[0] in TOPS and (layer_of(target) or 0) > 1
     }
     assert len({(a, b) for a, b in pairs if a != b}) <= MOST_PAIRS
 
@@ -230,9 +234,9 @@ def test_few_rooms_import_each_other() -> None:
 @pytest.mark.parametrize(
     ("module", "text", "expected"),
     [
-        ("files.paths", "import vit_jax.data.b", ":1: .*data.b, but layer 1 imports layer 2"),
-        ("files.paths", "def f():\n from .. import train", ":2: .*but layer 1 imports layer 7"),
-        ("data.sources", "import vit_jax.parameters.names", ":1: .*but both are in layer 2"),
+        ("files.paths", "import vit_jax.data.b", ":1: .*data.b, but layer 2 imports layer 3"),
+        ("files.paths", "def f():\n from .. import train", ":2: .*but layer 2 imports layer 10"),
+        ("data.sources", "import vit_jax.parameters.table", ":1: .*but both are in layer 3"),
         ("objectives.loss", "import vit_jax.models.vit", ":1: .*vit_jax.models never import each"),
         ("data.a", "import vit_jax.data.b", "import cycle: vit_jax.data"),
         ("data.a", "try: import PIL\nexcept ImportError: ...", ":1: import PIL inside"),
@@ -271,4 +275,4 @@ def test_training_from_scratch_loads_no_reader_of_weights() -> None:
     output = subprocess.check_output([sys.executable, "-c", program], cwd=ROOT, text=True)
     modules = [each for each in output.split() if (ROOT / f"{each.replace('.', '/')}.py").exists()]
     assert not [each for each in modules if within(each, "vit_jax.pretrained")]
-    assert 40 < len(modules) <= 75  # what a reader of the loop may have to pass
+    assert 40 < len(modules) < 100  # the order of what a reader of the loop may have to pass

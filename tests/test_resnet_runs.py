@@ -159,12 +159,12 @@ def test_transformers_and_resnets_do_not_fit_each_other(finished: Path, tmp_path
     resnet = weights.seeded(load_model(finished).module, (32, 32, 3))
     np.savez(tmp_path / "vit.npz", **params)
     with pytest.raises(UserError, match="model.name=bit"):
-        load_pretrained(finished, like=params)
+        load_pretrained(finished, like=params, kind="vit")
     with pytest.raises(UserError, match="model.name=vit"):
-        load_pretrained(tmp_path / "vit.npz", like=resnet)
+        load_pretrained(tmp_path / "vit.npz", like=resnet, kind="bit")
     other = weights.module_of("R50x1", resnet_layers=(1, 2), resnet_width_factor=2)
     with pytest.raises(UserError, match=r"model.resnet_layers=\(1,\).*model.resnet_width_factor=1"):
-        load_pretrained(finished, like=weights.seeded(other, (32, 32, 3)))
+        load_pretrained(finished, like=weights.seeded(other, (32, 32, 3)), kind="bit")
 
 
 @pytest.mark.parametrize(

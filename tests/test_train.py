@@ -160,7 +160,7 @@ def test_an_interrupted_run_goes_on_bit_for_bit(
     assert not (workdir / "params.npz").exists()
     scores = scores_of(workdir, 4)
     assert "test/accuracy" in scores
-    write_manifest(workdir / "checkpoints" / "4" / "state", {"metrics": {}})
+    write_manifest(workdir / "checkpoints" / "4" / "state", {"step": 4, "metrics": {}})
     train_and_evaluate(tiny.config(**ALL_ON), str(workdir))
     assert_same_params(workdir, finished)
     assert losses(workdir) == losses(finished)

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, TypeVar
 
-from vit_jax.errors import escaped, nearest
+from vit_jax.wording import escaped, nearest
 
 T = TypeVar("T", int, float)
 

@@ -11,7 +11,7 @@ import runpy
 import sys
 
 from vit_jax import ROOT
-from vit_jax.errors import nearest
+from vit_jax.wording import nearest
 
 
 def main() -> None:

@@ -18,7 +18,8 @@ from ml_collections import config_flags
 from vit_jax import ROOT
 from vit_jax import config as schema
 from vit_jax.arguments import create_parser, filled, split_overrides
-from vit_jax.errors import UserError, nearest
+from vit_jax.errors import UserError
+from vit_jax.wording import nearest
 
 
 def run_parser(doc: str | None, *, trains: bool = True) -> argparse.ArgumentParser:

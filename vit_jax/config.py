@@ -18,8 +18,10 @@ from typing import Any, get_args
 from ml_collections import ConfigDict
 from ml_collections.config_dict import FieldReference, placeholder
 
-from vit_jax.errors import UserError, check_keys, check_known, check_local
+from vit_jax.errors import UserError
 from vit_jax.evaluators.create import EVALUATORS, EvaluatorKeys
+from vit_jax.files.paths import check_local
+from vit_jax.kinds import check_keys, check_known
 from vit_jax.models.create import MODELS, VARIANTS, create_model, get_variant
 from vit_jax.objectives.create import OBJECTIVES
 from vit_jax.training.gradients import GRADIENTS

@@ -16,7 +16,7 @@ from typing import Any, TextIO
 
 from tqdm import tqdm
 
-from vit_jax.errors import escaped
+from vit_jax.wording import escaped
 
 WIDTH = 100  # columns of a line in a file or pipe
 LIBRARIES = ("absl", "orbax", "jax", "fsspec", "google", "grain", "matplotlib")

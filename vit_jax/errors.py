@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
 import errno
 import importlib
 import os
 import re
-import unicodedata
-from collections.abc import Iterable
 from typing import Any
 
 REQUEUE_EXIT_CODE = 75  # EX_TEMPFAIL: the same command resumes the run
@@ -24,15 +21,6 @@ _PEER_ERRORS = re.compile(
     "(ABORTED|CANCELLED|DATA_LOSS|DEADLINE_EXCEEDED|FAILED_PRECONDITION|INTERNAL|UNAVAILABLE"
     "|UNKNOWN): "
 )
-_WITH_QUERY = re.compile(r"""(https?://[^\s?#'"]+)\?([^\s#'"]*)""")
-# Keys of Amazon's, Google's and Azure's signed addresses.
-_SIGNATURE = re.compile(
-    r"(?i)x-(amz|goog)-.*|signature|expires|policy|key-pair-id|awsaccesskeyid|googleaccessid"
-    r"|token|sig|s[etprv]|spr|sks?|skoid|sktid|skt|ske|skv"
-)
-
-# Characters that change or reset the text direction.
-_BIDI_CONTROLS = "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
 
 
 class UserError(ValueError):
@@ -76,33 +64,6 @@ def one_line(error: BaseException) -> str:
     return " ".join(text.split())[:200]
 
 
-def unsigned(text: str) -> str:
-    """Removes signatures from addresses: they are secret, and change every day."""
-
-    def without_signature(match: re.Match[str]) -> str:
-        parts = match[2].split("&")
-        kept = "&".join(each for each in parts if not _SIGNATURE.fullmatch(each.partition("=")[0]))
-        return match[1] + (kept and f"?{kept}")
-
-    return _WITH_QUERY.sub(without_signature, text)
-
-
-def escaped(text: str, kept: str = "") -> str:
-    """Escapes what would move a terminal's cursor, forge a line or is not valid UTF-8.
-
-    Spaces and joiners of other scripts stay, address signatures do not.
-    """
-    text = unsigned(text)
-    if text.isprintable():
-        return text
-
-    def is_harmless(c: str) -> bool:
-        is_control = unicodedata.category(c) in ("Cc", "Cs", "Zl", "Zp") or c in _BIDI_CONTROLS
-        return c in kept or not is_control
-
-    return "".join(c if is_harmless(c) else c.encode("unicode_escape").decode() for c in text)
-
-
 def is_network_error(error: BaseException) -> bool:
     """Whether a bucket client has given up."""
     return type(error).__module__.partition(".")[0] in _NETWORK
@@ -130,60 +91,6 @@ def import_extra(purpose: str, package: str, extra: str) -> Any:
     if module.__file__ is None:  # a folder of that name, as created by W&B in its working directory
         raise missing_package(purpose, package, extra)
     return module
-
-
-def nearest(name: str, known: Iterable[str]) -> str:
-    """Returns ` Did you mean 'x'?` for the closest known name, or an empty string."""
-    lowered = {candidate.lower(): candidate for candidate in known}
-    begun = sorted((each for each in lowered if each.startswith(name.lower())), key=len)
-    matches = (name and begun) or difflib.get_close_matches(name.lower(), lowered, n=1, cutoff=0.6)
-    return f" Did you mean {lowered[matches[0]]!r}?" if matches else ""
-
-
-def list_names(names: Iterable[str], shown: int = 4) -> str:
-    """The first few names and the number of the rest."""
-    names = list(names)
-    more = f" and {len(names) - shown} more" if len(names) > shown else ""
-    return ", ".join(names[:shown]) + more
-
-
-def counted(count: int, noun: str) -> str:
-    """`1 image`, `12,000 images`, `2 classes`."""
-    plural = "" if count == 1 else "es" if noun.endswith("s") else "s"
-    return f"{count:,} {noun}{plural}"
-
-
-def size_text(num_bytes: float) -> str:
-    """`1.2 GB`, `340.0 MB`, `0.5 kB`."""
-    power, name = (9, "GB") if num_bytes >= 1e9 else (6, "MB") if num_bytes >= 1e6 else (3, "kB")
-    return f"{num_bytes / 10**power:.1f} {name}"
-
-
-def check_known(key: str, value: object, known: Iterable[object]) -> None:
-    """Raises a UserError that lists the known values, unless `value` is one of them."""
-    known = list(known)
-    if value not in known:
-        names = list(map(str, known))
-        raise UserError(
-            f"{key}={value!r} is unknown.{nearest(str(value), names)} Known: {', '.join(names)}."
-        )
-
-
-def check_keys(section: str, kind: str, given: Iterable[str], known: Iterable[str]) -> None:
-    """Raises a UserError for a key of a config section that its kind does not have."""
-    known = list(known)
-    for key in given:
-        if key not in known:
-            raise UserError(
-                f"{section}.{key} is not a key of {section}.name={kind!r}.{nearest(key, known)} "
-                f"Known: {', '.join(known)}."
-            )
-
-
-def check_local(key: str, path: str) -> None:
-    """Raises a UserError for `gs://bucket/x`, which would become a folder named `gs:`."""
-    if "://" in path:
-        raise UserError(f"{key}={path!r}: only file system paths work; mount it first.")
 
 
 class TrainingDivergedError(RuntimeError):

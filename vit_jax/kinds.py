@@ -1,10 +1,14 @@
-"""Tables of kinds: models, objectives, evaluators by name."""
+"""Tables of kinds by name, and what is said of a name that is in none."""
 
 from __future__ import annotations
 
 import collections
 import importlib
+from collections.abc import Iterable
 from typing import Any
+
+from vit_jax.errors import UserError
+from vit_jax.wording import nearest
 
 
 class Kinds(collections.UserDict[str, Any]):
@@ -21,3 +25,24 @@ class Kinds(collections.UserDict[str, Any]):
             value = getattr(importlib.import_module(module), attribute)
             self[name] = value
         return value
+
+
+def check_known(key: str, value: object, known: Iterable[object]) -> None:
+    """Raises a UserError that lists the known values, unless `value` is one of them."""
+    known = list(known)
+    if value not in known:
+        names = list(map(str, known))
+        raise UserError(
+            f"{key}={value!r} is unknown.{nearest(str(value), names)} Known: {', '.join(names)}."
+        )
+
+
+def check_keys(section: str, kind: str, given: Iterable[str], known: Iterable[str]) -> None:
+    """Raises a UserError for a key of a config section that its kind does not have."""
+    known = list(known)
+    for key in given:
+        if key not in known:
+            raise UserError(
+                f"{section}.{key} is not a key of {section}.name={kind!r}.{nearest(key, known)} "
+                f"Known: {', '.join(known)}."
+            )

@@ -22,12 +22,12 @@ from vit_jax.errors import (
     PreemptedError,
     TrainingDivergedError,
     UserError,
-    escaped,
     is_network_error,
     is_transient,
     may_be_caused_by_peer,
     one_line,
 )
+from vit_jax.wording import escaped
 
 if TYPE_CHECKING:  # it imports JAX, which not all scripts need
     from vit_jax.multihost.watchdog import Watchdog

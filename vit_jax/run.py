@@ -19,7 +19,6 @@ from ml_collections import ConfigDict
 from vit_jax.config import check_config
 from vit_jax.data.datasets import Dataset
 from vit_jax.data.pipeline import batch_spec, check_repeated_augmentation
-from vit_jax.errors import unsigned
 from vit_jax.evaluators.create import Evaluation, check_metrics, create_evaluations
 from vit_jax.models.description import Description
 from vit_jax.models.kernels.attention import check_attention
@@ -43,6 +42,7 @@ from vit_jax.training.optimizer import create_optimizer
 from vit_jax.training.schedule import Schedule, create_schedule, to_steps
 from vit_jax.training.step import TrainState, create_train_state, make_train_step
 from vit_jax.trees import fingerprint, merge_trees
+from vit_jax.wording import unsigned
 
 
 @dataclasses.dataclass(frozen=True)

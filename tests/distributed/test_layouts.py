@@ -9,8 +9,8 @@ import pytest
 
 from tests import tiny
 from tests.distributed.cluster import Process, cluster, free_port, read_results
-from vit_jax.errors import counted
 from vit_jax.evaluators.create import OF_FEATURES
+from vit_jax.wording import counted
 
 pytestmark = pytest.mark.slow
 

@@ -93,7 +93,7 @@ def test_names_are_whole(model: str) -> None:
 def test_without_images(tmp_path: Path, model: str, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
         check(visualize(model, output=str(tmp_path)), OF_PARAMETERS)
-    assert "Without --images, only filters and positions are drawn." in caplog.messages
+    assert "Without images, only filters and positions are drawn." in caplog.messages
 
 
 def test_what_a_model_lacks_is_said(
@@ -120,7 +120,7 @@ def test_what_a_model_lacks_is_said(
     ("arguments", "message"),
     [
         ({"what": ["rolout"]}, "--what='rolout' is unknown. Did you mean 'rollout'"),
-        ({"what": ["heads"]}, "--what=heads needs --images"),
+        ({"what": ["heads"]}, "--what=heads needs images"),
         ({"what": ["cka"], "images": ["PHOTOS"]}, "--what=cka needs --against"),
     ],
 )

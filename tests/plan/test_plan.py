@@ -253,8 +253,11 @@ def test_the_script_ends_with_status_3_where_the_planner_fails(
 
 
 def test_the_script_ends_with_status_2_on_mistakes(script: Script) -> None:
-    for mistake in ("--topology='v5e-17'", "flag --hbm_gib=0"):
-        result = script("plan.py", *TINY, mistake.removeprefix("flag ").replace("'", ""))
+    for flag, mistake in (
+        ("--topology=v5e-17", "--topology='v5e-17'"),
+        ("--hbm_gib=0", "argument --hbm_gib: 0 must be"),
+    ):
+        result = script("plan.py", *TINY, flag)
         assert result.returncode == 2
         assert result.stderr.startswith(f"error: {mistake}")
         assert len(result.stderr.splitlines()) == 1

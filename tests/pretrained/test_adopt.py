@@ -11,7 +11,7 @@ from tests import tiny
 from tests.file_server import Served, serve_files
 from tests.saved_models import save_model
 from vit_jax.command_line import get_config
-from vit_jax.errors import UserError, escaped
+from vit_jax.errors import UserError
 from vit_jax.export.convert import convert_checkpoint
 from vit_jax.files.paths import read_json
 from vit_jax.inference.load import _rescaled, load_model
@@ -21,6 +21,7 @@ from vit_jax.pretrained.adopt import adopt
 from vit_jax.run import create_run, to_plain
 from vit_jax.sweep.run import SweepRun, read_outcome
 from vit_jax.train import train_and_evaluate
+from vit_jax.wording import escaped
 
 IMAGENET = "decode|resize(16)|normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))"
 OVERRIDES: dict[str, Any] = {

@@ -27,9 +27,9 @@ from tests.peers import import_timm
 from tests.pretrained import weights
 from tests.pretrained.test_timm_parity import SAME, arrays_of, their_logits
 from tests.pretrained.weights import difference, randomise
+from vit_jax import ROOT
 from vit_jax.errors import UserError
 from vit_jax.inference.load import load_model
-from vit_jax.launch import ROOT
 from vit_jax.models.description import InputSettings
 from vit_jax.pretrained.arrays import write_safetensors
 from vit_jax.pretrained.formats.table import FORMATS, read_weights

@@ -179,7 +179,8 @@ def test_vtab_by_the_script_and_by_two_tasks(
         fixtures_data.tiny_tfds(name, tmp_path / "data", splits, example=example)
     datasets = ["dtd", "svhn"]
     command = [source, "--suite=vtab", f"--workdir={tmp_path}", f"--data_dir={tmp_path}/data"]
-    command += [f"--datasets={','.join(datasets)}", "--seeds=2", "--image_size=16", *FAST]
+    command += [f"--datasets={','.join(datasets)}", "--seeds=2", "--image_size=16"]
+    command += [f"--config.{each}" for each in FAST]
     result = script("evaluate_paper.py", *command)
     assert (result.returncode, "no result of svhn;" in result.stderr) == (2, True)
     finished = tmp_path / "vtab" / "dtd" / "sweep.json"

@@ -4,6 +4,7 @@ import jax.numpy as jnp
 import pytest
 
 from tests.clock import Clock as FakeTime
+from vit_jax.multihost.watchdog import Watchdog
 from vit_jax.training import clock as clock_module
 from vit_jax.training.clock import Clock, update_text
 
@@ -28,6 +29,7 @@ def test_speed_leaves_out_compilation_and_pauses_and_the_eta_does_not(clock: Fak
         flops_per_image=30.0,
         peak_flops=1000.0,
         progress=(shown := unittest.mock.Mock()),
+        watchdog=Watchdog(),
     )
     clock.now += 30.0
     progress.dispatched(1, jnp.zeros(()))

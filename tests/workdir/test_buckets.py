@@ -243,7 +243,7 @@ class Holder(BucketLock):
 
     def __init__(self, bucket: str, host: str):
         self.lost: list[str] = []
-        super().__init__(to_path(f"{bucket}/run"), machine=host)
+        super().__init__(to_path(f"{bucket}/run"), machine=host, on_loss=lambda *_: None)
 
     def end(self, message: str, exit_code: int) -> None:
         self.lost.append(f"{exit_code} {message}")

@@ -10,7 +10,7 @@ import logging
 
 import numpy as np
 
-from vit_jax.errors import counted
+from vit_jax.wording import counted
 
 
 class Balance:

@@ -10,8 +10,9 @@ import numpy as np
 
 from vit_jax.data.decode import captured_stderr, decodes, sample_warning
 from vit_jax.data.sources import map_threads
-from vit_jax.errors import UserError, list_names
+from vit_jax.errors import UserError
 from vit_jax.files.manifest import read_or_none
+from vit_jax.wording import list_names
 
 _BLOCK = 512  # images decoded per block
 _SHOWN = 10  # names in a message

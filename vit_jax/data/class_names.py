@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 from pathlib import Path
 
-from vit_jax.errors import check_known
+from vit_jax.kinds import check_known
 
 # Sets of class names, and their sizes.
 LABELS = {

@@ -17,8 +17,10 @@ import numpy as np
 
 from vit_jax.data.preprocess import Chain, PythonOp, load_function, parse
 from vit_jax.data.sources import ArraySpec, Request, Source, check_columns, map_threads
-from vit_jax.errors import UserError, as_user_error, check_known, counted, list_names
+from vit_jax.errors import UserError, as_user_error
 from vit_jax.files.paths import to_path
+from vit_jax.kinds import check_known
+from vit_jax.wording import counted, list_names
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

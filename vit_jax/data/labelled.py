@@ -26,7 +26,8 @@ import numpy as np
 
 from vit_jax.data.check_images import usable_images
 from vit_jax.data.sources import Source, resolve_split, split_names
-from vit_jax.errors import UserError, counted, escaped, list_names
+from vit_jax.errors import UserError
+from vit_jax.wording import counted, escaped, list_names
 
 A = TypeVar("A")
 

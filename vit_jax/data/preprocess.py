@@ -29,7 +29,8 @@ from vit_jax.data.augment import RandAug, RandomErasing
 from vit_jax.data.ops import IMAGENET_MEAN, IMAGENET_STD, Example, ImageOp, Op, Size, pair
 from vit_jax.data.sources import describe
 from vit_jax.data.text import Tokenize
-from vit_jax.errors import UserError, nearest, one_line
+from vit_jax.errors import UserError, one_line
+from vit_jax.wording import nearest
 
 Channels = float | tuple[float, float, float]
 

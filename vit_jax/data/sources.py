@@ -13,7 +13,8 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
-from vit_jax.errors import UserError, nearest
+from vit_jax.errors import UserError
+from vit_jax.wording import nearest
 
 A = TypeVar("A")
 B = TypeVar("B")

@@ -18,7 +18,8 @@ import numpy as np
 from vit_jax.data.folder import FolderSource
 from vit_jax.data.labelled import Listing, rows_by
 from vit_jax.data.sources import Request
-from vit_jax.errors import UserError, counted, list_names, nearest, one_line
+from vit_jax.errors import UserError, one_line
+from vit_jax.wording import counted, list_names, nearest
 
 _PATHS, _SEPARATOR = ("path", "file_name"), "|"
 _KNOWN = (*_PATHS, "label", "labels", "split")

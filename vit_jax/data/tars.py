@@ -32,8 +32,9 @@ import numpy as np
 from vit_jax.data.folder import EXTENSIONS
 from vit_jax.data.labelled import HELD_OUT, LabelledSource, Listing, rows_by
 from vit_jax.data.sources import Request, map_threads
-from vit_jax.errors import UserError, counted, list_names, one_line
+from vit_jax.errors import UserError, one_line
 from vit_jax.files.paths import cache_dir, write_arrays
+from vit_jax.wording import counted, list_names
 
 _KEY = re.compile(r"((?:.*/)?[^/.]+)\.([^/]+)")  # and the extension, from the first dot on
 _PLACE = [("tar", np.int32), ("name", object), ("offset", np.int64), ("size", np.int64)]

@@ -23,8 +23,9 @@ from vit_jax.data.computed_labels import COMPUTED_LABELS, Label
 from vit_jax.data.decode import decode_image
 from vit_jax.data.records import allow_open_files, open_records
 from vit_jax.data.sources import GRAMMAR, Part, Parts, map_threads
-from vit_jax.errors import TransientError, UserError, as_user_error, nearest, one_line
+from vit_jax.errors import TransientError, UserError, as_user_error, one_line
 from vit_jax.files.paths import full_path, is_bucket, size_of, to_path
+from vit_jax.wording import nearest
 
 NAME = re.compile(r"(?P<name>[A-Za-z]\w*)(?:/(?P<config>[\w.-]+))?(?::(?P<version>\d+\.\d+\.\d+))?")
 INFO_FILE = "dataset_info.json"

@@ -34,17 +34,11 @@ from vit_jax.data.tfds_reader import NAME, data_root
 from vit_jax.data_preparation.listing import Listing, fingerprint
 from vit_jax.data_preparation.origins import ORIGINS
 from vit_jax.data_preparation.shards import Shard, write_shard
-from vit_jax.errors import (
-    UserError,
-    check_known,
-    check_local,
-    counted,
-    missing_package,
-    nearest,
-    size_text,
-)
+from vit_jax.errors import UserError, missing_package
 from vit_jax.files.manifest import MANIFEST, read_manifest, write_manifest
-from vit_jax.files.paths import UNFINISHED, read_object, sync, write_atomically
+from vit_jax.files.paths import UNFINISHED, check_local, read_object, sync, write_atomically
+from vit_jax.kinds import check_known
+from vit_jax.wording import counted, nearest, size_text
 
 Receipts = dict[Shard, dict[str, Any]]  # see `write_shard`; split by split, in order
 

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 from jax.sharding import Mesh
 
 from vit_jax.data.datasets import Dataset
-from vit_jax.errors import UserError, as_user_error, check_known
+from vit_jax.errors import UserError, as_user_error
 from vit_jax.evaluators.stream import Reader
-from vit_jax.kinds import Kinds
+from vit_jax.kinds import Kinds, check_known
 from vit_jax.parameters.sharding import check_batch_size
 
 # Each has `example_keys` and `metric_names`; called with parameters, it returns `{metric: float}`.

@@ -17,11 +17,12 @@ import numpy as np
 
 from vit_jax.data import preprocess
 from vit_jax.data.ops import CentralCrop, Decode, Normalize, Resize, ResizeSmall, ValueRange
-from vit_jax.errors import UserError, check_known
+from vit_jax.errors import UserError
 from vit_jax.export.card import write_card
 from vit_jax.files.paths import write_json
 from vit_jax.inference.load import load_model
 from vit_jax.inference.model import Model
+from vit_jax.kinds import check_known
 from vit_jax.models.description import Description, InputSettings
 from vit_jax.pretrained.fit.adapt import report_text as arrays_text
 from vit_jax.pretrained.formats.table import FORMATS

@@ -16,13 +16,14 @@ import jax.export
 import jax.numpy as jnp
 import numpy as np
 
-from vit_jax.errors import UserError, check_known, import_extra
+from vit_jax.errors import UserError, import_extra
 from vit_jax.export import convert
 from vit_jax.export.onnx import INPUT_NAME, OPSET, write_onnx
 from vit_jax.files.paths import to_path, write_arrays, write_json
 from vit_jax.inference.images import input_range
 from vit_jax.inference.load import load_model
 from vit_jax.inference.model import Model
+from vit_jax.kinds import check_known
 from vit_jax.trees import flatten_names, unflatten_names
 from vit_jax.workdir.description import MODEL_FILE, PARAMS_FILE
 

@@ -25,7 +25,8 @@ from typing import Any, cast, get_args
 
 import numpy as np
 
-from vit_jax.errors import UserError, as_user_error, missing_package, one_line, size_text
+from vit_jax.errors import UserError, as_user_error, missing_package, one_line
+from vit_jax.wording import size_text
 
 BUCKET = "gs://"
 _ADDRESS = re.compile(r"gs://[a-z0-9][a-z0-9._-]{1,220}[a-z0-9](/[^/?#*\[\]]+)+")
@@ -292,3 +293,9 @@ def sync(path: Path) -> None:
             raise
     finally:
         os.close(descriptor)
+
+
+def check_local(key: str, path: str) -> None:
+    """Raises a UserError for `gs://bucket/x`, which would become a folder named `gs:`."""
+    if "://" in path:
+        raise UserError(f"{key}={path!r}: only file system paths work; mount it first.")

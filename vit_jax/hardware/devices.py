@@ -15,7 +15,8 @@ import jax
 import numpy as np
 from jax.experimental import mesh_utils
 
-from vit_jax.errors import TransientError, UserError, counted
+from vit_jax.errors import TransientError, UserError
+from vit_jax.wording import counted
 
 # Another process still holds the device, or its driver is not up yet.
 _RETRYABLE_ERROR = re.compile(r"(ABORTED|DEADLINE_EXCEEDED|UNAVAILABLE): ")

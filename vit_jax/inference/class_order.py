@@ -14,7 +14,8 @@ from vit_jax.data.class_names import LABELS, class_names, wordnet_ids
 from vit_jax.data.datasets import Dataset
 from vit_jax.data.ops import Op
 from vit_jax.data.preprocess import Chain
-from vit_jax.errors import UserError, list_names
+from vit_jax.errors import UserError
+from vit_jax.wording import list_names
 
 
 def match_classes(

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from vit_jax.data.datasets import Dataset
-from vit_jax.errors import UserError, as_user_error, check_known
+from vit_jax.errors import UserError, as_user_error
 from vit_jax.evaluators.classification import (
     AveragePrecisionEvaluator,
     ClassificationEvaluator,
@@ -32,6 +32,7 @@ from vit_jax.inference.images import example_names
 from vit_jax.inference.load import load_model
 from vit_jax.inference.model import Model
 from vit_jax.inference.real_labels import real_labels
+from vit_jax.kinds import check_known
 from vit_jax.objectives.classification import Classification, MultiLabel
 from vit_jax.objectives.objective import Task
 

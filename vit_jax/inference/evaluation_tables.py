@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from vit_jax.errors import counted
 from vit_jax.evaluators.classification import average_precisions, class_scores
 from vit_jax.files.paths import csv_text
+from vit_jax.wording import counted
 
 _ROWS = {
     "mAP": "mAP                {:9.2%}",

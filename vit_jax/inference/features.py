@@ -16,11 +16,12 @@ import numpy as np
 
 from vit_jax.data.datasets import Dataset
 from vit_jax.data.folder import FolderSource
-from vit_jax.errors import UserError, size_text
+from vit_jax.errors import UserError
 from vit_jax.files.paths import replacing, to_path
 from vit_jax.inference.images import example_names, find_images, input_chain
 from vit_jax.inference.load import load_model
 from vit_jax.models.features import check_features, feature_function
+from vit_jax.wording import size_text
 
 
 def extract_features(

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from vit_jax.data.preprocess import check_no_code
-from vit_jax.errors import UserError, as_user_error, unsigned
+from vit_jax.errors import UserError, as_user_error
 from vit_jax.files.paths import reading
 from vit_jax.inference.class_order import match_classes
 from vit_jax.inference.images import at_image_size, input_range
@@ -24,6 +24,7 @@ from vit_jax.parameters.table import abstract_params
 from vit_jax.pretrained.formats.stored import Stored
 from vit_jax.pretrained.load import read_source
 from vit_jax.trees import flatten_names, unflatten_names
+from vit_jax.wording import unsigned
 
 # Attributes of how a model is trained and computed, not of what it is.
 _TRAINING = ("remat", "scan", "dtype", "attention", "position_stddev")

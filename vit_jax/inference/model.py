@@ -16,10 +16,11 @@ import numpy as np
 
 from vit_jax.data.datasets import Dataset, create_dataset
 from vit_jax.data.preprocess import encode_texts
-from vit_jax.errors import UserError, check_known, list_names
+from vit_jax.errors import UserError
 from vit_jax.evaluators.stream import Reader, compile_outputs, stream_outputs
 from vit_jax.files.paths import read_json, reading
 from vit_jax.inference.images import Images, Inputs, input_chain, input_range
+from vit_jax.kinds import check_known
 from vit_jax.models.create import MODELS, family_of, variant_of
 from vit_jax.models.description import Description
 from vit_jax.models.features import check_features, feature_function
@@ -29,6 +30,7 @@ from vit_jax.objectives.objective import of_batches, scale_images
 from vit_jax.parameters.sharding import BATCH_AXES, create_mesh, replicated
 from vit_jax.parameters.table import abstract_params
 from vit_jax.trees import flatten_names, unflatten_names
+from vit_jax.wording import list_names
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from vit_jax.data.decode import decode_image
-from vit_jax.errors import check_known, escaped, import_extra
+from vit_jax.errors import import_extra
 from vit_jax.inference.images import Images, find_images
 from vit_jax.inference.load import load_model
 from vit_jax.inference.model import Model
+from vit_jax.kinds import check_known
+from vit_jax.wording import escaped
 
 MAX_PICTURES = 48
 PICTURE_ENDINGS = (".png", ".jpg", ".pdf")

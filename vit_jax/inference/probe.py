@@ -6,12 +6,14 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from vit_jax.errors import UserError, check_known, counted
+from vit_jax.errors import UserError
 from vit_jax.evaluators.create import OF_FEATURES
 from vit_jax.evaluators.frozen_features import Features, feature_step
 from vit_jax.inference.load import load_model
+from vit_jax.kinds import check_known
 from vit_jax.models.features import vector_feature
 from vit_jax.objectives.objective import of_batches
+from vit_jax.wording import counted
 
 
 def probe(

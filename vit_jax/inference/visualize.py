@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from vit_jax.errors import UserError, check_known, import_extra
+from vit_jax.errors import UserError, import_extra
 from vit_jax.files.paths import to_path
 from vit_jax.inference import pictures
 from vit_jax.inference.analysis import (
@@ -25,6 +25,7 @@ from vit_jax.inference.analysis import (
 from vit_jax.inference.images import at_image_size, find_images, input_range
 from vit_jax.inference.load import load_model
 from vit_jax.inference.model import Model
+from vit_jax.kinds import check_known
 from vit_jax.models.look import can_show
 from vit_jax.models.resnet import weight_standardize
 from vit_jax.parameters.table import table_of
@@ -68,7 +69,7 @@ def visualize(
     import_extra("visualize.py", "matplotlib", "embedded")
     paths = spread(find_images(images), MOST_IMAGES) if images else []
     if unseen := [name for name in what if name in OF_IMAGES and not paths]:
-        raise UserError(f"--what={','.join(unseen)} needs --images.")
+        raise UserError(f"--what={','.join(unseen)} needs images: MODEL IMAGES.")
     if "cka" in what and not against:
         raise UserError("--what=cka needs --against=ANOTHER_MODEL.")
     model = load_model(source, **model_options)
@@ -81,7 +82,7 @@ def visualize(
             other = load_model(against, **model_options)
             drawings["cka"] = lambda: _cka(model, other, paths, batch_size)
     else:
-        logging.info("Without --images, only %s are drawn.", " and ".join(OF_PARAMETERS))
+        logging.info("Without images, only %s are drawn.", " and ".join(OF_PARAMETERS))
     written = []
     to_path(output).mkdir(parents=True, exist_ok=True)
     for name, draw in drawings.items():

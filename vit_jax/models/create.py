@@ -10,12 +10,13 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from vit_jax.errors import UserError, check_keys, check_known, nearest
-from vit_jax.kinds import Kinds
+from vit_jax.errors import UserError
+from vit_jax.kinds import Kinds, check_keys, check_known
 from vit_jax.models import variants
 from vit_jax.models.family import Family
 from vit_jax.models.later import variants as later
 from vit_jax.models.tokens import patch_shape
+from vit_jax.wording import nearest
 
 MODELS: Kinds = Kinds(
     vit="vit_jax.models.vit:FAMILY",

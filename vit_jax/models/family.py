@@ -77,6 +77,7 @@ class Family:
         `scan`), has no number. "": no blocks of equal shape.
       attention: the submodule of a block that is linen's attention; "" if there is none.
       tokens: the submodule whose output is all tokens after the last norm, [B, N, D]; "": none.
+      last_norm: (model) -> that norm, named as within `tokens`; None if a model has none there.
       sequence: the parameter, and its axis, whose length is the number of tokens; None: any number.
       conventions: attributes that change the output for the same parameters.
       head_conventions: those that change the head's input.
@@ -96,6 +97,7 @@ class Family:
     blocks: str = ""
     attention: str = ""
     tokens: str = ""
+    last_norm: Callable[[Any], nn.Module | None] = lambda _: None
     sequence: tuple[str, int] | None = None
     conventions: tuple[str, ...] = ()
     head_conventions: tuple[str, ...] = ()

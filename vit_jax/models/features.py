@@ -25,8 +25,6 @@ map, which is the head's input; one without blocks of equal shape has no `block_
 
 from __future__ import annotations
 
-import functools
-import operator
 import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -36,9 +34,9 @@ import jax
 import jax.numpy as jnp
 from flax.traverse_util import flatten_dict
 
-from vit_jax.errors import UserError, nearest
+from vit_jax.errors import UserError
 from vit_jax.models.create import clone_with, family_of
-from vit_jax.models.later.modern_vit import LAST_NORM, last_norm
+from vit_jax.wording import nearest
 
 # (params, images) -> features by name
 FeatureFunction = Callable[[Any, jax.Array], dict[str, jax.Array]]
@@ -54,7 +52,7 @@ def available_features(module: Any) -> list[str]:
     names += [*module.prefix_tokens, "gap"]
     names += ["tokens"] if family.tokens else []
     names += ["patches"] if family.tokens and family.input == "image" else []
-    ends = ("", "_tokens", *(["_normed"] if last_norm(module) else []))
+    ends = ("", "_tokens", *(["_normed"] if family.last_norm(module) else []))
     for i in range(_num_blocks(module)):
         names += [f"block_{i}{end}" for end in ends]
     return names
@@ -72,7 +70,11 @@ def check_features(module: Any, features: Iterable[str], key: str = "--features"
     if count := _num_blocks(module):
         last = count - 1
         listing += f", block_0 to block_{last}, block_0_tokens to block_{last}_tokens"
-        listing += f", block_0_normed to block_{last}_normed" if last_norm(module) else ""
+        listing += (
+            f", block_0_normed to block_{last}_normed"
+            if family_of(module).last_norm(module)
+            else ""
+        )
     if not names:
         raise UserError(f"{key} is empty; this model has {listing}.")
     for name in names:
@@ -93,6 +95,7 @@ def feature_function(module: Any, names: Sequence[str]) -> FeatureFunction:
       module: a Vision Transformer or a ResNet.
       names: from `check_features`.
     """
+    family = family_of(module)
     if any(map(_BLOCK.fullmatch, names)):  # unrolled, so that single blocks can be captured
         module = clone_with(module, scan=False, remat="none")
     sources = {name: _module_of(module, name) for name in names}
@@ -113,9 +116,9 @@ def feature_function(module: Any, names: Sequence[str]) -> FeatureFunction:
         outputs["logits"] = logits
         values = {name: _feature(module, name, outputs[sources[name]]) for name in sources}
         for name in [name for name in values if name.endswith("_normed")]:
-            norm: Any = last_norm(module)
-            own = functools.reduce(operator.getitem, LAST_NORM, params)
-            values[name] = norm.apply({"params": own}, values[name])
+            norm: Any = family.last_norm(module)
+            own = {"params": params[family.tokens][norm.name]}
+            values[name] = norm.apply(own, values[name])
         return {name: jnp.asarray(value, jnp.float32) for name, value in values.items()}
 
     return function

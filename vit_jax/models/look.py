@@ -21,7 +21,8 @@ import jax
 import jax.numpy as jnp
 from flax.traverse_util import flatten_dict
 
-from vit_jax.errors import UserError, check_known
+from vit_jax.errors import UserError
+from vit_jax.kinds import check_known
 from vit_jax.models.create import clone_with, family_of
 
 PROJECTIONS = ("query", "key", "value")

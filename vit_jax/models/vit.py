@@ -459,6 +459,7 @@ FAMILY = Family(
     blocks=BLOCKS,
     attention=ATTENTION,
     tokens="Transformer",
+    last_norm=lambda model: LayerNorm(model.layer_norm_epsilon, model.dtype, name="encoder_norm"),
     sequence=(POSITIONS, 1),
     conventions=("position_embedding", "gelu", "layer_norm_epsilon"),
     head_conventions=("classifier",),

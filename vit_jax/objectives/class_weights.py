@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from vit_jax.errors import UserError, check_known
+from vit_jax.errors import UserError
+from vit_jax.kinds import check_known
 
 KEY = "objective.class_weights"
 

@@ -17,7 +17,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from vit_jax.errors import UserError, check_known
+from vit_jax.errors import UserError
+from vit_jax.kinds import check_known
 from vit_jax.objectives.objective import (
     Batch,
     Metrics,

@@ -18,10 +18,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from vit_jax.errors import UserError, nearest
+from vit_jax.errors import UserError
 from vit_jax.models.family import FIRST, LAST
 from vit_jax.parameters.table import ParameterTable
 from vit_jax.trees import flatten_names, path_name
+from vit_jax.wording import nearest
 
 Names = tuple[tuple[str, tuple[str, ...], int], ...]
 Multipliers = Sequence[tuple[str, float]]  # (regular expression, factor)

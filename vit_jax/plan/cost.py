@@ -11,8 +11,8 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
-from vit_jax.models.flops import jaxpr_flops
 from vit_jax.hardware.chips import find_chip
+from vit_jax.models.flops import jaxpr_flops
 from vit_jax.plan.final_code import FinalCode, clear_final_code, read_final_code
 from vit_jax.plan.program import (
     Computation,

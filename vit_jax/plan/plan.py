@@ -13,8 +13,8 @@ import jax
 from ml_collections import ConfigDict
 
 from vit_jax.errors import UserError
-from vit_jax.models.create import MODELS, variant_of
 from vit_jax.hardware.chips import CHIPS, GIB
+from vit_jax.models.create import MODELS, variant_of
 from vit_jax.plan import cost
 from vit_jax.plan.final_code import write_final_code
 from vit_jax.plan.subject import Row, parameter_rows, planned_run

@@ -20,8 +20,9 @@ from typing import Any
 import jax
 from jax.experimental import topologies
 
-from vit_jax.errors import UserError, check_known, import_extra
+from vit_jax.errors import UserError, import_extra
 from vit_jax.hardware.chips import CHIPS, DEVICE_KINDS, Chip
+from vit_jax.kinds import check_known
 
 _FLAT = "1x1 2x2 2x4 4x4 4x8 8x8 8x16 16x16"
 _CUBES = "2x2x1 2x2x2 2x2x4 2x4x4 4x4x4 4x4x8 4x8x8 8x8x8 8x8x16 8x16x16"

@@ -12,10 +12,11 @@ from ml_collections import ConfigDict
 
 from vit_jax.data.ops import Decode, Normalize, ValueRange
 from vit_jax.data.preprocess import parse
-from vit_jax.errors import UserError, as_user_error, unsigned
+from vit_jax.errors import UserError, as_user_error
 from vit_jax.files.paths import full_path, names_below, read_object, reading
 from vit_jax.models.create import MODELS
 from vit_jax.pretrained.load import read_source
+from vit_jax.wording import unsigned
 from vit_jax.workdir.description import CHECKPOINTS, CONFIG_FILE
 
 

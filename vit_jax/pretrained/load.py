@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from vit_jax.data.class_names import class_names
-from vit_jax.errors import UserError, as_user_error, counted, list_names
+from vit_jax.errors import UserError, as_user_error
 from vit_jax.files.paths import full_path, local_copy, read_object, to_path
 from vit_jax.models.create import MODELS, recognise, variant_defaults
 from vit_jax.models.description import OBJECTIVE_PARAMETERS, Description, parts_from_json
@@ -28,6 +28,7 @@ from vit_jax.pretrained.formats.stored import (
 from vit_jax.pretrained.zoo.entries import ZooEntry
 from vit_jax.pretrained.zoo.resolve import describe_source, resolve
 from vit_jax.trees import flatten_names, unflatten_names
+from vit_jax.wording import counted, list_names
 from vit_jax.workdir.checkpoints import best_checkpoint, restore_params
 from vit_jax.workdir.description import CHECKPOINTS, CONFIG_FILE, MODEL_FILE, PARAMS_FILE
 

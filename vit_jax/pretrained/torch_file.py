@@ -14,7 +14,8 @@ from typing import Any, BinaryIO, NamedTuple
 import ml_dtypes
 import numpy as np
 
-from vit_jax.errors import UserError, list_names
+from vit_jax.errors import UserError
+from vit_jax.wording import list_names
 
 # Every file of the stream format starts with a pickle of this number.
 STREAM_MAGIC = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."

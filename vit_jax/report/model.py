@@ -9,7 +9,7 @@ import cv2
 import numpy as np
 
 from vit_jax.data.preprocess import check_no_code
-from vit_jax.errors import UserError, counted, import_extra
+from vit_jax.errors import UserError, import_extra
 from vit_jax.inference.class_order import match_classes
 from vit_jax.inference.evaluate import measure_examples
 from vit_jax.inference.evaluation_tables import confusion_matrix
@@ -20,6 +20,7 @@ from vit_jax.inference.pictures import color_range, overlay
 from vit_jax.inference.visualize import of_images, of_parameters, photos, spread
 from vit_jax.report.page import Html, chart, note, picture, table, tag
 from vit_jax.report.runs import Run, data_title, percent, tail
+from vit_jax.wording import counted
 from vit_jax.workdir.description import CONFIG_FILE, PARAMS_FILE
 
 MOST_CLASSES = 30  # of a confusion matrix; with more, a list of pairs

@@ -12,8 +12,9 @@ import numpy as np
 from flax.traverse_util import flatten_dict
 
 from vit_jax.console import is_share
-from vit_jax.errors import UserError, check_known, import_extra
+from vit_jax.errors import UserError, import_extra
 from vit_jax.files.paths import full_path
+from vit_jax.kinds import check_known
 from vit_jax.report.runs import HOUSEKEEPING, Curve, Run, metric_title, read_run
 
 # Distinguishable with any kind of colour vision, and on white: Okabe and Ito's (2008), without

@@ -16,13 +16,14 @@ from flax.traverse_util import flatten_dict
 
 from vit_jax import ROOT
 from vit_jax.command_line import get_config
-from vit_jax.errors import UserError, counted
+from vit_jax.errors import UserError
 from vit_jax.files.paths import to_path, write_atomically
 from vit_jax.report.model import inside, load_subject, predictions
 from vit_jax.report.page import Html, bar, chart, details, note, page, table, tag
 from vit_jax.report.plot import choose_panels, draw
 from vit_jax.report.runs import HOUSEKEEPING, Run, metric_title, percent, read_run, value_text
 from vit_jax.report.summary import devices_text, duration_text, header, result, results, title
+from vit_jax.wording import counted
 
 _MOST_ROWS = 300  # of training metrics, in the table of numbers
 _KINDS = {"compile": "compilation", "data_wait": "waiting for data", "lost": "lost in crashes"}

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from vit_jax.console import is_share, wilson_interval
-from vit_jax.errors import UserError, counted
+from vit_jax.errors import UserError
 from vit_jax.files.paths import full_path
 from vit_jax.report.page import Html, bar, note, table, tag
 from vit_jax.report.runs import (
@@ -20,6 +20,7 @@ from vit_jax.report.runs import (
     tail,
     value_text,
 )
+from vit_jax.wording import counted
 from vit_jax.workdir.description import model_name, read_parameter_count
 
 

@@ -19,8 +19,9 @@ from typing import Any, NamedTuple
 import jax
 from ml_collections import ConfigDict
 
-from vit_jax.errors import TrainingDivergedError, UserError, check_known
+from vit_jax.errors import TrainingDivergedError, UserError
 from vit_jax.files.paths import make_folder, read_object, to_path, write_atomically, write_json
+from vit_jax.kinds import check_known
 from vit_jax.multihost.agreement import run_on_first_process
 from vit_jax.run import complete_config, to_plain
 from vit_jax.workdir.claim import RUNTIME_KEYS, another_run

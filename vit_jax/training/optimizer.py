@@ -13,7 +13,8 @@ from typing import Any
 import jax
 import optax
 
-from vit_jax.errors import UserError, check_known
+from vit_jax.errors import UserError
+from vit_jax.kinds import check_known
 from vit_jax.parameters.groups import add_multiplied_decay, freeze_parameters, scale_by_layer
 from vit_jax.parameters.table import ParameterTable
 from vit_jax.training.preconditioners import (

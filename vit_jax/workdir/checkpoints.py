@@ -23,7 +23,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 from etils import epath
 
-from vit_jax.errors import UserError, as_user_error, check_known, list_names, one_line
+from vit_jax.errors import UserError, as_user_error, one_line
 from vit_jax.files.manifest import read_manifest, write_manifest
 from vit_jax.files.paths import (
     free_name,
@@ -35,8 +35,10 @@ from vit_jax.files.paths import (
     remove,
     to_path,
 )
+from vit_jax.kinds import check_known
 from vit_jax.multihost.agreement import run_on_first_process
 from vit_jax.trees import flatten_names, merge_trees
+from vit_jax.wording import list_names
 from vit_jax.workdir import orbax_parts
 from vit_jax.workdir.description import CHECKPOINTS, CONFIG_FILE
 from vit_jax.workdir.orbax_parts import ITEM, newest_intact, steps_in

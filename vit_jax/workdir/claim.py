@@ -23,18 +23,12 @@ from typing import Any
 import jax
 from flax.traverse_util import flatten_dict
 
-from vit_jax.errors import (
-    TransientError,
-    UserError,
-    as_user_error,
-    check_known,
-    is_network_error,
-    list_names,
-    one_line,
-)
+from vit_jax.errors import TransientError, UserError, as_user_error, is_network_error, one_line
 from vit_jax.files import paths
 from vit_jax.files.paths import full_path, is_bucket, read_object, write_json
+from vit_jax.kinds import check_known
 from vit_jax.multihost.agreement import run_on_first_process
+from vit_jax.wording import list_names
 from vit_jax.workdir import buckets
 from vit_jax.workdir.description import CHECKPOINTS, CONFIG_FILE, PARAMS_FILE, RESULTS_FILE
 

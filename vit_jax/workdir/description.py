@@ -22,7 +22,6 @@ import jax
 import numpy as np
 
 from vit_jax.console import format_seconds, number_text, wilson_interval
-from vit_jax.errors import counted, list_names, unsigned
 from vit_jax.files.paths import (
     csv_text,
     read_object,
@@ -36,6 +35,7 @@ from vit_jax.models.description import Description, parts_to_json
 from vit_jax.models.variants import SIZES
 from vit_jax.parameters.table import ParameterTable
 from vit_jax.trees import count_parameters, flatten_names
+from vit_jax.wording import counted, list_names, unsigned
 from vit_jax.workdir.metrics import read_metrics
 
 # Contents of a work directory.

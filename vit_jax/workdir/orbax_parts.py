@@ -14,9 +14,10 @@ import jax
 import orbax.checkpoint as ocp
 from etils import epath
 
-from vit_jax.errors import UserError, is_network_error, list_names
+from vit_jax.errors import UserError, is_network_error
 from vit_jax.files.manifest import damaged_files, read_manifest, write_manifest
 from vit_jax.files.paths import COMMITTED, is_bucket, names_below, to_path
+from vit_jax.wording import list_names
 
 _LOG = logging.getLogger(__name__)
 ITEM = "state"  # subfolder of a step with the train state

@@ -223,19 +223,12 @@ class ModernVisionTransformer(nn.Module):
         return jnp.concatenate([x[:, 0], mean], axis=-1)  # [B, 2 D]
 
 
-LAST_NORM = ("Transformer", "encoder_norm")
-
-
 def last_norm(model: Any) -> nn.Module | None:
-    """The norm of all tokens after the last block, also of `vit.py`'s; its parameters: `LAST_NORM`.
-
-    None: the model has none, or only one after pooling.
-    """
-    is_ours = isinstance(model, vit.VisionTransformer | ModernVisionTransformer)
-    if not is_ours or getattr(model, "final_norm", "tokens") != "tokens":
+    """See `Family.last_norm`."""
+    if model.final_norm != "tokens":
         return None
     config: Any = ModernConfig.of(model)
-    return config.norm()
+    return config.norm("encoder_norm")
 
 
 _BLOCK = rf"{BLOCKS}(?:_(?P<block>\d+))?"
@@ -358,6 +351,7 @@ FAMILY = Family(
     blocks=BLOCKS,
     attention=vit.ATTENTION,
     tokens="Transformer",
+    last_norm=last_norm,
     sequence=(POSITIONS, 1),
     conventions=("gelu", "layer_norm_epsilon", "norm_after", *ROPE_KEYS),
     head_conventions=("classifier", "pool_prefix"),

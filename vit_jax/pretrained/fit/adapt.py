@@ -9,7 +9,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from vit_jax.errors import UserError, check_known, counted, list_names
+from vit_jax.errors import UserError
+from vit_jax.kinds import check_known
 from vit_jax.models.family import axis_of
 from vit_jax.parameters.table import ParameterTable, table_of
 from vit_jax.pretrained.fit.mismatch import Kinds, describe_mismatch
@@ -26,6 +27,7 @@ from vit_jax.pretrained.fit.resize import (
 )
 from vit_jax.pretrained.formats.stored import Grid
 from vit_jax.pretrained.infer import position_tokens
+from vit_jax.wording import counted, list_names
 
 
 def adapt_params(

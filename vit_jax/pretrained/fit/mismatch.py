@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from vit_jax.errors import list_names
 from vit_jax.models.create import MODELS
 from vit_jax.models.family import Shapes, axis_of, patch_size_of
 from vit_jax.parameters.table import table_of
 from vit_jax.pretrained.infer import missing_sizes, model_sizes, num_tokens
+from vit_jax.wording import list_names
 
 Kinds = tuple[str, str]  # names in `MODELS`: of the file's model, and of the one to fill
 

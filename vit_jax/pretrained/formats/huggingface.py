@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from vit_jax.errors import UserError, list_names
+from vit_jax.errors import UserError
 from vit_jax.models.vit import ATTENTION, BLOCKS, POSITIONS
 from vit_jax.pretrained.formats import vit_parts
 from vit_jax.pretrained.formats.huggingface_config import of_images, read_settings
@@ -20,6 +20,7 @@ from vit_jax.pretrained.formats.huggingface_names import (
 )
 from vit_jax.pretrained.formats.names import numbers, read_table
 from vit_jax.pretrained.formats.stored import Arrays, Beside, Grid, Stored
+from vit_jax.wording import list_names
 
 # Models whose patches are not image patches.
 _NOT_IMAGES = {"audio-spectrogram-transformer": "sounds", "videomae": "videos", "vivit": "videos"}

@@ -6,11 +6,13 @@ import logging
 import math
 from typing import Any
 
-from vit_jax.errors import UserError, check_known, list_names
+from vit_jax.errors import UserError
 from vit_jax.files.paths import reading
+from vit_jax.kinds import check_known
 from vit_jax.models.description import HALF, Description, InputSettings
 from vit_jax.pretrained.formats.stored import Stored, numbers_of, pair, positive
 from vit_jax.pretrained.formats.vit_parts import renamed
+from vit_jax.wording import list_names
 
 GELUS = {
     "gelu": "exact",

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from vit_jax.errors import UserError, list_names
+from vit_jax.errors import UserError
 from vit_jax.files.paths import read_object, write_arrays, write_json
 from vit_jax.models.create import MODELS
 from vit_jax.models.description import Description, InputSettings
@@ -39,6 +39,7 @@ from vit_jax.pretrained.formats.stored import (
 )
 from vit_jax.pretrained.formats.vit_parts import DECODER_HEADS
 from vit_jax.pretrained.infer import num_prefix_tokens
+from vit_jax.wording import list_names
 
 # Whether arrays, or a part of the file ("": any), are of a naming scheme; and its reader.
 Detect = Callable[[Arrays, str], bool]

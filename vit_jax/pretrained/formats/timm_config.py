@@ -10,8 +10,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from vit_jax.errors import check_known
 from vit_jax.files.paths import reading
+from vit_jax.kinds import check_known
 from vit_jax.models.description import HALF, Description, InputSettings
 from vit_jax.models.variants import SIZES
 from vit_jax.pretrained.formats.stored import Stored, numbers_of, pair, positive

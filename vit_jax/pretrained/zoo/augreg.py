@@ -10,7 +10,8 @@ import dataclasses
 import os
 from typing import Any
 
-from vit_jax.errors import UserError, check_known
+from vit_jax.errors import UserError
+from vit_jax.kinds import check_known
 from vit_jax.pretrained.zoo import augreg_names
 from vit_jax.pretrained.zoo.entries import AUGREG, Accuracy, ZooEntry, augreg_entry
 

@@ -29,9 +29,11 @@ from pathlib import Path
 from typing import Any
 
 from vit_jax.data.class_names import LABELS
-from vit_jax.errors import UserError, check_known, nearest
+from vit_jax.errors import UserError
+from vit_jax.kinds import check_known
 from vit_jax.models.create import MODELS, VARIANTS, get_variant, variant_called
 from vit_jax.pretrained.zoo import augreg_names
+from vit_jax.wording import nearest
 
 AUGREG = "gs://vit_models/augreg"  # 50,000 files
 _UNITS = {"MiB": 2**20, "GiB": 2**30}

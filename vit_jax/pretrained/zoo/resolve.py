@@ -15,12 +15,13 @@ import re
 import urllib.parse
 from pathlib import Path
 
-from vit_jax.errors import UserError, import_extra, one_line, unsigned
+from vit_jax.errors import UserError, import_extra, one_line
 from vit_jax.files.paths import cache_dir, is_bucket, to_path
 from vit_jax.pretrained.formats.stored import OTHER_FILES
 from vit_jax.pretrained.zoo import augreg
 from vit_jax.pretrained.zoo.download import download
 from vit_jax.pretrained.zoo.entries import ZooEntry, find_entry, get_entry
+from vit_jax.wording import unsigned
 
 _GOOGLE = "https://storage.googleapis.com"
 _HUB = "hf://"
