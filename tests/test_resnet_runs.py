@@ -158,8 +158,9 @@ def test_transformers_and_resnets_do_not_fit_each_other(finished: Path, tmp_path
     params = weights.seeded(module, (32, 32, 3))
     resnet = weights.seeded(load_model(finished).module, (32, 32, 3))
     np.savez(tmp_path / "vit.npz", **params)
-    with pytest.raises(UserError, match="model.name=bit"):
+    with pytest.raises(UserError, match="model.name=bit") as error:
         load_pretrained(finished, like=params, kind="vit")
+    assert "class_token" not in str(error.value)  # a ResNet has none to add
     with pytest.raises(UserError, match="model.name=vit"):
         load_pretrained(tmp_path / "vit.npz", like=resnet, kind="bit")
     other = weights.module_of("R50x1", resnet_layers=(1, 2), resnet_width_factor=2)

@@ -160,8 +160,9 @@ def test_data_that_are_not_here_are_planned_by_size(tmp_path: Path) -> None:
     assert "cannot read its metadata" in planned_run(config, CPU)[1]
     config.dataset.name = "my_photos"
     for known in ({}, {"num_examples": 1000}, {"num_classes": 7}):
-        with pytest.raises(UserError, match="give --num_examples and --num_classes"):
+        with pytest.raises(UserError, match="give --num_examples and --num_classes") as error:
             planned_run(config, CPU, **known)
+        assert str(error.value).count("dataset.name='my_photos'") == 1
     run, _ = planned_run(config, CPU, num_examples=1000, num_classes=7)
     assert (run.dataset.num_examples, run.dataset.num_classes) == (1000, 7)
 

@@ -47,7 +47,7 @@ def planned_run(
             try:
                 return create_dataset(name=name, split=split, preprocess=preprocess, **options)
             except UserError as error:
-                missing = str(error)
+                missing = str(error).removeprefix(f"dataset.name={name!r}: ")
         key = name.partition(":")[0]
         known = DATASETS.get(key)
         count, classes = num_examples, num_classes or (known and known.num_classes)

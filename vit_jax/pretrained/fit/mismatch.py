@@ -60,6 +60,8 @@ def _option_hints(arrays: Shapes, like: Shapes, kinds: Kinds) -> list[str]:
             f"{'channel' if old == 1 else 'channels'} (now {new})"
         )
     tokens = [*ours.with_role("token", like), *theirs.with_role("token", arrays)]
+    if not all(any(row.role == "token" for row in MODELS[kind].rows) for kind in kinds):
+        tokens = []  # a ResNet never has one
     for token in dict.fromkeys(tokens):
         if (token in arrays) != (token in like):
             how, has = ("drop", "has") if token in arrays else ("add", "has no")
