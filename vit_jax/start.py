@@ -81,16 +81,17 @@ def create_start(
 
     strong = with_strong_types(init)
     shapes = jax.eval_shape(strong, jax.random.key(0))
+    who = f"objective.name={config.objective.name!r}"
+    table.check(flatten_names(shapes), who)
     freeze = config.optimizer.freeze
     if lora is not None:
         freeze = lora.frozen(shapes, freeze, table)
     start = Start(objective, table, strong, shapes, None, freeze, lora)
-    table.check(flatten_names(start.model_shapes), f"objective.name={config.objective.name!r}")
+    table.check(flatten_names(start.model_shapes), who)
     if not config.pretrained.source:
         return start
-    prefix = objective.prefix
-    like = jax.eval_shape(start.merge, shapes)
-    load = functools.partial(_load, config, like, prefix, grid)
+    merged = jax.eval_shape(start.merge, shapes)
+    load = functools.partial(_load, config, merged, objective, grid)
     return dataclasses.replace(start, load=load)
 
 
@@ -108,11 +109,16 @@ def _create_lora(*, rank: int, alpha: float, source: str) -> Any:
     return Lora(rank, alpha)
 
 
-def _load(config: ConfigDict, shapes: Any, prefix: str, grid: tuple[int, int] | None) -> Any:
+def _load(
+    config: ConfigDict, shapes: Any, objective: Objective, grid: tuple[int, int] | None
+) -> Any:
+    """`Start.load`: the source has the parameters of the objective's model alone."""
     from vit_jax.pretrained.load import load_pretrained  # imports readers of many formats
 
     options = {key: value for key, value in config.pretrained.items() if key != "keep"}
-    like = shapes[prefix] if prefix else shapes
+    own = {name.partition("/")[0] for name in objective.own_parameters}
+    alone = {name: leaf for name, leaf in shapes.items() if name not in own}
+    like = shapes[objective.prefix] if objective.prefix else alone
     try:
         params, _ = load_pretrained(
             **options, like=like, kind=config.model.name, target_grid=grid, model=config.model
@@ -120,4 +126,4 @@ def _load(config: ConfigDict, shapes: Any, prefix: str, grid: tuple[int, int] | 
     except UserError as error:
         where = f"pretrained.source={config.pretrained.source!r}"
         raise as_user_error(f"{where}: {error}", error) from error
-    return {**shapes, prefix: params} if prefix else params
+    return {**shapes, **objective.below_prefix(params)}

@@ -176,7 +176,7 @@ def apply_blocks(
     """Blocks `NAME_0`, `NAME_1`, ... of the module in whose compact `__call__` this is called.
 
     With `scan` XLA compiles one block as the body of a loop; its parameters are those of the loop
-    form stacked along a leading axis (`parameters.names.stack_blocks`).
+    form stacked along a leading axis (`ParameterTable.stack`).
 
     Args:
       create_block: called with `name`; the block as `block(x, drop_rate, *shared, train=train)`.
@@ -187,7 +187,9 @@ def apply_blocks(
     """
 
     def apply_block(block: nn.Module, x: jax.Array, drop_rate: Any) -> jax.Array:
-        return block(x, drop_rate, *shared, train=train)
+        x = block(x, drop_rate, *shared, train=train)
+        # Left to itself, XLA may shard features; with 2x2x2 devices it then got gradients wrong.
+        return nn.with_logical_constraint(x, ("batch", None, None))
 
     if remat != "none":
         # Inside a scan, the loop itself prevents XLA from merging the two forward passes.

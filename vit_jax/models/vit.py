@@ -131,8 +131,7 @@ class Encoder1DBlock(nn.Module):
 
         y = c.norm()(x)
         y = MlpBlock(c)(y, train=train)
-        x = residual(x, StochasticDepth()(y, drop_rate, deterministic=not train))
-        return nn.with_logical_constraint(x, ("batch", None, None))
+        return residual(x, StochasticDepth()(y, drop_rate, deterministic=not train))
 
     def _attend(self, x: jax.Array, bias: Any, *, train: bool) -> jax.Array:
         """MSA of all tokens, [B, N, D] -> [B, N, D]; other models have lines of them."""

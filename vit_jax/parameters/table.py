@@ -104,8 +104,8 @@ class ParameterTable:
             if not self.has(name):
                 raise ValueError(
                     f"{who} has the parameter {name!r}, which is neither among its own_parameters "
-                    f"({', '.join(self.own) or 'none'}) nor one of its models' below "
-                    f"{' or '.join(repr(prefix) for prefix in self.families)}."
+                    f"({', '.join(self.own) or 'none'}) nor a row of its models: "
+                    f"{', '.join(f'{prefix!r}: {f.title}' for prefix, f in self.families.items())}."
                 )
 
     def role_of(self, name: str) -> str:

@@ -20,6 +20,7 @@ from vit_jax.plan.final_code import write_final_code
 from vit_jax.plan.subject import Row, parameter_rows, planned_run
 from vit_jax.plan.topology import Topology
 from vit_jax.run import Run
+from vit_jax.trees import merge_trees
 
 Changes = dict[str, object]
 
@@ -86,6 +87,7 @@ def make_plan(
         write_final_code()
     run, origin = planned_run(config, topology, **sizes)
     arguments, flops = run.step_arguments(), run.train_flops_per_image()
+    state = run.abstract_state
     step, time, refusal = None, None, ""
     try:
         step = cost.compile_step(run.mesh, run.jit_train_step(), arguments, full=full_compile)
@@ -100,7 +102,7 @@ def make_plan(
         mesh=dict(run.mesh.shape),
         batch_size=run.batch_size,
         data=f"{images}: {origin}",
-        rows=parameter_rows(arguments[0].params, run.start.table),
+        rows=parameter_rows(merge_trees(state.params, state.buffers), run.start.table),
         available_bytes=available_bytes(topology, hbm_gib),
         step=step,
         refusal=refusal,

@@ -76,8 +76,7 @@ class BertBlock(nn.Module):
             return add_and_norm(x, gelu(y, self.gelu))
 
         x = Scope(attention_block, name="attention_block")(x)
-        x = Scope(mlp_block, name="mlp_block")(x)
-        return nn.with_logical_constraint(x, ("batch", None, None))
+        return Scope(mlp_block, name="mlp_block")(x)
 
 
 class Bert(nn.Module):

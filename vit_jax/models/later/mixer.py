@@ -115,8 +115,7 @@ class MixerBlock(nn.Module):
         y = scaled(jnp.swapaxes(y, 1, 2))  # [B, N, D]
         x = residual(x, StochasticDepth()(y, drop_rate, deterministic=not train))
         y = scaled(mlp(self.channels_mlp_dim, name="channel_mixing")(norm()(x)))
-        x = residual(x, StochasticDepth()(y, drop_rate, deterministic=not train))
-        return nn.with_logical_constraint(x, ("batch", None, None))
+        return residual(x, StochasticDepth()(y, drop_rate, deterministic=not train))
 
 
 class MlpMixer(nn.Module):

@@ -211,7 +211,7 @@ class ModernBlock(nn.Module):
             y = norm(layer(x)) if c.norm_after else layer(norm(x))
             y = c.layer_scale()(y)
             x = residual(x, StochasticDepth()(y, drop_rate, deterministic=not train))
-        return nn.with_logical_constraint(x, ("batch", None, None))
+        return x
 
 
 class ModernEncoder(nn.Module):
