@@ -114,7 +114,7 @@ def operation(name: str, topology: Topology) -> dict[str, Any]:
     """Microseconds of an operation on one chip: the least possible, and by both clocks."""
     function, shapes, dtype, flops = WORK[name]
     mesh = create_mesh(devices=topology_devices(topology)[:1])
-    arrays = [jax.ShapeDtypeStruct(each, dtype, sharding=replicated(mesh)) for each in shapes]
+    arrays = [jax.ShapeDtypeStruct(shape, dtype, sharding=replicated(mesh)) for shape in shapes]
     step = compile_step(mesh, jax.jit(function), arrays, full=True)
     chip = topology.chip
     assert chip

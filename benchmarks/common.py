@@ -105,12 +105,12 @@ def take_turns(subjects: Mapping[str, Callable[[], Any]], rounds: int) -> dict[s
 
     In turn, so that a machine whose speed drifts drifts for all.
     """
-    found: dict[str, list[Any]] = {name: [] for name in subjects}
+    results: dict[str, list[Any]] = {name: [] for name in subjects}
     for turn in range(rounds):
         print(f"turn {turn + 1} of {rounds}", file=sys.stderr)
         for name, subject in subjects.items():
-            found[name].append(subject())
-    return found
+            results[name].append(subject())
+    return results
 
 
 def compare(
@@ -127,7 +127,7 @@ def compare(
     ours = figures["vit_jax"]
     row = {"model": model, "case": case, "unit": unit, "ours": round(statistics.median(ours), 4)}
     rows = []
-    for peer in [each for each in figures if each != "vit_jax"]:
+    for peer in [name for name in figures if name != "vit_jax"]:
         pairs = list(zip(ours, figures[peer], strict=True))
         ratios = [a / b if unit.endswith(("/s", "%")) else b / a for a, b in pairs]
         about_peer = {
@@ -148,11 +148,15 @@ def write_result(path: Path, cases: list[dict[str, Any]], arguments: Sequence[st
             versions[name] = metadata.version(name)
     cpuinfo = Path("/proc/cpuinfo").read_text() if sys.platform == "linux" else ""
     about = {key.strip(): value.strip() for key, value in re.findall("(.*):(.*)", cpuinfo)}
-    sets = [each for each in ("avx512_bf16", "avx512f", "avx2") if each in about.get("flags", "")]
+    sets = [
+        feature
+        for feature in ("avx512_bf16", "avx512f", "avx2")
+        if feature in about.get("flags", "")
+    ]
     cpu = ", ".join([about.get("model name", platform.machine()), *sets[:1]])
     device = jax.devices()[0]
     accelerator = "" if device.platform == "cpu" else f", {device.device_kind}"
-    kept = [each for each in arguments if not each.startswith(("--clones", "--json"))]
+    kept = [argument for argument in arguments if not argument.startswith(("--clones", "--json"))]
     result = {
         "cases": cases,
         "command": shlex.join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *kept]),
@@ -169,7 +173,7 @@ def markdown(result: Mapping[str, Any]) -> str:
     """A result as a line that says how it was made, and a table."""
     # Older results hold the command of before: `benchmark.py step --variant=S/16`.
     command = re.sub(r"^benchmark.py (\w+)", r"python benchmarks/\1.py", result["command"])
-    versions = ", ".join(f"{name} {each}" for name, each in result["versions"].items())
+    versions = ", ".join(f"{name} {version}" for name, version in result["versions"].items())
     lines = [
         f"`{command}` on {result['machine']} ({versions}):",
         "",

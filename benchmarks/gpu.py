@@ -61,7 +61,7 @@ TRACED = 5  # updates
 def main(argv: Sequence[str]) -> None:
     parser = common.create_parser(__doc__, "gpu")
     functions = (products, attention, profile, batches, loop, training, timm)
-    measure = {each.__name__: each for each in functions}
+    measure = {function.__name__: function for function in functions}
     parser.add_argument("what", choices=measure)
     parser.add_argument("--variant", default="B/16", help="of updates (default: B/16)")
     parser.add_argument("--batch_size", type=int, default=64, help="images (default: 64)")
@@ -111,13 +111,13 @@ def attention(arguments: argparse.Namespace) -> tuple[Cases, str]:
                 except UserError:
                     continue
                 run = gradients(AttentionFn(name, train=True))
-                found = max(map(error_of, run(*low), exact))
+                error = max(map(error_of, run(*low), exact))
                 cases += row(model, f"{name}, {case}", "ms", 1e3 * seconds(run, low))
-                cases += row(model, f"{name}, {case}: error", "ppm of the largest", 1e6 * found)
+                cases += row(model, f"{name}, {case}: error", "ppm of the largest", 1e6 * error)
                 if name == "reference":
-                    allowed = 1.25 * found + ROUNDINGS[dtype]
-                if not found <= allowed:
-                    failed.append(f"{name}, {model}, {case}: error {found:.2g} > {allowed:.2g}")
+                    allowed = 1.25 * error + ROUNDINGS[dtype]
+                if not error <= allowed:
+                    failed.append(f"{name}, {model}, {case}: error {error:.2g} > {allowed:.2g}")
             dropped = functools.partial(
                 AttentionFn("auto", train=True),
                 dropout_rng=jax.random.key(0),
@@ -140,10 +140,10 @@ def gradients(function: Callable[..., jax.Array]) -> Callable[..., Any]:
     return run
 
 
-def error_of(found: jax.Array, exact: jax.Array) -> float:
+def error_of(result: jax.Array, exact: jax.Array) -> float:
     """The root of the mean squared error over the largest entry."""
     exact = jnp.asarray(exact, jnp.float32)
-    error = jnp.sqrt(jnp.mean(jnp.square(jnp.asarray(found, jnp.float32) - exact)))
+    error = jnp.sqrt(jnp.mean(jnp.square(jnp.asarray(result, jnp.float32) - exact)))
     return float(error / jnp.max(jnp.abs(exact)))
 
 
@@ -177,11 +177,11 @@ def profile(arguments: argparse.Namespace) -> tuple[Cases, str]:
 
 def kernel_table(events: Cases, origins: dict[tuple[str, str], str]) -> dict[str, float]:
     """Microseconds of all kernels, of the ten dearest, and what they compute."""
-    threads = [each for each in events if each.get("name") == "thread_name"]
+    threads = [event for event in events if event.get("name") == "thread_name"]
     streams = [(e["pid"], e["tid"]) for e in threads if e["args"]["name"].startswith("Stream")]
-    timed = [each for each in events if each.get("ph") == "X"]
-    operations = [each for each in timed if "hlo_op" in each.get("args", {})]
-    ran = [each for each in timed if (each["pid"], each["tid"]) in streams]
+    timed = [event for event in events if event.get("ph") == "X"]
+    operations = [event for event in timed if "hlo_op" in event.get("args", {})]
+    ran = [event for event in timed if (event["pid"], event["tid"]) in streams]
     # A CPU has no streams: XLA's operations.
     ran = ran or [e for e in operations if not re.match("call|while|cond", e["name"])]
     kernels: dict[str, Any] = collections.defaultdict(collections.Counter)
@@ -190,23 +190,23 @@ def kernel_table(events: Cases, origins: dict[tuple[str, str], str]) -> dict[str
         origin = origins.get((about["hlo_module"], about["hlo_op"]), about["hlo_op"])
         kernels[event["name"]][origin] += event["dur"]
     calls = collections.Counter(event["name"] for event in ran)
-    span = max(each["ts"] + each["dur"] for each in ran) - min(each["ts"] for each in ran)
-    table = {"first to last": span, "all": sum(each.total() for each in kernels.values())}
-    for name, each in sorted(kernels.items(), key=lambda item: -item[1].total())[:10]:
-        what = "; ".join(origin for origin, _ in each.most_common(3))
-        table[f"{name[:80]}, {calls[name] / TRACED:g} calls: {what}"] = each.total()
+    span = max(event["ts"] + event["dur"] for event in ran) - min(event["ts"] for event in ran)
+    table = {"first to last": span, "all": sum(times.total() for times in kernels.values())}
+    for name, times in sorted(kernels.items(), key=lambda item: -item[1].total())[:10]:
+        what = "; ".join(origin for origin, _ in times.most_common(3))
+        table[f"{name[:80]}, {calls[name] / TRACED:g} calls: {what}"] = times.total()
     return table
 
 
 def origins_of_operations() -> dict[tuple[str, str], str]:
     """(program, operation) -> where in the model it comes from; all blocks are one."""
-    pattern, found = r'(?m)^\s*(?:ROOT )?%?([\w.-]+) = .*?op_name="([^"]*)"', {}
+    pattern, sources = r'(?m)^\s*(?:ROOT )?%?([\w.-]+) = .*?op_name="([^"]*)"', {}
     for program in reversed(jax.devices()[0].client.live_executables()):  # the newest last
         for module in program.hlo_modules():
             for operation, path in re.findall(pattern, module.to_string()):
                 parts = re.sub(r"block_\d+", "block", path).split("/")
-                found[module.name, operation] = "/".join(parts[-5:])
-    return found
+                sources[module.name, operation] = "/".join(parts[-5:])
+    return sources
 
 
 def batches(arguments: argparse.Namespace) -> tuple[Cases, str]:
@@ -223,7 +223,7 @@ def batches(arguments: argparse.Namespace) -> tuple[Cases, str]:
             case += ": out of memory"
         cases += row(arguments.variant, case, "images/s", speed)
         gc.collect()  # the state, before the next one
-    cases.sort(key=lambda each: -each["ours"])
+    cases.sort(key=lambda case: -case["ours"])
     return cases, "" if cases[0]["ours"] else "no batch fits"
 
 
@@ -237,17 +237,18 @@ def loop(arguments: argparse.Namespace) -> tuple[Cases, str]:
         write_photographs(Path(photos.dataset.name), 4 * arguments.batch_size)
         for config, steps in ((small, arguments.steps), (photos, arguments.steps // 15)):
             config.duration.steps = config.checkpoint.every_steps = steps
-            found = train_and_evaluate(config, f"{folder}/{steps}")
+            results = train_and_evaluate(config, f"{folder}/{steps}")
             mesh = create_mesh(**config.mesh)
             with jax.set_mesh(mesh):
                 bare = bare_speed(config, create_run(config, mesh), 1 + steps // 5)
             name = "quickstart" if config is small else f"{arguments.variant} on JPEGs"
-            speeds = {"vit_jax": [found["images_per_second"]], "the bare update": [bare]}
-            case, wait = f"the loop, batch {config.dataset.batch_size}", found["data_wait_seconds"]
+            speeds = {"vit_jax": [results["images_per_second"]], "the bare update": [bare]}
+            case = f"the loop, batch {config.dataset.batch_size}"
+            wait = results["data_wait_seconds"]
             cases += common.compare(name, case, "images/s", speeds)
-            share = wait / (wait + found["goodput"] * found["seconds"])
+            share = wait / (wait + results["goodput"] * results["seconds"])
             cases += row(name, "data wait", "% of the loop", 100 * share)
-            cases += row(name, "the last checkpoint", "s", found["checkpoint_seconds"])
+            cases += row(name, "the last checkpoint", "s", results["checkpoint_seconds"])
     return cases, ""
 
 

@@ -107,10 +107,10 @@ def main(argv: Sequence[str]) -> None:
         subjects |= {name: subject(*peers[name]) for name in peers if name in arguments.against}
         if "resized" in arguments.against:
             subjects["resized"] = subject(our_batches, prepare(256))
-        found = common.take_turns(subjects, arguments.rounds)
+        turns_of = common.take_turns(subjects, arguments.rounds)
     cases = []
     for i, case in enumerate(("input pipeline", "input pipeline, per CPU second")):
-        speeds = {name: [turn[i] for turn in turns] for name, turns in found.items()}
+        speeds = {name: [turn[i] for turn in turns] for name, turns in turns_of.items()}
         cases += common.compare("vit", case, "images/s", speeds)
     common.write_result(arguments.json, cases, argv)
 
@@ -129,7 +129,7 @@ def write_photographs(folder: Path, count: int, scale: int = 1) -> None:
     planes[1:] = planes[0] + 0.3 * planes[1:]  # the channels of photographs differ little
     cloud = (planes / planes.std()).transpose(1, 2, 0).astype(np.float32)  # [S, S, 3]
     for number, size in enumerate(rng.choice(len(SIZES), size=count, p=list(SIZES.values()))):
-        height, width = (scale * each for each in list(SIZES)[size])
+        height, width = (scale * side for side in list(SIZES)[size])
         top, left = rng.integers(0, side - height), rng.integers(0, side - width)
         image = cloud[top : top + height, left : left + width] * rng.uniform(15, 60)
         image = image + rng.uniform(60, 190, 3)

@@ -48,7 +48,9 @@ def main(argv: Sequence[str]) -> None:
     [libtpu] = re.findall(r'LIBTPU_INIT_ARGS="([^"]*)"', script) or [""]
     os.environ["LIBTPU_INIT_ARGS"] = " ".join(re.findall(r"--\S+", libtpu))
     settings = re.findall(r"\b([a-z]\w*=[^\s\\]+)", script.rpartition("base.yml")[2])
-    settings = [each.replace("'", "").replace('"', "") for each in settings if "$" not in each]
+    settings = [
+        setting.replace("'", "").replace('"', "") for setting in settings if "$" not in setting
+    ]
     write_final_code()
 
     sys.path.insert(0, str(source))
@@ -79,8 +81,8 @@ def main(argv: Sequence[str]) -> None:
     code = read_final_code(parse_program(compiled.as_text()), chip, [0] * mesh.size)
     assert code
     rate = tools.calculate_tflops_training_per_device(config)[0] / code.seconds
-    alone = [each for each in code.costs if not each.overlapped]
-    links = sum(each.links for each in alone if each.links == each.seconds)
+    alone = [cost for cost in code.costs if not cost.overlapped]
+    links = sum(cost.links for cost in alone if cost.links == cost.seconds)
     row = {
         "recipe": given.recipe,
         "TPUs": topology,

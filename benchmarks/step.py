@@ -51,7 +51,7 @@ def main(argv: Sequence[str]) -> None:
     overrides, rest = split_overrides(argv)
     arguments = parser.parse_args(rest)
     config = common.create_config(arguments.variant, batch_size=8, overrides=overrides)
-    changes = [each for each in arguments.against if "=" in each]
+    changes = [change for change in arguments.against if "=" in change]
     for peer in arguments.against:
         if peer not in (*ATTENTIONS, *changes):
             check_peer(peer, config.model, arguments.clones)
@@ -84,7 +84,10 @@ def main(argv: Sequence[str]) -> None:
             alone = images_per_second(subjects[name])  # in case that compiling a peer never ends
             print(f"{name}: {alone:.4g} images/s alone", file=sys.stderr)
 
-        turns = {name: lambda each=each: images_per_second(each) for name, each in subjects.items()}
+        turns = {
+            name: lambda subject=subject: images_per_second(subject)
+            for name, subject in subjects.items()
+        }
         speeds = common.take_turns(turns, arguments.rounds)
     most = run.mesh.size * common.product_flops(config.model.dtype)
     percent = 100 * run.train_flops_per_image() / most
@@ -94,7 +97,7 @@ def main(argv: Sequence[str]) -> None:
     if config.model.dropout_rate:
         case += f", dropout {config.model.dropout_rate}"
     cases = common.compare(arguments.variant, case, "images/s", speeds)
-    shares = {name: [percent * each for each in speed] for name, speed in speeds.items()}
+    shares = {name: [percent * turn for turn in speed] for name, speed in speeds.items()}
     of_product = f"share of the {most / 1e12:.4g} TFLOP/s of a product"
     cases += common.compare(arguments.variant, of_product, "%", shares)
     if peaks:

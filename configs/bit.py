@@ -62,7 +62,7 @@ def get_config(argument: str = "R50x1,imagenet2012") -> ConfigDict:
     config = pretrain.pretraining(variant, dataset)
     name = pretrain.without_version(dataset)
     planned = 40 if name.startswith("jft") else 90
-    sgd(config, tuple(each / planned for each in DECAYS[planned]))
+    sgd(config, tuple(epoch / planned for epoch in DECAYS[planned]))
     config.duration.epochs = float(epochs or planned)
     config.schedule.learning_rate = 0.03 * config.dataset.batch_size / 256
     config.schedule.warmup_steps = 5_000

@@ -74,7 +74,7 @@ def get_config(argument: str = "R50x1,cifar10") -> ConfigDict:
     row = next(row for below, row in SCHEDULES.items() if num_examples < below)
     warmup_steps, *decays, steps = row
     config.duration.steps = steps
-    decay_at = tuple(each / steps for each in decays)
+    decay_at = tuple(step / steps for step in decays)
     set_kind(config, "schedule", "staircase", decay_at=decay_at, warmup_steps=warmup_steps)
     config.schedule.learning_rate = 0.003
     config.sweep.learning_rates = (0.003,)

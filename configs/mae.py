@@ -104,8 +104,8 @@ def get_config(argument: str = "B/16,imagenet2012") -> ConfigDict:
     config.schedule.warmup_steps = warmup_epochs * images // config.dataset.batch_size
     if dataset == "imagenet2012":
         size, is_linear = SIZES[variant], tune is linear
-        found = f"{size.linear} linear" if is_linear else f"{size.published} fine-tuned"
-        config.sweep.published = f"{found} (facebookresearch/mae)"
+        result = f"{size.linear} linear" if is_linear else f"{size.published} fine-tuned"
+        config.sweep.published = f"{result} (facebookresearch/mae)"
     return config
 
 

@@ -56,17 +56,17 @@ def tasks(
     """
     check_known("--suite", suite, SUITES)
     variant = variant_of(model)
-    found: list[dict[str, Any]] = []
+    tasks: list[dict[str, Any]] = []
     if suite == "fewshot":
         for name in datasets or FEW_SHOT:
             dataset, train, test = FEW_SHOT.get(name, (name, "train", "test"))
             settings = {"dataset": dataset, "train_split": train, "split": test}
-            found.append(_task(name, "few_shot", settings))
+            tasks.append(_task(name, "few_shot", settings))
     elif suite == "imagenet":
         for name in datasets or IMAGENET:
             dataset, split, classes = IMAGENET.get(name, (name, "test", "present"))
             settings = {"dataset": dataset, "split": split, "classes": classes}
-            found.append(_task(name, "evaluate", settings))
+            tasks.append(_task(name, "evaluate", settings))
     else:
         known = finetune.VTAB if suite == "vtab" else finetune.DATASETS
         for name in datasets or known:
@@ -75,8 +75,8 @@ def tasks(
             config = _fine_tuning(model, variant, name, suite, resolution)
             group = _vtab_group(name) if suite == "vtab" else ""
             published = config.sweep.published
-            found.append(_task(name, "fine_tune", {"config": config}, group, published))
-    return found
+            tasks.append(_task(name, "fine_tune", {"config": config}, group, published))
+    return tasks
 
 
 def _task(

@@ -170,15 +170,17 @@ def section(key: str, name: str, **values: Any) -> ConfigDict:
     """The section `key` for the kind `name`: its keys with their defaults, or `values`."""
     keys = kind_keys(key, name)
     check_keys(key, name, values, keys)
-    values = {each: values.get(each, default) for each, (_, default) in keys.items()}
-    missing = [f"{key}.{each}" for each, value in values.items() if value is dataclasses.MISSING]
+    values = {option: values.get(option, default) for option, (_, default) in keys.items()}
+    missing = [
+        f"{key}.{option}" for option, value in values.items() if value is dataclasses.MISSING
+    ]
     if missing:
         or_row = ", or a variant as name, such as B/16" if key == "model" else ""
         raise UserError(
             f"{key}.name={name!r} has no default for {', '.join(missing)}; set what is "
             f"missing{or_row}."
         )
-    fields = {each: _field(keys[each][0], value) for each, value in values.items()}
+    fields = {option: _field(keys[option][0], value) for option, value in values.items()}
     return ConfigDict({"name": name, **fields})
 
 
@@ -206,17 +208,17 @@ def set_kind(
         except UserError as error:
             raise UserError(f"model.name={name!r} is not {' | '.join(MODELS)}; {error}") from error
         name = values.pop("name")
-        for size in {each for row in VARIANTS.values() for each in row}:
+        for size in {size for row in VARIANTS.values() for size in row}:
             kept.pop(size, None)
     choices = MODELS[name].choices if key == "model" else {}
-    for each in choices.keys() & kept.keys():
-        if kept[each] not in choices[each]:
-            del kept[each]
-    for each, (annotation, default) in kind_keys(key, name).items():
-        if each in kept and old_keys.get(each, (None,))[0] == annotation:
-            values.setdefault(each, kept[each])
-        elif default is dataclasses.MISSING and f"{key}.{each}" in later:
-            values.setdefault(each, None)
+    for option in choices.keys() & kept.keys():
+        if kept[option] not in choices[option]:
+            del kept[option]
+    for option, (annotation, default) in kind_keys(key, name).items():
+        if option in kept and old_keys.get(option, (None,))[0] == annotation:
+            values.setdefault(option, kept[option])
+        elif default is dataclasses.MISSING and f"{key}.{option}" in later:
+            values.setdefault(option, None)
     new = section(key, name, **values)
     with config.unlocked():
         node[last] = new
@@ -263,16 +265,16 @@ def _check_value(key: str, value: Any) -> None:
 
 def flatten(config: Any, prefix: str = "") -> dict[str, Any]:
     """All values by dotted key."""
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for key, value in config.items():
         is_section = hasattr(value, "items")
-        found |= flatten(value, f"{prefix}{key}.") if is_section else {prefix + key: value}
-    return found
+        values |= flatten(value, f"{prefix}{key}.") if is_section else {prefix + key: value}
+    return values
 
 
 def optional_keys(config: ConfigDict) -> set[str]:
     """The keys that may be None, as `section.key`."""
-    found = {
+    keys_or_none = {
         f"{name}.{key}"
         for name, keys in KEYS.items()
         for key, (default, _) in keys.items()
@@ -280,23 +282,25 @@ def optional_keys(config: ConfigDict) -> set[str]:
     }
     for name in (name for name in KINDS if "." not in name):
         keys = kind_keys(name, config[name].name).items()
-        found |= {f"{name}.{key}" for key, (hint, _) in keys if NoneType in get_args(hint)}
-    return found
+        keys_or_none |= {f"{name}.{key}" for key, (hint, _) in keys if NoneType in get_args(hint)}
+    return keys_or_none
 
 
 def kind_keys(key: str, name: str) -> dict[str, tuple[Any, Any]]:
     """For a kind: (type, default) of each key."""
-    found: dict[str, tuple[Any, Any]] = {}
+    options: dict[str, tuple[Any, Any]] = {}
     for function in functions_of(key, name):
         if key == "model" and inspect.isclass(function):
             hints = typing.get_type_hints(function)
-            found |= {each: (hints[each], f.default) for each, f in MODELS[name].keys.items()}
+            options |= {
+                option: (hints[option], f.default) for option, f in MODELS[name].keys.items()
+            }
             continue
         hints = typing.get_type_hints(function)
-        for each in inspect.signature(function).parameters.values():
-            if each.kind is each.KEYWORD_ONLY and each.name not in HANDED_OVER:
-                found[each.name] = hints[each.name], each.default
-    return found
+        for parameter in inspect.signature(function).parameters.values():
+            if parameter.kind is parameter.KEYWORD_ONLY and parameter.name not in HANDED_OVER:
+                options[parameter.name] = hints[parameter.name], parameter.default
+    return options
 
 
 def functions_of(key: str, name: str) -> list[Callable[..., Any]]:
@@ -320,5 +324,5 @@ def _field(annotation: Any, value: Any) -> Any:
     if value is not None and not isinstance(annotation, UnionType):
         return value
     options = get_args(annotation) if isinstance(annotation, UnionType) else (annotation,)
-    types = {typing.get_origin(each) or each for each in options} - {NoneType}
+    types = {typing.get_origin(hint) or hint for hint in options} - {NoneType}
     return FieldReference(value, field_type=types.pop() if len(types) == 1 else object)

@@ -170,7 +170,9 @@ def train(
         pending.append((step, metrics))
 
         last = step == total_steps
-        evaluates = any(each.is_due(step, total_steps) for each in run.evaluations.values())
+        evaluates = any(
+            evaluation.is_due(step, total_steps) for evaluation in run.evaluations.values()
+        )
         stops = session.notice.reached() and not last
         saves = session.checkpoints.should_save(step, total_steps, evaluates) or stops
         if session.clock.is_line_due(step) or evaluates or saves or last:

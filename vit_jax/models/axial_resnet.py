@@ -83,7 +83,7 @@ class ResidualUnit(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         stride, features_out = (self.stride, self.stride), 4 * self.features
-        conv, norm = (functools.partial(each, dtype=self.dtype) for each in (_Conv, _Norm))
+        conv, norm = (functools.partial(layer, dtype=self.dtype) for layer in (_Conv, _Norm))
         shortcut = x
         if x.shape[-1] != features_out or self.stride != 1:
             shortcut = conv(features_out, (1, 1), stride, name="conv_proj")(x)

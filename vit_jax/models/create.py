@@ -141,15 +141,15 @@ def variant_called(name: str) -> str:
     """
     text = re.sub("[^a-z0-9]+", "_", name.lower())
     if match := re.fullmatch(r"(?:.*_)?resnetv2_(\d+x\d)(?:_.*)?", text):
-        found = f"R{match[1]}"
+        variant = f"R{match[1]}"
     elif match := _FOREIGN_NAME.fullmatch(text):
         kind, size, distilled, patch = match.groups()
         middle = "distilled-" if distilled else ""
         middle += next((t for word, t in _TRAININGS.items() if kind == "vit" and word in text), "")
-        found = f"{_FOREIGN_KINDS[kind]}{middle}{_FOREIGN_SIZES[size]}/{patch}"
+        variant = f"{_FOREIGN_KINDS[kind]}{middle}{_FOREIGN_SIZES[size]}/{patch}"
     else:
         return ""
-    return found if found in VARIANTS else ""
+    return variant if variant in VARIANTS else ""
 
 
 def variant_defaults(name: str) -> dict[str, Any]:

@@ -43,8 +43,8 @@ class Description:
         """
         model = dict(value["model"])
         layers = [n for key, n in model.items() if key.endswith("layers") and n is not None]
-        layers = [n for each in layers for n in (each if isinstance(each, list) else [each])]
-        if not all(0 <= each <= 10_000 for each in layers):  # a corrupt file would never finish
+        layers = [n for value in layers for n in (value if isinstance(value, list) else [value])]
+        if not all(0 <= count <= 10_000 for count in layers):  # a corrupt file would never finish
             raise ValueError(f"{layers} layers; the maximum is 10000")
         by = value["probabilities_by"]
         if by not in ("softmax", "sigmoid", "none"):

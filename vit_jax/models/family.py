@@ -143,5 +143,5 @@ def patch_size_of(shapes: Shapes, kernel: str) -> int | tuple[int, int] | None:
 
 def count_blocks(shapes: Shapes, blocks: str) -> int | None:
     """Number of blocks, limited by the number of arrays: a corrupt name may hold any number."""
-    found = (re.match(rf"{blocks}_(\d+)/", name) for name in shapes)
-    return min(max([0, *(int(match[1]) + 1 for match in found if match)]), len(shapes)) or None
+    matches = (re.match(rf"{blocks}_(\d+)/", name) for name in shapes)
+    return min(max([0, *(int(match[1]) + 1 for match in matches if match)]), len(shapes)) or None

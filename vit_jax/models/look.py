@@ -82,4 +82,4 @@ def look(
     if getattr(model, "scan", False):  # stacked already
         return {name: of_block(name, family.blocks) for name in what}
     blocks = [f"{family.blocks}_{i}" for i in range(model.num_layers)]
-    return {name: jnp.stack([of_block(name, each) for each in blocks]) for name in what}
+    return {name: jnp.stack([of_block(name, block) for block in blocks]) for name in what}

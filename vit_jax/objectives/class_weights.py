@@ -60,12 +60,12 @@ def balanced_weights(labels: np.ndarray, num_classes: int) -> np.ndarray:
 
 def _explicit_weights(given: Sequence[Any], class_names: Sequence[str]) -> np.ndarray:
     try:
-        if all(isinstance(each, tuple | list) for each in given):
+        if all(isinstance(weight, tuple | list) for weight in given):
             pairs = {str(name): float(value) for name, value in given}
             for name in pairs:
                 check_known(KEY, name, class_names)
             return np.array([pairs.get(name, 1.0) for name in class_names])
-        weights = np.array([float(each) for each in given])
+        weights = np.array([float(weight) for weight in given])
     except (TypeError, ValueError) as error:
         if isinstance(error, UserError):
             raise

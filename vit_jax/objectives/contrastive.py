@@ -79,10 +79,10 @@ class Contrastive(Objective):
         return {IMAGE: self._image.module, TEXT: self.model}
 
     def describe(self, description: Any) -> dict[str, Any]:
-        found = self._image.description
-        if not found.eval_preprocess:  # a new model
-            found = dataclasses.replace(found, eval_preprocess=self.eval_preprocess)
-        return {IMAGE: found, TEXT: description}
+        of_image = self._image.description
+        if not of_image.eval_preprocess:  # a new model
+            of_image = dataclasses.replace(of_image, eval_preprocess=self.eval_preprocess)
+        return {IMAGE: of_image, TEXT: description}
 
     def init(self, rng: jax.Array, batch: Batch) -> Any:
         params = {name: jnp.full((1,), value) for name, value in self._first.items()}

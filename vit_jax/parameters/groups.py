@@ -73,17 +73,17 @@ def frozen_mask(tree: Any, pattern: str, table: ParameterTable) -> Any:
 
 @functools.cache  # called several times per run, but should be logged once
 def _frozen_names(pattern: str, names: Names) -> frozenset[str]:
-    every = [each for _, in_blocks, _ in names for each in in_blocks]
+    every = [single for _, in_blocks, _ in names for single in in_blocks]
     for alternative in _alternatives(pattern):
-        if not any(re.fullmatch(alternative, each) for each in every):
-            groups = sorted({f"{each.partition('/')[0]}/.*" for each in every if "/" in each})
+        if not any(re.fullmatch(alternative, single) for single in every):
+            groups = sorted({f"{single.partition('/')[0]}/.*" for single in every if "/" in single})
             raise UserError(
                 f"optimizer.freeze={pattern!r}: {alternative!r} matches no full parameter name."
                 f"{nearest(alternative, every + groups)} Examples of names: {_sample_names(every)}."
             )
     frozen: set[str] = set()
     for name, in_blocks, _ in names:
-        count = sum(re.fullmatch(pattern, each) is not None for each in in_blocks)
+        count = sum(re.fullmatch(pattern, single) is not None for single in in_blocks)
         if 0 < count < len(in_blocks):
             raise UserError(
                 f"optimizer.freeze={pattern!r} matches {count} of the {len(in_blocks)} blocks in "
@@ -105,7 +105,7 @@ def _frozen_names(pattern: str, names: Names) -> frozenset[str]:
 
 def _alternatives(pattern: str) -> list[str]:
     """`a|b(c|d)` -> [`a`, `b(c|d)`]: splits at a bar if the part before it is complete."""
-    found: list[str] = []
+    alternatives: list[str] = []
     pending = ""
     for piece in pattern.split("|"):
         try:
@@ -113,13 +113,13 @@ def _alternatives(pattern: str) -> list[str]:
         except re.error:
             pending += piece + "|"
         else:
-            found.append(pending + piece)
+            alternatives.append(pending + piece)
             pending = ""
     if pending:
         raise UserError(
             f"optimizer.freeze={pattern!r} is not a regular expression: {pending[:-1]!r}."
         )
-    return found
+    return alternatives
 
 
 def scale_by_layer(decay: float, table: ParameterTable) -> optax.GradientTransformation:
@@ -206,7 +206,7 @@ def decay_factors(tree: Any, decaying: str, multipliers: Multipliers, table: Par
     for pair in multipliers:
         try:
             pattern, value = pair
-            matches = any(re.fullmatch(pattern, each) for each in names)
+            matches = any(re.fullmatch(pattern, name) for name in names)
             valid = 0.0 <= float(value) < math.inf
         except (TypeError, ValueError, re.error):
             raise UserError(

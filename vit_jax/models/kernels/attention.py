@@ -259,25 +259,25 @@ def _joint(x: jax.Array, kernels: Any, biases: Any) -> jax.Array | None:
     def joint(query: jax.Array, *others: jax.Array) -> jax.Array:
         """Three times [H, d, ...] -> [3 * D, ...], by groups of heads."""
         arrays = (query / math.sqrt(head_dim), *others)  # exact for heads of 16, 64, 256
-        arrays = tuple(jnp.reshape(each, (groups, -1, *each.shape[2:])) for each in arrays)
+        arrays = tuple(jnp.reshape(array, (groups, -1, *array.shape[2:])) for array in arrays)
         return jnp.reshape(jnp.concatenate(arrays, axis=1), (-1, *query.shape[2:]))
 
     with jax.named_scope("query_key_value"):
         # A TPU has [D, H, d] in memory as [H, d, D]: joined like that, nothing is transposed.
-        kernel = joint(*(jnp.moveaxis(each, 0, -1) for each in kernels)).T  # [D, 3 * D]
-        x = _with_gradient_apart(x) if device_has("joint_gradient_apart") else x
+        kernel = joint(*(jnp.moveaxis(kernel, 0, -1) for kernel in kernels)).T  # [D, 3 * D]
+        x = _with_unfused_gradient(x) if device_has("unfused_joint_gradient") else x
         qkv = dot_general(x, kernel.astype(x.dtype), _MATRICES)
         bias = jnp.tile(joint(*biases).astype(jnp.float32), (batch_size, 1, 1))
     return _on_each_device(tpu.joint_attention, (qkv, bias), num_heads, head_dim)
 
 
 @jax.custom_vjp
-def _with_gradient_apart(x: jax.Array) -> jax.Array:
+def _with_unfused_gradient(x: jax.Array) -> jax.Array:
     """x, whose gradient is behind a barrier."""
     return x
 
 
-_with_gradient_apart.defvjp(
+_with_unfused_gradient.defvjp(
     lambda x: (x, None), lambda _, d_x: (jax.lax.optimization_barrier(d_x),)
 )
 

@@ -77,8 +77,8 @@ class _Heads:
     def lanes(self) -> list[tuple[slice, slice]]:
         """Of each head in a group: its lanes, and those of the vectors that it lies in."""
         own = [slice(i, i + self.head_dim) for i in range(0, self.group, self.head_dim)]
-        ends = [min(-(-each.stop // LANES) * LANES, self.group) for each in own]
-        starts = [each.start // LANES * LANES for each in own]
+        ends = [min(-(-lanes.stop // LANES) * LANES, self.group) for lanes in own]
+        starts = [lanes.start // LANES * LANES for lanes in own]
         return list(zip(own, map(slice, starts, ends), strict=True))
 
     def for_each(self, work: Callable[[Any], Iterator[Callable[[], None]]], arrays: int) -> None:
@@ -130,7 +130,7 @@ def _replaced(x: jax.Array, first: int, value: float) -> jax.Array:
 def _with_zeros(x: jax.Array, before: int, after: int) -> jax.Array:
     """x with rows of zeros before and after."""
     parts = [jnp.zeros((n, x.shape[1]), x.dtype) for n in (before, after)]
-    return jnp.concatenate([each for each in (parts[0], x, parts[1]) if len(each)], axis=0)
+    return jnp.concatenate([part for part in (parts[0], x, parts[1]) if len(part)], axis=0)
 
 
 def _product(a: jax.Array, b: jax.Array, contract_a: int, contract_b: int) -> jax.Array:
@@ -283,7 +283,7 @@ def _cost(x: Any, head_dim: int, num_products: int, arrays: Any) -> pl.CostEstim
     return pl.CostEstimate(
         flops=2 * num_products * num_scores,
         transcendentals=num_scores // head_dim,
-        bytes_accessed=sum(each.size * each.dtype.itemsize for each in arrays),
+        bytes_accessed=sum(array.size * array.dtype.itemsize for array in arrays),
     )
 
 
@@ -310,9 +310,9 @@ def _call(
     return pl.pallas_call(
         functools.partial(kernel, _Heads(num_tokens, head_dim, width)),
         grid=(batch_size, total // width),
-        in_specs=[block(each) for each in arrays],
-        out_specs=[block(each) for each in outputs],
-        out_shape=[jax.ShapeDtypeStruct(each.shape, each.dtype) for each in outputs],
+        in_specs=[block(array) for array in arrays],
+        out_specs=[block(output) for output in outputs],
+        out_shape=[jax.ShapeDtypeStruct(output.shape, output.dtype) for output in outputs],
         name=kernel.__name__.strip("_"),
         cost_estimate=_cost(x, head_dim, num_products, (*arrays, *outputs)),
         compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "parallel")),

@@ -1,6 +1,6 @@
 """What differs from one kind of device to another: the only file that knows a chip by name.
 
-Code beside it asks `device_has("products_apart")`. A row is here because it was measured to gain
+Code beside it asks `device_has("unfused_products")`. A row is here because it was measured to gain
 on such a device, or because the program compiled for one takes 3 % less time by count, for a model
 that people train (benchmarks/diary.md; no TPU has confirmed a count).
 """
@@ -33,7 +33,7 @@ ROWS = (
         "measured",
     ),
     Row(
-        "products_apart",
+        "unfused_products",
         "tpu TPU v4",
         "XLA would make norms and GELU parts of the products beside them, in slow tiles",
         "B/16 42.6 -> 37.9 ms, L/16 139 -> 122, H/14 449 -> 352",
@@ -48,7 +48,7 @@ ROWS = (
         "counted",
     ),
     Row(
-        "joint_gradient_apart",
+        "unfused_joint_gradient",
         "tpu TPU v6 lite",
         "the gradient behind the joint product gets slow tiles with a norm's gradient in it",
         "B/16 15.7 -> 15.0 ms, L/16 52.0 -> 50.4",

@@ -200,7 +200,7 @@ class MlpMixer(nn.Module):
 
 BLOCKS = "MixerBlock"
 _BLOCK = rf"{BLOCKS}(?:_(?P<block>\d+))?"
-_TOKENS, _CHANNELS = (f"{BLOCKS}_0/{each}_mixing/Dense" for each in ("token", "channel"))
+_TOKENS, _CHANNELS = (f"{BLOCKS}_0/{axis}_mixing/Dense" for axis in ("token", "channel"))
 
 
 def infer(shapes: Shapes) -> dict[str, Any]:
