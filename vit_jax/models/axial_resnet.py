@@ -20,7 +20,7 @@ import numpy as np
 from vit_jax.models import bit, resnet
 from vit_jax.models.family import FIRST, HEAD, Family, Row
 from vit_jax.models.kernels.products import product
-from vit_jax.models.layers import IdentityLayer
+from vit_jax.models.layers import IdentityLayer, head
 from vit_jax.models.resnet import STEM_WIDTH, StdConv
 
 STEM = "conv_root/kernel"
@@ -141,10 +141,7 @@ class AxialResNet(bit.BiTResNet):
             x = Stage(*sizes, self.remat, self.dtype, name=f"block{i + 1}")(x)
         x = jnp.mean(x, axis=(1, 2), dtype=jnp.float32)  # [B, D]
         x = IdentityLayer(name="pre_logits")(x)
-        if not self.num_classes:
-            return x
-        zeros, bias = nn.initializers.zeros_init(), nn.initializers.constant(self.head_bias_init)
-        return nn.Dense(self.num_classes, kernel_init=zeros, bias_init=bias, name="head")(x)
+        return head(self.num_classes, self.head_bias_init)(x) if self.num_classes else x
 
 
 FAMILY = Family(

@@ -19,7 +19,7 @@ import numpy as np
 from vit_jax.errors import UserError
 from vit_jax.models import resnet
 from vit_jax.models.family import FIRST, HEAD, LAST, Family, Row
-from vit_jax.models.layers import IdentityLayer
+from vit_jax.models.layers import IdentityLayer, head
 from vit_jax.models.resnet import STEM_WIDTH, StdConv
 from vit_jax.models.tokens import pixels_per_token, token_grid
 
@@ -198,12 +198,7 @@ class BiTResNet(nn.Module):
         x = nn.relu(_norm(self.dtype, "norm-pre-head")(x))
         x = jnp.mean(x, axis=(1, 2), dtype=jnp.float32)  # [B, D]
         x = IdentityLayer(name="pre_logits")(x)
-        if not self.num_classes:
-            return x
-        bias_init = nn.initializers.constant(self.head_bias_init)
-        kernel_init = nn.initializers.zeros_init()
-        head = nn.Dense(self.num_classes, kernel_init=kernel_init, bias_init=bias_init, name="head")
-        return head(x)  # [B, K]
+        return head(self.num_classes, self.head_bias_init)(x) if self.num_classes else x
 
 
 def check(model: BiTResNet) -> None:

@@ -33,6 +33,12 @@ Dense = functools.partial(
 )
 
 
+def head(num_classes: int, bias: float, name: str = "head") -> nn.Module:
+    """x W + b with logits [..., K] in float32; W is 0 at the start, and b this number."""
+    zeros, constant = nn.initializers.zeros_init(), nn.initializers.constant(bias)
+    return nn.Dense(num_classes, kernel_init=zeros, bias_init=constant, name=name)
+
+
 # As a convolution whose windows are the patches: [B, H, W, C] -> [B, h, w, D].
 PatchEmbedding = functools.partial(nn.Conv, padding="VALID", conv_general_dilated=convolve_patches)
 

@@ -147,14 +147,19 @@ def resnet_features(
     return x
 
 
+def units_of_stages(shapes: Shapes, pattern: str) -> dict[int, int]:
+    """By stage, the number of units; the groups of `pattern` are the numbers of stage and unit."""
+    units: dict[int, int] = {}
+    for match in filter(None, (re.match(pattern, name) for name in shapes)):
+        stage, unit = int(match[1]), int(match[2])
+        # A corrupt name may hold any number.
+        units[stage] = min(max(units.get(stage, 0), unit), len(shapes))
+    return dict(sorted(units.items()))
+
+
 def infer(shapes: Shapes, stem: str) -> dict[str, Any]:
     """See `Family.infer`; `stem` is the name of the stem's kernel."""
-    units: dict[int, int] = {}  # of each stage; a corrupt name may hold any number
-    for name in shapes:
-        if match := re.match(r"block(\d+)/unit(\d+)/", name):
-            stage, unit = int(match[1]), int(match[2])
-            units[stage] = min(max(units.get(stage, 0), unit), len(shapes))
-    layers = tuple(units[stage] for stage in sorted(units))
+    layers = tuple(units_of_stages(shapes, r"block(\d+)/unit(\d+)/").values())
     width = axis_of(shapes, stem, 4, 3) or STEM_WIDTH
     return {
         "resnet_layers": layers if stem in shapes else None,

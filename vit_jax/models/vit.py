@@ -41,6 +41,7 @@ from vit_jax.models.layers import (
     StochasticDepth,
     apply_blocks,
     gelu,
+    head,
     residual,
 )
 from vit_jax.models.positions import (
@@ -348,12 +349,7 @@ class VisionTransformer(nn.Module):
             return x
         if self.head_norm:
             x = BatchNorm(train, epsilon=1e-6, affine=False, name="head_norm")(x)
-        return self._head("head", x)
-
-    def _head(self, name: str, x: jax.Array) -> jax.Array:
-        """[..., D] -> [..., K]; initialized to zero except for its bias."""
-        zeros, bias = nn.initializers.zeros_init(), nn.initializers.constant(self.head_bias_init)
-        return nn.Dense(self.num_classes, kernel_init=zeros, bias_init=bias, name=name)(x)
+        return head(self.num_classes, self.head_bias_init)(x)
 
 
 BLOCKS = "Transformer/encoderblock"

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 
 from vit_jax.models import vit
 from vit_jax.models.family import FIRST, LAST, Row
+from vit_jax.models.layers import head
 from vit_jax.models.vit import VisionTransformer
 
 
@@ -42,8 +43,8 @@ class DistilledVisionTransformer(VisionTransformer):
         x = jnp.asarray(x, jnp.float32)
         if not self.num_classes:
             return jnp.mean(x, axis=1)  # [B, D]
-        logits = self._head("head", x[:, 0])
-        logits_dist = self._head("head_dist", x[:, 1])
+        logits = head(self.num_classes, self.head_bias_init)(x[:, 0])
+        logits_dist = head(self.num_classes, self.head_bias_init, "head_dist")(x[:, 1])
         self.sow("outputs", "class_logits", logits)  # for the distillation loss
         self.sow("outputs", "distillation_logits", logits_dist)
         return (logits + logits_dist) / 2.0

@@ -40,6 +40,7 @@ from vit_jax.models.layers import (
     StochasticDepth,
     apply_blocks,
     gelu,
+    head,
     residual,
 )
 from vit_jax.models.tokens import patch_shape, token_grid
@@ -191,11 +192,7 @@ class MlpMixer(nn.Module):
         x = NORMS[self.norm](dtype=self.dtype, name="pre_head_layer_norm")(x)
         x = jnp.mean(x, axis=1, dtype=jnp.float32)  # [B, D]
         x = IdentityLayer(name="pre_logits")(x)
-        if not self.num_classes:
-            return x
-        zeros, bias = nn.initializers.zeros_init(), nn.initializers.constant(self.head_bias_init)
-        head = nn.Dense(self.num_classes, kernel_init=zeros, bias_init=bias, name="head")
-        return head(x)  # [B, K]
+        return head(self.num_classes, self.head_bias_init)(x) if self.num_classes else x
 
 
 BLOCKS = "MixerBlock"

@@ -7,7 +7,6 @@ channels, g: channels per group.
 from __future__ import annotations
 
 import functools
-import re
 from typing import Any
 
 import flax.linen as nn
@@ -16,7 +15,8 @@ import jax.numpy as jnp
 
 from vit_jax.errors import UserError
 from vit_jax.models.family import FIRST, HEAD, Family, Row, Shapes, axis_of
-from vit_jax.models.layers import BatchNorm, IdentityLayer
+from vit_jax.models.layers import BatchNorm, IdentityLayer, head
+from vit_jax.models.resnet import units_of_stages
 from vit_jax.models.tokens import pixels_per_token, token_grid
 
 STEM_WIDTH = 32
@@ -145,11 +145,7 @@ class RegNet(nn.Module):
                 x = block(*sizes, train_norms, self.dtype, name=name)(x)
         x = jnp.mean(x, axis=(1, 2), dtype=jnp.float32)  # [B, D]
         x = IdentityLayer(name="pre_logits")(x)
-        if not self.num_classes:
-            return x
-        zeros, bias = nn.initializers.zeros_init(), nn.initializers.constant(self.head_bias_init)
-        head = nn.Dense(self.num_classes, kernel_init=zeros, bias_init=bias, name="head")
-        return head(x)  # [B, K]
+        return head(self.num_classes, self.head_bias_init)(x) if self.num_classes else x
 
 
 def check(model: RegNet) -> None:
@@ -170,15 +166,10 @@ def check(model: RegNet) -> None:
 
 def infer(shapes: Shapes) -> dict[str, Any]:
     """See `Family.infer`."""
-    blocks: dict[int, int] = {}  # of each stage; a corrupt name may hold any number
-    for name in shapes:
-        if match := re.match(r"stage(\d+)_block(\d+)/", name):
-            stage, block = int(match[1]), int(match[2])
-            blocks[stage] = min(max(blocks.get(stage, 0), block), len(shapes))
-    first = {stage: f"stage{stage}_block1" for stage in sorted(blocks)}
-    widths = [axis_of(shapes, f"{name}/conv1/kernel", 4, 3) for name in first.values()]
+    blocks = units_of_stages(shapes, r"stage(\d+)_block(\d+)/")
+    widths = [axis_of(shapes, f"stage{stage}_block1/conv1/kernel", 4, 3) for stage in blocks]
     return {
-        "stage_layers": tuple(blocks[stage] for stage in first) or None,
+        "stage_layers": tuple(blocks.values()) or None,
         "stage_widths": tuple(widths) if all(widths) else None,
         "group_width": axis_of(shapes, "stage1_block1/conv2/kernel", 4, 2),
     }
