@@ -74,7 +74,7 @@ def test_a_name_is_looked_up_in_the_family_of_its_prefix() -> None:
     ]
     with pytest.raises(ValueError, match="'net/cls' matches 0 rows of other, not 1"):
         table.find("net/cls")
-    with pytest.raises(ValueError, match=r"'odd', which is neither.*\(prototypes\).*'' or 'net'"):
+    with pytest.raises(ValueError, match=r"'odd', which is neither.*\(prototypes\).*'net': other"):
         table.check(["cls", "net/odd", "odd"], "objective.name='toy'")
     with pytest.raises(ValueError, match="'cls' is below none of the prefixes net"):
         ParameterTable({"net": other}).find("cls")
