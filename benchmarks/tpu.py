@@ -3,7 +3,7 @@
     python benchmarks/tpu.py --variant=B/16 --against=official,big_vision --clones=peers --parts
     python benchmarks/tpu.py --variant=L/16 --topology=v4:2x2x1 --largest_batch
 
-ms: by the compiler's final code, see `vit_jax/plan/final_code.py`; the same clock for all. Mcycles:
+ms: by the compiler's final code, see `benchmarks/final_code.py`; the same clock for all. Mcycles:
 XLA's own estimate from before code generation, without kernels and collectives: not to be compared
 where one of them has kernels. GB to and from HBM; GiB at the peak. All of one device, with 64
 images, fully optimized: a minute or more each.
@@ -33,12 +33,12 @@ from vit_jax.arguments import names, split_overrides
 sys.path.append(str(ROOT))
 
 from benchmarks import common
+from benchmarks.final_code import FinalCode, clear_final_code, compile_timed, write_final_code
 from benchmarks.peers import CLONES, check_peer, jax_peer
 from vit_jax.errors import UserError
 from vit_jax.kinds import check_known
 from vit_jax.parameters.sharding import batch_sharding, replicated, with_shardings
-from vit_jax.plan.cost import CompiledStep, TooLargeError, compile_step
-from vit_jax.plan.final_code import FinalCode, write_final_code
+from vit_jax.plan.cost import CompiledStep, TooLargeError, compile_update
 from vit_jax.plan.subject import planned_run
 from vit_jax.plan.topology import Topology, parse_topology
 from vit_jax.run import Run
@@ -78,22 +78,21 @@ def main(argv: Sequence[str]) -> None:
     subjects = {"vit_jax": (run.jit_train_step(), shapes)}
     for peer in arguments.against:
         subjects[peer] = peer_update(peer, config, run, shapes[2], arguments.clones)
-    figures_of = {}
+    figures = {}
     for name, (update, shapes) in subjects.items():
-        step = compile_step(run.mesh, update, shapes, full=True)
-        figures_of[name] = costs(step)
-        shown = (f"{value:.2f} {unit}" for unit, value in figures_of[name].items())
-        print(f"{name}: {', '.join(shown)}")
-        if arguments.parts and step.code:
-            print(parts_table(step.code))
+        step, code = compile_timed(run.mesh, update, shapes)
+        figures[name] = costs(step, code)
+        print(f"{name}: {', '.join(f'{cost:.2f} {unit}' for unit, cost in figures[name].items())}")
+        if arguments.parts:
+            print(parts_table(code))
 
     per_device = run.batch_size // topology.num_devices
     case = f"update, {config.model.dtype}, {per_device} images a device"
     if config.model.dropout_rate:
         case += f", dropout {config.model.dropout_rate}"
-    for unit in figures_of["vit_jax"]:
-        figures = {name: [costs_of[unit]] for name, costs_of in figures_of.items()}
-        cases += common.compare(arguments.variant, case, unit, figures)
+    for unit in figures["vit_jax"]:
+        of_unit = {name: [costs_of[unit]] for name, costs_of in figures.items()}
+        cases += common.compare(arguments.variant, case, unit, of_unit)
     common.write_result(arguments.json, cases, argv)
 
 
@@ -126,14 +125,10 @@ def peer_update(
     return step, (with_shardings(state, shardings), images, labels)
 
 
-def costs(step: CompiledStep) -> dict[str, float]:
+def costs(step: CompiledStep, code: FinalCode) -> dict[str, float]:
     """What an update takes on each device, by unit."""
-    if step.code is None:
-        raise UserError(
-            "There is no final code to time: unset JAX_COMPILATION_CACHE_DIR, and take v3 to v6e."
-        )
     return {
-        "ms": 1e3 * step.code.seconds,
+        "ms": 1e3 * code.seconds,
         "Mcycles by XLA's estimate": step.cycles / 1e6,
         "GB": step.hbm_bytes / 1e9,
         "GiB": step.memory["peak"] / 2**30,
@@ -156,20 +151,20 @@ PARTS = {
 def parts_table(code: FinalCode) -> str:
     """Milliseconds by part of the model, in all and for each resource alone."""
     totals: dict[str, Any] = collections.defaultdict(lambda: np.zeros(5))
-    for cost in code.costs:
-        part = next(name for name, text in PARTS.items() if re.search(text, cost.op_name))
-        if cost.overlapped:
+    for each in code.costs:
+        part = next(name for name, text in PARTS.items() if re.search(text, each.op_name))
+        if each.overlapped:
             part = "beside the others"
-        elif cost.links:
+        elif each.links:
             part = "collectives"
-        resources = (cost.core, cost.matrix_unit, cost.memory, cost.links)
-        totals[part] += (cost.seconds, *resources)
+        resources = (each.core, each.matrix_unit, each.memory, each.links)
+        totals[part] += (each.seconds, *resources)
     lines = ["| part | ms | core | matrix unit | memory | links |", "|---|---|---|---|---|---|"]
     for part, seconds in sorted(totals.items(), key=lambda item: -item[1][0]):
-        cells = " | ".join(f"{1e3 * value:.2f}" for value in seconds)
+        cells = " | ".join(f"{1e3 * each:.2f}" for each in seconds)
         lines.append(f"| {part} | {cells} |")
     unparsed = code.unparsed
-    missing = 1e3 * sum(cost.seconds for cost in unparsed)
+    missing = 1e3 * sum(each.seconds for each in unparsed)
     lines.append(
         f"{len(unparsed)} of {len(code.costs)} instructions ({missing:.2f} ms) have a loop of "
         "unknown length, counted as one iteration, or no code."
@@ -188,8 +183,9 @@ def largest_per_device(config: ConfigDict, topology: Topology) -> int:
         trial = config.copy_and_resolve_references()
         trial.dataset.batch_size = per_device * topology.num_devices
         run, shapes = planned(trial, topology)
+        clear_final_code()
         try:
-            compile_step(run.mesh, run.jit_train_step(), shapes, full=False)
+            compile_update(run.mesh, run.jit_train_step(), shapes, full=False)
         except TooLargeError:
             return True
         return False

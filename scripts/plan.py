@@ -55,11 +55,8 @@ def main():
     add = parser.add_argument
     add("--topology", required=True, help="machine to plan for, such as v5e:8x8")
     add("--output", metavar="DIR", help="for plan.json")
-    add(
-        "--full_compile",
-        action="store_true",
-        help="optimize as for training; takes minutes, and also gives the time by the final code",
-    )
+    minutes = "optimize as for training; takes minutes"
+    add("--full_compile", action="store_true", help=minutes)
     add("--noremedies", action="store_true", help="do not search for changes that make it fit")
     known = "of data that are not available and not known to recipes"
     add("--num_examples", type=at_least(1), metavar="N", help=known)

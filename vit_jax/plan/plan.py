@@ -16,7 +16,6 @@ from vit_jax.errors import UserError
 from vit_jax.hardware.chips import CHIPS, GIB
 from vit_jax.models.create import MODELS, variant_of
 from vit_jax.plan import cost
-from vit_jax.plan.final_code import write_final_code
 from vit_jax.plan.subject import Row, parameter_rows, planned_run
 from vit_jax.plan.topology import Topology
 from vit_jax.run import Run
@@ -74,8 +73,7 @@ def make_plan(
     """Builds and compiles the update of `config` for `topology`, and sums its costs.
 
     Args:
-      full_compile: optimize as for training: minutes instead of seconds; on TPUs timed by its
-        final code, if nothing was compiled for them before.
+      full_compile: optimize as for training: minutes instead of seconds.
       hbm_gib: memory of a device, if not the chip's.
       try_remedies: if it does not fit, compile with changes until it does.
       **sizes: `num_examples` and `num_classes` of data that are not available.
@@ -83,8 +81,6 @@ def make_plan(
     Raises:
       UserError: as in training before compilation, or as in `planned_run`.
     """
-    if full_compile:
-        write_final_code()
     run, origin = planned_run(config, topology, **sizes)
     arguments, flops = run.step_arguments(), run.train_flops_per_image()
     state = run.abstract_state

@@ -7,9 +7,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from benchmarks.final_code import FinalCode, compile_timed, count_cycles, folder
 from vit_jax.parameters.sharding import create_mesh, replicated
-from vit_jax.plan.cost import compile_step
-from vit_jax.plan.final_code import FinalCode, count_cycles, folder
 from vit_jax.plan.topology import parse_topology, topology_devices
 
 CHIPS = {"v4": "v4:2x2x1", "v5e": "v5e:2x2", "v6e": "v6e:2x2"}
@@ -22,8 +21,7 @@ def code_of(name: str, function: Callable[..., Any], *shapes: tuple[int, ...]) -
     arrays = [
         jax.ShapeDtypeStruct(shape, jnp.bfloat16, sharding=replicated(mesh)) for shape in shapes
     ]
-    code = compile_step(mesh, jax.jit(function), arrays, full=True).code
-    assert code is not None
+    _, code = compile_timed(mesh, jax.jit(function), arrays)
     assert not code.unparsed
     return code
 

@@ -21,8 +21,24 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from vit_jax.hardware.chips import Chip
-from vit_jax.plan.program import FREE, Computation, Instruction, collective_traffic, moved_bytes
+from jax.sharding import Mesh
+
+from vit_jax.errors import UserError
+from vit_jax.hardware.chips import Chip, find_chip
+from vit_jax.plan.cost import CompiledStep, compile_update, groups_of, step_costs
+from vit_jax.plan.program import (
+    FREE,
+    Computation,
+    Instruction,
+    collective_traffic,
+    moved_bytes,
+    parse_program,
+)
+
+# GHz at which the matrix units of `jax._src.pallas.mosaic.tpu_info` reach the peak with a row of a
+# product in each cycle; on v6e with two, as the compiler spaces products.
+GHZ = {"v3": 0.94, "v4": 1.05, "v5e": 1.5, "v5p": 1.75, "v6e": 1.75}
+_ROWS_PER_CYCLE = {"v6e": 2}
 
 _FILE = re.compile(r"\d+-(.+)-\d+-final_bundles\.txt")
 _BUNDLE = re.compile(r"\s*(?:0x)?[0-9a-f]+\s+(?:[A-Z]{2})?\s*: >*\s*\{")
@@ -52,12 +68,6 @@ def write_final_code() -> None:
     flags = [f"--xla_jf_dump_to={folder()}", "--xla_jf_dump_llo_text=true"]
     flags += ["--xla_jf_dump_llo_pass_label_regex=.*final_bundles.*"]
     os.environ["LIBTPU_INIT_ARGS"] = " ".join([os.environ.get("LIBTPU_INIT_ARGS", ""), *flags])
-
-
-def clear_final_code() -> None:
-    """Removes the code of what was compiled before: of a large model hundreds of MB."""
-    for path in folder().iterdir():
-        path.unlink()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,14 +116,38 @@ class FinalCode:
         return [each for each in self.costs if not each.parsed]
 
 
-def read_final_code(program: Computation, chip: Chip, groups_of: Sequence[int]) -> FinalCode | None:
-    """The code of the program that libtpu compiled last; None if it wrote none.
+def clear_final_code() -> None:
+    """Removes the code of what was compiled before: of a large model hundreds of MB."""
+    for path in folder().iterdir():
+        path.unlink()
 
-    None, too, for a chip whose clock is not known. `groups_of`: slice of every device.
+
+def compile_timed(
+    mesh: Mesh, update: Any, arguments: Sequence[Any]
+) -> tuple[CompiledStep, FinalCode]:
+    """Compiles a jitted update as for training, see `plan.cost.compile_step`; also its code.
+
+    Raises:
+      UserError: see `read_final_code`.
+    """
+    clear_final_code()
+    traced, compiled = compile_update(mesh, update, arguments, full=True)
+    chip = find_chip(mesh.devices.flat[0].device_kind)
+    code = read_final_code(parse_program(compiled.as_text()), chip, groups_of(mesh))
+    return step_costs(mesh, traced, compiled), code
+
+
+def read_final_code(program: Computation, chip: Chip | None, slices_of: Sequence[int]) -> FinalCode:
+    """The code of the program that libtpu compiled last. `slices_of`: slice of every device.
+
+    Raises:
+      UserError: libtpu wrote no code, or the clock of the chip is not known.
     """
     files = {m[1]: path for path in folder().iterdir() if (m := _FILE.match(path.name))}
-    if not files or not chip.ghz:
-        return None
+    if not files or chip is None or chip.name not in GHZ:
+        raise UserError(
+            "There is no final code to time: unset JAX_COMPILATION_CACHE_DIR, and take v3 to v6e."
+        )
     executed = list(_executed(program))
     # Equal instructions, such as those of other layers, share their code.
     code = {}
@@ -121,19 +155,19 @@ def read_final_code(program: Computation, chip: Chip, groups_of: Sequence[int]) 
         if each.name in files:
             with files[each.name].open(encoding="utf-8", errors="replace") as lines:
                 code[_signature(each)] = count_cycles(lines)
-    hz, costs = chip.ghz * 1e9, []
+    hz, costs = GHZ[chip.name] * 1e9, []
     for each, times, overlapped in executed:
         cycles = code.get(_signature(each))
         # Scalars have no code of their own, nor what only names the parts of an array.
         parsed = not cycles.unknown_loops if cycles else overlapped or each.hbm_bytes <= 512
         cycles = cycles or Cycles(0, 0, 0)
-        traffic = collective_traffic([each], groups_of).values()
+        traffic = collective_traffic([each], slices_of).values()
         op_name = re.search(r'op_name="([^"]*)"', each.text)
         cost = Cost(
             name=each.name,
             op_name=op_name[1] if op_name else "",
             core=times * cycles.core / hz,
-            matrix_unit=times * cycles.matrix_unit / hz / chip.rows_per_cycle,
+            matrix_unit=times * cycles.matrix_unit / hz / _ROWS_PER_CYCLE.get(chip.name, 1),
             memory=times * moved_bytes(each) * chip.devices / chip.hbm_gb_s / 1e9,
             links=times * sum(t.sent_bytes for t in traffic) * chip.devices / chip.link_gb_s / 1e9,
             overlapped=overlapped,
