@@ -78,11 +78,12 @@ def main(argv: Sequence[str]) -> None:
     subjects = {"vit_jax": (run.jit_train_step(), shapes)}
     for peer in arguments.against:
         subjects[peer] = peer_update(peer, config, run, shapes[2], arguments.clones)
-    figures = {}
+    figures_of = {}
     for name, (update, shapes) in subjects.items():
         step, code = compile_timed(run.mesh, update, shapes)
-        figures[name] = costs(step, code)
-        print(f"{name}: {', '.join(f'{cost:.2f} {unit}' for unit, cost in figures[name].items())}")
+        figures_of[name] = costs(step, code)
+        shown = (f"{value:.2f} {unit}" for unit, value in figures_of[name].items())
+        print(f"{name}: {', '.join(shown)}")
         if arguments.parts:
             print(parts_table(code))
 
@@ -90,9 +91,9 @@ def main(argv: Sequence[str]) -> None:
     case = f"update, {config.model.dtype}, {per_device} images a device"
     if config.model.dropout_rate:
         case += f", dropout {config.model.dropout_rate}"
-    for unit in figures["vit_jax"]:
-        of_unit = {name: [costs_of[unit]] for name, costs_of in figures.items()}
-        cases += common.compare(arguments.variant, case, unit, of_unit)
+    for unit in figures_of["vit_jax"]:
+        figures = {name: [costs_of[unit]] for name, costs_of in figures_of.items()}
+        cases += common.compare(arguments.variant, case, unit, figures)
     common.write_result(arguments.json, cases, argv)
 
 
@@ -151,20 +152,20 @@ PARTS = {
 def parts_table(code: FinalCode) -> str:
     """Milliseconds by part of the model, in all and for each resource alone."""
     totals: dict[str, Any] = collections.defaultdict(lambda: np.zeros(5))
-    for each in code.costs:
-        part = next(name for name, text in PARTS.items() if re.search(text, each.op_name))
-        if each.overlapped:
+    for cost in code.costs:
+        part = next(name for name, text in PARTS.items() if re.search(text, cost.op_name))
+        if cost.overlapped:
             part = "beside the others"
-        elif each.links:
+        elif cost.links:
             part = "collectives"
-        resources = (each.core, each.matrix_unit, each.memory, each.links)
-        totals[part] += (each.seconds, *resources)
+        resources = (cost.core, cost.matrix_unit, cost.memory, cost.links)
+        totals[part] += (cost.seconds, *resources)
     lines = ["| part | ms | core | matrix unit | memory | links |", "|---|---|---|---|---|---|"]
     for part, seconds in sorted(totals.items(), key=lambda item: -item[1][0]):
-        cells = " | ".join(f"{1e3 * each:.2f}" for each in seconds)
+        cells = " | ".join(f"{1e3 * value:.2f}" for value in seconds)
         lines.append(f"| {part} | {cells} |")
     unparsed = code.unparsed
-    missing = 1e3 * sum(each.seconds for each in unparsed)
+    missing = 1e3 * sum(cost.seconds for cost in unparsed)
     lines.append(
         f"{len(unparsed)} of {len(code.costs)} instructions ({missing:.2f} ms) have a loop of "
         "unknown length, counted as one iteration, or no code."

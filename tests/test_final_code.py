@@ -27,7 +27,7 @@ def code_of(name: str, function: Callable[..., Any], *shapes: tuple[int, ...]) -
 
 
 def total(code: FinalCode, resource: str) -> float:
-    return sum(getattr(each, resource) for each in code.costs)
+    return sum(getattr(cost, resource) for cost in code.costs)
 
 
 @pytest.mark.parametrize(("name", "tflops"), [("v4", 275), ("v5e", 197), ("v6e", 918)])
@@ -47,15 +47,15 @@ def test_a_sum_of_arrays_takes_its_bytes() -> None:
 
 def test_equal_instructions_share_their_code() -> None:
     def layers(x: jax.Array, *weights: jax.Array) -> jax.Array:
-        for each in weights:
-            x = jnp.tanh(x @ each)
+        for weight in weights:
+            x = jnp.tanh(x @ weight)
         return x
 
     code = code_of("v5e", layers, *[(512, 512)] * 9)
-    products = [each for each in code.costs if "dot_general" in each.op_name]
-    written = [each for each in folder().glob("*-01-final_bundles.txt") if "tanh" in each.name]
+    products = [cost for cost in code.costs if "dot_general" in cost.op_name]
+    written = [path for path in folder().glob("*-01-final_bundles.txt") if "tanh" in path.name]
     assert len(written) < len(products)
-    assert all(each.matrix_unit for each in products)
+    assert all(cost.matrix_unit for cost in products)
 
 
 def test_padding_moves_too() -> None:
