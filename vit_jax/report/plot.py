@@ -68,11 +68,10 @@ def choose_panels(runs: Sequence[Run], asked: Sequence[str]) -> list[str]:
     evaluated = [metrics[name] for name in names if "/" in name]
     usual = ["loss", "accuracy", *evaluated, "learning_rate", "images_per_second"]
     known = set(metrics.values()) - {"num_examples"}
-    chosen = list(dict.fromkeys(asked or [panel for panel in usual if panel in known]))
+    chosen = dict.fromkeys(asked or [panel for panel in usual if panel in known])
     if not chosen:
-        where = ", ".join(str(run.folder) for run in runs)
-        raise UserError(f"no metric to plot in {where}.")
-    return chosen
+        raise UserError(f"no metric to plot in {', '.join(str(run.folder) for run in runs)}.")
+    return list(chosen)
 
 
 def draw(runs: Sequence[Run], panels: Sequence[str], *, x: str, smooth: float) -> Any:
