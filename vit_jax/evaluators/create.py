@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from jax.sharding import Mesh
 
 from vit_jax.data.datasets import Dataset
-from vit_jax.errors import UserError, as_user_error
+from vit_jax.errors import UserError, naming
 from vit_jax.evaluators.stream import Reader
 from vit_jax.kinds import Kinds, check_known
 from vit_jax.parameters.sharding import check_batch_size
@@ -116,7 +116,8 @@ def open_eval_data(
         label_key = keys.label_key or ("" if keys.dataset else training["label_key"])
         opened[key] = {}
         for name, split in splits.items():
-            try:
+            # The reader's message says dataset.split, but means the evaluator's.
+            with naming(f"evaluators.{key} (split={split!r})"):
                 dataset = open_dataset(
                     name=keys.dataset or training["name"],
                     data_dir=keys.data_dir or training["data_dir"],
@@ -127,10 +128,6 @@ def open_eval_data(
                     needs_label="label" in needed,
                 )
                 dataset.check_keys(section["name"], needed)
-            except UserError as error:
-                # The reader's message says dataset.split, but means the evaluator's.
-                message = f"evaluators.{key} (split={split!r}): {error}"
-                raise as_user_error(message, error) from error
             if dataset.image_shape != image_shape:
                 raise UserError(
                     f"evaluators.{key} reads images of {dataset.image_shape}, but training uses "
@@ -172,7 +169,8 @@ def create_evaluations(
         a batch that is not divisible by the number of devices.
     """
     evaluations: dict[str, Evaluation] = {}
-    shared_features: Any = None
+    steps: dict[str, Any] = {}  # by feature
+    features: dict[Any, Any] = {}  # by feature and data
     for key, section in sections.items():
         shared, own = EvaluatorKeys.of(section)
         batch = shared.batch_size or batch_size
@@ -183,18 +181,19 @@ def create_evaluations(
         )
         source: tuple[Any, ...]
         if section["name"] in OF_FEATURES:
-            from vit_jax.evaluators.frozen_features import SharedFeatures  # few runs need it
+            from vit_jax.evaluators.frozen_features import Features, feature_step  # few need it
 
-            shared_features = shared_features or SharedFeatures(feature_of, mesh)
-            data = needed, batch, own["train_split"], *(section[name] for name in _DATA_KEYS)
-            readers = map(read, datasets[key].values())
-            source = (shared_features.get(own["feature"], key, data, *readers),)
+            name = own["feature"]
+            if name not in steps:
+                steps[name] = feature_step(feature_of(name, f"evaluators.{key}.feature"), mesh)
+            data = name, batch, own["train_split"], *(section[name] for name in _DATA_KEYS)
+            if data not in features:
+                features[data] = Features(steps[name], *map(read, datasets[key].values()))
+            source = (features[data],)
         else:
             source = objective, read(with_classes(key, datasets[key][key]))
-        try:
+        with naming(f"evaluators.{key}"):
             evaluator = EVALUATORS[section["name"]](*source, **own)
-        except UserError as error:
-            raise as_user_error(f"evaluators.{key}: {error}", error) from error
         evaluations[key] = Evaluation(evaluator, datasets[key], shared.every_steps, shared.at_start)
     return evaluations
 

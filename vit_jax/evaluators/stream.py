@@ -125,10 +125,10 @@ class ObjectiveEvaluator:
 
         def eval_step(params: Any, batch: Any) -> dict[str, clu_metrics.Average]:
             with keep_batch_sharding():
-                found = objective.evaluate(params, batch)
+                measures = objective.evaluate(params, batch)
             return {
                 name: clu_metrics.Average.from_model_output(values=values, mask=batch["mask"] > 0)
-                for name, values in found.items()
+                for name, values in measures.items()
             }
 
         everywhere = replicated(reader.mesh)

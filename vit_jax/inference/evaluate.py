@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from vit_jax.data.datasets import Dataset
-from vit_jax.errors import UserError, as_user_error
+from vit_jax.errors import UserError, naming
 from vit_jax.evaluators.classification import (
     AveragePrecisionEvaluator,
     ClassificationEvaluator,
@@ -87,18 +87,13 @@ def evaluate(
     model = load_model(source, **model_options)
     options = {"name": dataset, "split": "test", "data_dir": "", "label_key": ""}
     options = options if dataset else model.test_data()
-    given = {"split": split, "data_dir": data_dir, "label_key": label_key}
-    options |= {key: value for key, value in given.items() if value}
+    chosen = {"split": split, "data_dir": data_dir, "label_key": label_key}
+    options |= {key: value for key, value in chosen.items() if value}
     data = model.open_dataset(**options, on_bad_image=on_bad_image)
-    dataset, split = options["name"], options["split"]
     if prompts:
-        text_options = {"dtype": model_options["dtype"]} if "dtype" in model_options else {}
-        try:
+        text_options = {key: model_options[key] for key in ("dtype",) if key in model_options}
+        with naming(f"prompts need the text tower {source}#txt"):
             texts = load_model(f"{source}#txt", **text_options)
-        except UserError as error:
-            raise as_user_error(
-                f"prompts need the text tower {source}#txt: {error}", error
-            ) from error
         model = model.zero_shot(texts, data.class_names, prompts)
     if model.description.probabilities_by == "none":
         raise UserError(f"{source}: its outputs are regression targets, not classes.")
@@ -114,7 +109,7 @@ def evaluate(
     for flag, value in (("real", real), ("loss", loss), ("classes", only)):
         if several and value:
             raise UserError(f"--{flag}={value!r} needs images with one label each.")
-    sets = real_labels(data, real) if real else None
+    sets = real_labels(data, real) if real else ()
     folder = to_path(output)
     if output:  # fail now if it cannot be created
         folder.mkdir(parents=True, exist_ok=True)
@@ -125,8 +120,8 @@ def evaluate(
     )
     seconds = time.perf_counter() - start
     results: dict[str, Any] = summarize_ranking(arrays) if several else summarize(arrays)
-    if sets is not None:
-        matched = [[int(outputs[label]) for label in each] for each in sets]
+    if real:
+        matched = [outputs[labels].tolist() for labels in sets]
         accuracy, count = real_accuracy(arrays["prediction"], matched)
         results |= {"accuracy_real": accuracy, "num_examples_real": count}
     if prompts:
@@ -139,8 +134,8 @@ def evaluate(
     results |= {
         "model": model.source,
         "format": model.format,
-        "dataset": dataset,
-        "split": split,
+        "dataset": options["name"],
+        "split": options["split"],
         "classes": len(outputs) if kept is None else len(kept),
         **model_options,
         "preprocess": model.description.eval_preprocess,
