@@ -58,21 +58,20 @@ def evaluate(
 
     Args:
       source: of the model, see `load_model`, which takes `model_options`.
-      dataset, split, data_dir, label_key: see `create_dataset`; by default the test data of the
-        run if `source` is a work directory.
-      on_bad_image: as there; "" for the setting of the run if `source` is a work directory.
+      dataset, split, data_dir, label_key, on_bad_image: see `create_dataset`; by default those of
+        the run and its test data if `source` is a work directory.
       batch_size: over all devices; rounded up to a multiple of their number.
       real: path of `real.json`, see `real_labels`.
       ignore_class_names: see `match_classes`.
       classes: `all` outputs of the model compete, or only those `present` among the labels of
         the split, as in the papers of ImageNet-A (1907.07174), ImageNet-R (2006.16241) and
         ObjectNet.
-      loss: key of `LOSSES` that the model was trained with, which also gives the probabilities; ""
-        for the one in its description, else softmax.
-      prompts: texts with {} for a class name: an image tower then classifies by them, with the
-        text tower of the same file (zero-shot); its loss and calibration are meaningless.
+      loss: key of `LOSSES` that gives the loss and the probabilities; "" for the one in the
+        model's description, else softmax.
       output: folder for `evaluation.json`, `classes.csv` (one line per class), and if images
         have one label `examples.csv` (one per example) and `confusion.csv`.
+      prompts: texts with {} for a class name: an image tower then classifies by them, with the
+        text tower of the same file (zero-shot), and has no loss and no calibration.
 
     Returns:
       `accuracy`, `accuracy_top5` (with more than 5 outputs), `loss`, `calibration_error`,

@@ -148,14 +148,9 @@ def load_teacher(
 
     Args:
       key: config key, for errors.
-      source: see `load_model`.
       image_shape: [H, W, C]; position embeddings are interpolated.
-      class_names: of the data, matched with the model's in any order.
-      dtype: of its computations.
+      class_names: of the data, in the order of the teacher's logits.
       preprocess: of the data, which may scale pixels differently.
-
-    Returns:
-      The teacher, whose logits are in the order of `class_names`.
 
     Raises:
       UserError: see `load_model`; also if channels or classes do not match the data.
