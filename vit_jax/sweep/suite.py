@@ -21,7 +21,7 @@ from flax.traverse_util import flatten_dict
 
 from vit_jax.errors import TransientError, UserError
 from vit_jax.evaluators.few_shot import confidence95
-from vit_jax.files.paths import read_object, reading, write_atomically, write_json
+from vit_jax.files.paths import read_object, write_atomically, write_json
 from vit_jax.inference.evaluate import evaluate
 from vit_jax.inference.probe import probe
 from vit_jax.sweep.run import percents_of, run_sweep
@@ -69,8 +69,6 @@ def evaluate_suite(
       data_dir: where TFDS sets are prepared; "" for TFDS's default.
       batch_size: for `few_shot` and `evaluate`.
     """
-    if seeds < 1:
-        raise UserError(f"--seeds={seeds} must be 1 or more.")
     folder = Path(workdir).expanduser()
     folder.mkdir(parents=True, exist_ok=True)
     _claim(folder, model)
@@ -84,22 +82,23 @@ def evaluate_suite(
             return
         options: dict[str, Any] = {"data_dir": data_dir, "batch_size": batch_size, **settings}
         if kind == "few_shot":
-            found = probe(model.source, kinds=["few_shot"], seeds=seeds, **options)
+            results = probe(model.source, kinds=["few_shot"], seeds=seeds, **options)
         else:
-            found = evaluate(model.source, **options)
-        write_json(path, {"settings": {"kind": kind, **settings, "seeds": seeds}, **found})
+            results = evaluate(model.source, **options)
+        write_json(path, {"settings": {"kind": kind, **settings, "seeds": seeds}, **results})
 
     mine, failed = tasks[task::num_tasks], dict[str, str]()
-    for number, each in enumerate(mine, start=1):
-        if _read(each, folder, seeds) is None:
-            logging.info("Task %d of %d: %s", number, len(mine), each["name"])
+    for number, my_task in enumerate(mine, start=1):
+        if _read(my_task, folder, seeds) is None:
+            name = my_task["name"]
+            logging.info("Task %d of %d: %s", number, len(mine), name)
             try:
-                measure(each["kind"], each["settings"], _path(each, folder))
+                measure(my_task["kind"], my_task["settings"], _path(my_task, folder))
             except TransientError:
                 raise
             except UserError as error:
-                failed[each["name"]] = str(error)
-                logging.info("Skipped: %s: %s", each["name"], error)
+                failed[name] = str(error)
+                logging.info("Skipped: %s: %s", name, error)
             _report(tasks, folder, seeds, failed, model.source)
     return _report(tasks, folder, seeds, failed, model.source)
 
@@ -113,8 +112,8 @@ def _claim(folder: Path, model: Any) -> None:
     mine = {"model": model.source, "sha256": digest.hexdigest()}
     if not path.exists():
         write_json(path, mine)
-    if (found := read_object(path, sha256=str, model=str))["sha256"] != mine["sha256"]:
-        other = f"evaluations of other parameters ({found['model']})"
+    if (claim := read_object(path, sha256=str, model=str))["sha256"] != mine["sha256"]:
+        other = f"evaluations of other parameters ({claim['model']})"
         raise UserError(f"{folder} has {other}; choose another --workdir.")
 
 
@@ -131,11 +130,11 @@ def _read(task: Task, folder: Path, seeds: int) -> dict[str, Any] | None:
     if not (path := _path(task, folder)).exists():
         return None
     if task["kind"] == "fine_tune":  # a sweep checks its config itself
-        found = read_object(path, complete=bool, final=list)
-        return found if found["complete"] and len(found["final"]) == seeds else None
+        sweep = read_object(path, complete=bool, final=list)
+        return sweep if sweep["complete"] and len(sweep["final"]) == seeds else None
+    results = read_object(path, settings=dict)
     settings = {"kind": task["kind"], **task["settings"], "seeds": seeds}
-    found = read_object(path, settings=dict)
-    return found if found["settings"] == settings else None
+    return results if results["settings"] == settings else None
 
 
 def _report(
@@ -144,50 +143,44 @@ def _report(
     """The rows, which are also written to `suite.md` and `suite.json`."""
     rows = []
     for task in tasks:
-        group, name, published = task["group"], task["name"], task["published"]
-        found = _read(task, folder, seeds)
-        with reading(str(_path(task, folder))):
-            measured = {} if found is None else _numbers(task, found)
-            numbers = {
-                metric: (float(value), None if ci95 is None else float(ci95), of)
-                for metric, (value, ci95, of) in measured.items()
-            }
-        rows += [Row(group, name, metric, *each, published) for metric, each in numbers.items()]
-        if not numbers:
-            state = failed.get(name, "missing" if found is None else "diverged")
-            rows.append(Row(group, name, published=published, state=state))
+        row = Row(task["group"], task["name"], published=task["published"])
+        results = _read(task, folder, seeds)
+        measured = [] if results is None else _measured(row, task["kind"], results)
+        state = failed.get(row.task, "missing" if results is None else "diverged")
+        rows += measured or [row._replace(state=state)]
     rows += means(rows)
     write_atomically(folder / "suite.md", markdown(rows, source) + "\n")
     write_json(folder / "suite.json", {"model": source, "rows": [row._asdict() for row in rows]})
     return rows
 
 
-def _numbers(task: Task, found: Mapping[str, Any]) -> dict[str, tuple[float, float | None, str]]:
-    """By metric: percent, half of the 95 % interval, and its basis; {} if all diverged."""
-    if task["kind"] == "fine_tune":
-        percents = percents_of(found["final"])
-        number = found["mean"], confidence95(percents), f"{len(percents)} seeds"
-        return {str(found["metric"]): number} if percents else {}
-    numbers: dict[str, tuple[float, float | None, str]] = {}
-    for name, value in found.items():
-        metric = name.removeprefix("few_shot/accuracy_")
+def _measured(row: Row, kind: str, results: Mapping[str, Any]) -> list[Row]:
+    """A row per metric, in percent; none if all runs diverged."""
+    if kind == "fine_tune":
+        percents = percents_of(results["final"])
+        of, ci95 = f"{len(percents)} seeds", confidence95(percents)
+        row = row._replace(metric=results["metric"], ours=results["mean"], ci95=ci95, of=of)
+        return [row] if percents else []
+    rows = []
+    for name, value in results.items():
+        metric, ci95, of = name.removeprefix("few_shot/accuracy_"), None, ""
         if metric in ("accuracy", "accuracy_top5"):
             # The normal approximation of a binomial proportion.
-            n = found["num_examples"]
-            half = 196 * math.sqrt(value * (1 - value) / n)
-            numbers[metric] = 100 * value, half, f"{n} images"
-        elif metric == "calibration_error":
-            numbers[metric] = 100 * value, None, ""
+            n = results["num_examples"]
+            ci95, of = 196 * math.sqrt(value * (1 - value) / n), f"{n} images"
         elif re.fullmatch(r"\d+shot", metric):
-            ci95 = 100 * found[f"{name}_ci95"] if f"{name}_ci95" in found else None
-            numbers[metric] = 100 * value, ci95, f"{found['seeds']} seeds"
-    return numbers
+            of = f"{results['seeds']} seeds"
+            ci95 = 100 * results[f"{name}_ci95"] if f"{name}_ci95" in results else None
+        elif metric != "calibration_error":
+            continue
+        rows.append(row._replace(metric=metric, ours=100 * value, ci95=ci95, of=of))
+    return rows
 
 
 def means(rows: Sequence[Row]) -> list[Row]:
     """Means over the tasks of each group, and over all, by metric."""
-    groups = list(dict.fromkeys(row.group for row in rows))
-    found = []
+    groups: list[str | None] = list(dict.fromkeys(row.group for row in rows))
+    result = []
     for group in [*groups, None] if len(groups) > 1 else groups:
         members = [row for row in rows if group in (None, row.group)]
         count = len({row.task for row in members})
@@ -195,11 +188,11 @@ def means(rows: Sequence[Row]) -> list[Row]:
         for row in members if count > 1 else ():
             if row.ours is not None and row.metric != "calibration_error":
                 values.setdefault(row.metric, []).append(row.ours)
-        for metric, each in values.items():
-            of = f"mean of {len(each)} of {count} tasks"
+        for metric, percents in values.items():
+            of = f"mean of {len(percents)} of {count} tasks"
             name = f"mean {group or ''}".strip()
-            found.append(Row("", name, metric, statistics.fmean(each), of=of))
-    return found
+            result.append(Row("", name, metric, statistics.fmean(percents), of=of))
+    return result
 
 
 def markdown(rows: Sequence[Row], source: str) -> str:
@@ -214,5 +207,5 @@ def markdown(rows: Sequence[Row], source: str) -> str:
         spread = "" if row.ci95 is None else f" ± {row.ci95:.2f}"
         ours = "-" if row.ours is None else f"{row.ours:.2f}{spread}"
         cells = (row.group, row.task, row.metric, ours, row.of, row.published, row.state)
-        lines.append("| " + " | ".join(each.replace("|", "\\|") for each in cells) + " |")
+        lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     return "\n".join(lines)
