@@ -118,7 +118,7 @@ def operation(name: str, topology: Topology) -> dict[str, Any]:
     chip = topology.chip
     assert chip
     least = max(flops / chip.device_peak_flops, step.hbm_bytes * chip.devices / chip.hbm_gb_s / 1e9)
-    estimate = step.cycles / (GHZ[chip.name] * 1e9)
+    estimate = code.estimated_cycles / (GHZ[chip.name] * 1e9)
     return {
         "work": name,
         "least us": round(1e6 * least),

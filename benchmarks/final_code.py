@@ -31,6 +31,7 @@ from vit_jax.plan.program import (
     Computation,
     Instruction,
     collective_traffic,
+    executions,
     moved_bytes,
     parse_program,
 )
@@ -102,6 +103,7 @@ class FinalCode:
     """A step, instruction by instruction."""
 
     costs: list[Cost]
+    estimated_cycles: float  # see `estimated_cycles`
 
     @property
     def seconds(self) -> float:
@@ -174,7 +176,23 @@ def read_final_code(program: Computation, chip: Chip | None, slices_of: Sequence
             parsed=parsed,
         )
         costs.append(cost)
-    return FinalCode(costs)
+    return FinalCode(costs, estimated_cycles(program))
+
+
+_ESTIMATE = re.compile(r'"estimated_cycles":"(\d+)"')
+
+
+def estimated_cycles(program: Computation) -> float:
+    """Sum of XLA's estimates of a TPU's instructions, times the iterations of loops.
+
+    A heuristic from before code generation, without kernels and collectives: it charges bfloat16
+    elementwise work as float32 and a reduction several times.
+    """
+    return sum(
+        times * float(match[1])
+        for instruction, times, fused in executions(program)
+        if not fused and (match := _ESTIMATE.search(instruction.text))
+    )
 
 
 def _executed(

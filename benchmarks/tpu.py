@@ -130,7 +130,7 @@ def costs(step: CompiledStep, code: FinalCode) -> dict[str, float]:
     """What an update takes on each device, by unit."""
     return {
         "ms": 1e3 * code.seconds,
-        "Mcycles by XLA's estimate": step.cycles / 1e6,
+        "Mcycles by XLA's estimate": code.estimated_cycles / 1e6,
         "GB": step.hbm_bytes / 1e9,
         "GiB": step.memory["peak"] / 2**30,
     }

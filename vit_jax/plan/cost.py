@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,14 +11,7 @@ import jax
 from jax.sharding import Mesh
 
 from vit_jax.models.flops import jaxpr_flops
-from vit_jax.plan.program import (
-    Computation,
-    Traffic,
-    collective_traffic,
-    executions,
-    hbm_bytes,
-    parse_program,
-)
+from vit_jax.plan.program import Traffic, collective_traffic, hbm_bytes, parse_program
 from vit_jax.plan.topology import Topology
 
 # Seconds instead of minutes; in the pairs compared, memory differed by up to 10 %, so
@@ -55,7 +47,6 @@ class CompiledStep:
     executed_flops: float  # in products, over all devices, with remat's, without kernel padding
     hbm_bytes: float  # read from and written to the device's memory
     traffic: dict[str, Traffic]  # by kind of collective
-    cycles: float  # of a device by XLA's estimate for TPUs, see `compiler_cycles`; 0 elsewhere
 
 
 def compile_step(mesh: Mesh, update: Any, arguments: Sequence[Any], *, full: bool) -> CompiledStep:
@@ -66,14 +57,12 @@ def compile_step(mesh: Mesh, update: Any, arguments: Sequence[Any], *, full: boo
 def compile_update(
     mesh: Mesh, update: Any, arguments: Sequence[Any], *, full: bool
 ) -> tuple[Any, Any]:
-    """Compiles a jitted update for a mesh of possibly absent devices; may raise TooLargeError.
+    """Compiles a jitted update for a mesh of possibly absent devices: JAX's `Traced`, `Compiled`.
 
-    Args:
-      arguments: see `Run.step_arguments`.
-      full: optimize as for training; else fast.
+    As for training if `full`, else fast. `arguments`: see `Run.step_arguments`.
 
-    Returns:
-      JAX's `Traced` and `Compiled`.
+    Raises:
+      TooLargeError: it does not fit into the memory of a device.
     """
     platform = mesh.devices.flat[0].platform
     options: Any = GPU if platform == "gpu" else FAST if platform == "tpu" and not full else None
@@ -112,23 +101,6 @@ def step_costs(mesh: Mesh, traced: Any, compiled: Any) -> CompiledStep:
         executed_flops=jaxpr_flops(traced.jaxpr.jaxpr),
         hbm_bytes=hbm_bytes(program),
         traffic=collective_traffic(program, groups_of(mesh)),
-        cycles=compiler_cycles(program),
-    )
-
-
-_ESTIMATE = re.compile(r'"estimated_cycles":"(\d+)"')
-
-
-def compiler_cycles(program: Computation) -> float:
-    """Sum of XLA's estimates of a TPU's instructions, times the iterations of loops.
-
-    A heuristic from before code generation, without kernels and collectives: it charges bfloat16
-    elementwise work as float32 and a reduction several times.
-    """
-    return sum(
-        times * float(match[1])
-        for each, times, fused in executions(program)
-        if not fused and (match := _ESTIMATE.search(each.text))
     )
 
 
@@ -168,8 +140,8 @@ def step_time(step: CompiledStep, topology: Topology) -> StepTime | None:
     peak = topology.num_chips * chip.tflops * 1e12
     compute = step.executed_flops / peak / utilization(chip.name)[0]
     memory = step.hbm_bytes * chip.devices / chip.hbm_gb_s / 1e9
-    links = sum(each.sent_bytes for each in step.traffic.values()) / chip.link_gb_s
-    if network := sum(each.network_bytes for each in step.traffic.values()):
+    links = sum(kind.sent_bytes for kind in step.traffic.values()) / chip.link_gb_s
+    if network := sum(kind.network_bytes for kind in step.traffic.values()):
         links += network / chip.network_gb_s
     links *= chip.devices / 1e9
     return StepTime(compute, memory, links, max(compute, memory, links))

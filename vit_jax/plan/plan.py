@@ -196,7 +196,7 @@ def whole_recipe(
     images = run.total_steps * run.batch_size
     flops = images * flops_per_image
     days = None if time is None else time.predicted * run.total_steps / 86_400
-    epochs = round(images / run.dataset.num_examples)
+    variant, epochs = variant_of(run.description.model), round(images / run.dataset.num_examples)
     return {
         "steps": run.total_steps,
         "images": images,
@@ -204,13 +204,5 @@ def whole_recipe(
         "days": days,
         "chip_days": days and days * topology.num_chips,
         "v3_core_days": flops / CHIPS["v3"].device_peak_flops / cost.V3_SHARE / 86_400,
-        "paper_core_days": paper_core_days(run.description.model, run.dataset.name, epochs),
+        "paper_core_days": CORE_DAYS.get((variant, run.dataset.name, epochs)),
     }
-
-
-def paper_core_days(model: dict[str, Any], dataset: str, epochs: int) -> float | None:
-    """Table 2 for a model's config; None if it has no such row."""
-    for (variant, name, length), days in CORE_DAYS.items():
-        if (name, length) == (dataset, epochs) and variant_of(model) == variant:
-            return days
-    return None
