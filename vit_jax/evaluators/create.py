@@ -98,8 +98,7 @@ def open_eval_data(
     Evaluators on features read two splits: `KEY` and `KEY/train`.
 
     Args:
-      sections: `config.evaluators`.
-      training: `config.dataset`.
+      sections, training: `config.evaluators` and `config.dataset`.
       open_dataset: `create_dataset`, or a replacement.
       image_shape: of training images, [H, W, C].
       objective: the training objective, or its class.
@@ -155,11 +154,8 @@ def create_evaluations(
     Evaluators of one feature share a program, and if their data are the same, also the arrays.
 
     Args:
-      sections: `config.evaluators`.
-      datasets: from `open_eval_data`.
-      objective: the training objective.
+      sections, datasets: `config.evaluators`, and what `open_eval_data` returns.
       batch_size: for evaluators that do not set theirs.
-      loader: settings of the host's reader.
       feature_of: (name, config key for errors) -> function of (params, batch), [B, D].
       with_classes: (key, dataset) -> the dataset with the training's classes as labels.
       on_wait: called before the host waits for a batch.
@@ -209,11 +205,8 @@ def check_metrics(
 ) -> None:
     """Raises UserError for a metric that is never computed, or too rarely to end the run early.
 
-    Args:
-      evaluations: of the run.
-      total_steps: its updates.
-      best_metric: of `config.checkpoint`.
-      metric, patience, min_delta: of `config.early_stopping`.
+    `best_metric` is of `config.checkpoint`; `metric`, `patience`, `min_delta` of
+    `config.early_stopping`.
     """
     del min_delta
     names = {key: evaluation.evaluator.metric_names for key, evaluation in evaluations.items()}

@@ -26,12 +26,7 @@ class Features:
     """A feature and the labels of two splits, computed once for all their evaluators."""
 
     def __init__(self, step: OutputStep, reader: Reader, train_reader: Reader):
-        """
-        Args:
-          step: from `feature_step`; shared by all splits, so that it compiles once.
-          reader: of the evaluation images.
-          train_reader: of the images to fit.
-        """
+        """`step`, of `feature_step`, compiles once; `train_reader` reads the images to fit."""
         self.reader, self.train_reader = reader, train_reader
         self.num_users = 0
         self._step = step
@@ -45,9 +40,7 @@ class Features:
     ) -> tuple[np.ndarray, ...]:
         """Features [N, D] and labels [N] of `train_reader`, then those of `reader`.
 
-        Args:
-          params: on the devices; the same object returns the same arrays.
-          on_batch: called before each batch, in every process; its exceptions propagate.
+        The same `params` object returns the same arrays. `on_batch`: see `stream_outputs`.
         """
         if self._of is not params:
             self._arrays = ()  # free before computing the next
@@ -103,14 +96,7 @@ class FrozenFeaturesEvaluator:
     def __call__(
         self, params: Any, *, on_batch: Callable[[], None] = lambda: None
     ) -> dict[str, float]:
-        """`metric_names` to numbers.
-
-        Args:
-          params, on_batch: see `Features`.
-
-        Raises:
-          UserError: a feature is not finite.
-        """
+        """`metric_names` to numbers; UserError if a feature is not finite."""
         arrays = self._features(params, on_batch=on_batch)
         if not all(np.isfinite(array).all() for array in arrays):
             raise UserError(f"{self._feature} is not finite; the parameters are corrupt.")

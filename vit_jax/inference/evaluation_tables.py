@@ -26,12 +26,10 @@ _ROWS = {
 def write_examples(
     folder: Path, examples: Sequence[str], names: Mapping[int, str], arrays: dict[str, np.ndarray]
 ) -> None:
-    """`examples.csv`, one line per example.
+    """`examples.csv`, one line per example: names in the order of `arrays`.
 
-    Args:
-      examples: their names, in the order of `arrays`.
-      names: of the model's outputs; outputs without a name use their number.
-      arrays: see `ClassificationEvaluator.examples`.
+    `names`: of the model's outputs, which without a name use their number; `arrays`: see
+    `ClassificationEvaluator.examples`.
     """
     columns = [arrays[key].tolist() for key in ("label", "prediction", "confidence", "loss")]
     rows = [
@@ -92,10 +90,8 @@ def write_average_precisions(
 ) -> None:
     """`classes.csv`: each class, its number of images, and its average precision.
 
-    Args:
-      class_names: of the dataset.
-      outputs: of the model, [K].
-      arrays: see `AveragePrecisionEvaluator.examples`.
+    `class_names` are the dataset's, `outputs` [K] the model's; `arrays`: see
+    `AveragePrecisionEvaluator.examples`.
     """
     precisions = average_precisions(arrays["logits"], arrays["label"])[outputs]
     counts = arrays["label"].sum(axis=0)[outputs]

@@ -48,14 +48,11 @@ def extract_features(
         whose images are all used.
       features: names of `models/features.py`.
       output: path of the `.npz`.
-      split, data_dir, label_key, on_bad_image: see `create_dataset`.
+      split, data_dir, label_key, on_bad_image: see `Model.open_dataset`.
       batch_size: over all devices; rounded up to a multiple of their number.
 
-    Returns:
-      The shapes of the arrays by feature.
-
-    Raises:
-      UserError: an unknown feature, an unreadable image, or an output that cannot be written.
+    Returns the shapes of the arrays by feature; UserError for an unknown feature, an unreadable
+    image, or an output that cannot be written.
     """
     target = to_path(output)
     if target.suffix != ".npz" or target.is_dir():

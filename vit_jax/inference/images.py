@@ -141,18 +141,10 @@ def example_names(source: Source) -> list[str]:
 
 
 class Images:
-    """Images of any kind as unlabelled examples for the pipeline.
-
-    Args:
-      images: paths, bytes of files, Pillow images, or uint8 pixels [H, W, C] or [H, W].
-      description: of the model.
-
-    Attributes:
-      failures: by index, what was wrong with an image; filled while they are read. Such an
-        image is replaced by a black one.
-    """
+    """Images of any kind, see `Model`, as unlabelled examples for the pipeline."""
 
     def __init__(self, images: Sequence[Any], description: Description):
+        # By index, what was wrong with an image that was read, and is replaced by a black one.
         self.failures: dict[int, str] = {}
         self._images = images
         self._channels = description.image_shape[2]

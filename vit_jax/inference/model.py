@@ -109,11 +109,10 @@ class Model:
         """The most probable classes of each example: `class`, `output` (its number), `probability`.
 
         Args:
-          examples: see `stream`.
+          examples, batch_size: see `stream`.
           top: how many classes, at most as many as there are.
           loss: `softmax`, where the probabilities of all classes add up to 1, or `sigmoid`, one
             probability for each; "" for the one that the model was trained with, if known.
-          batch_size: over all devices; rounded up to a multiple of their number.
 
         Raises:
           UserError: the model has no head, or an argument is invalid.
@@ -271,10 +270,7 @@ class Model:
         Args:
           texts: the text tower trained with this one.
           class_names: in the order of the new outputs.
-          prompts: texts with {} in place of a name.
-
-        Raises:
-          UserError: a prompt without {}, or towers of different widths.
+          prompts: texts with {} in place of a name; else a UserError.
         """
         if not all("{}" in prompt for prompt in prompts):
             raise UserError(f"prompts={list(prompts)} must have {{}} in place of a name.")

@@ -22,12 +22,8 @@ _NUMBER = re.compile(r"ILSVRC2012_val_(\d{8})")
 def real_labels(dataset: Dataset, path: str) -> list[list[int]]:
     """The labels of every example, in the dataset's class numbering.
 
-    Args:
-      dataset: ImageNet's validation images, or some of them, with all 1,000 classes.
-      path: of `real.json`.
-
-    Raises:
-      UserError: the file is not real.json, or does not match the dataset.
+    `dataset` has ImageNet's validation images, or some, in all 1,000 classes; UserError if `path`
+    is not real.json, or does not match.
     """
     labels, source = read_json(to_path(path)), dataset.source
     if not isinstance(labels, list) or not all(map(_is_labels, labels)):

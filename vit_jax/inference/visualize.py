@@ -58,11 +58,7 @@ def visualize(
       against: another model, for `cka`.
       batch_size: images at a time.
 
-    Returns:
-      The files written.
-
-    Raises:
-      UserError: nothing can be drawn, or a file cannot be read.
+    Returns the files written; UserError if nothing can be drawn, or a file cannot be read.
     """
     for name in what:
         check_known("--what", name, (*OF_PARAMETERS, *OF_IMAGES))
@@ -174,9 +170,7 @@ def head_distances(
 def photos(model: Model, images: Sequence[Any], size: int = 256) -> np.ndarray:
     """The images as the model sees them, [B, H, W, C] in [0, 1], finer if its input is small.
 
-    Args:
-      images: as `Model` takes them.
-      size: of the longer side in pixels, approximately.
+    Then the longer side has approximately `size` pixels.
     """
     height, width, _ = model.description.image_shape
     scale = max(1, round(size / max(height, width)))

@@ -54,10 +54,10 @@ def run_sweep(
 ) -> dict[str, Any]:
     """Runs this task's share of the sweep, and reports on all of it (`sweep.json`, `sweep.txt`).
 
-    The final runs start when every candidate has finished or diverged, whichever task ran it.
+    The final runs start when every candidate has finished or diverged, whichever task ran it; with
+    a single learning rate at once.
 
     Args:
-      config: a recipe with `config.sweep`; with a single learning rate there is no grid.
       workdir: folder of the sweep, the same for all tasks.
       train: `train.train_and_evaluate`, which takes `resume`.
       seeds: final runs, from `config.seed` on.
