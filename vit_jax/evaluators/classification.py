@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -67,36 +67,30 @@ def summarize(arrays: dict[str, np.ndarray]) -> dict[str, Any]:
         if name not in ("label", "prediction", "confidence")
     }
     error = calibration_error(arrays["confidence"], arrays["accuracy"])
-    f1 = float(np.mean(class_scores(arrays["label"], arrays["prediction"]).f1))
+    f1 = float(np.mean(class_scores(arrays["label"], arrays["prediction"])["f1"]))
     count = len(arrays["loss"])
     return {**means, "calibration_error": error, "macro_f1": f1, "num_examples": count}
 
 
-class ClassScores(NamedTuple):
-    """Of the classes among labels or predictions, [K] each; 0 if undefined."""
+def class_scores(labels: np.ndarray, predictions: np.ndarray) -> dict[str, np.ndarray]:
+    """Of the classes among labels or predictions [N], [K] each; 0 if undefined.
 
-    classes: np.ndarray
-    images: np.ndarray  # number with this label
-    accuracy: np.ndarray  # of these; the recall
-    precision: np.ndarray  # share of correct predictions of the class
-    f1: np.ndarray  # harmonic mean of the two
-
-
-def class_scores(labels: np.ndarray, predictions: np.ndarray) -> ClassScores:
-    """The scores of each class from labels and predictions, [N] each."""
+    `class`, number of `images` with this label, `accuracy` (of these; the recall), `precision`
+    (share of correct predictions of the class) and `f1`, the harmonic mean of the two.
+    """
     classes, places = np.unique(np.stack([labels, predictions]), return_inverse=True)
     label, prediction = places.reshape(2, -1)
-    right = label[label == prediction]
     images, predicted, hits = (
-        np.bincount(places, minlength=len(classes)) for places in (label, prediction, right)
+        np.bincount(numbers, minlength=len(classes))
+        for numbers in (label, prediction, label[label == prediction])
     )
-    return ClassScores(
-        classes,
-        images,
-        accuracy=hits / np.maximum(images, 1),
-        precision=hits / np.maximum(predicted, 1),
-        f1=2 * hits / (images + predicted),
-    )
+    return {
+        "class": classes,
+        "images": images,
+        "accuracy": hits / np.maximum(images, 1),
+        "precision": hits / np.maximum(predicted, 1),
+        "f1": 2 * hits / (images + predicted),
+    }
 
 
 def calibration_error(confidence: np.ndarray, correct: np.ndarray) -> float:

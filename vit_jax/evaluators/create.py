@@ -66,6 +66,15 @@ class EvaluatorKeys:
         own = {key: value for key, value in section.items() if key not in (*names, "name")}
         return shared, own
 
+    def data(self, training: Mapping[str, Any]) -> dict[str, str]:
+        """Arguments of `create_dataset`; `config.dataset` has those that it does not set."""
+        return {
+            "name": self.dataset or training["name"],
+            "data_dir": self.data_dir or training["data_dir"],
+            "split": self.split,
+            "label_key": self.label_key or ("" if self.dataset else training["label_key"]),
+        }
+
 
 def example_keys(kind: str, objective: Any) -> tuple[str, ...]:
     """Keys of an example that the evaluator needs; its data have labels if `label` is one."""
@@ -112,16 +121,12 @@ def open_eval_data(
         splits, needed = {key: keys.split}, example_keys(section["name"], objective)
         if section["name"] in OF_FEATURES:
             splits[f"{key}/train"] = own["train_split"]
-        label_key = keys.label_key or ("" if keys.dataset else training["label_key"])
         opened[key] = {}
         for name, split in splits.items():
             # The reader's message says dataset.split, but means the evaluator's.
             with naming(f"evaluators.{key} (split={split!r})"):
                 dataset = open_dataset(
-                    name=keys.dataset or training["name"],
-                    data_dir=keys.data_dir or training["data_dir"],
-                    split=split,
-                    label_key=label_key,
+                    **{**keys.data(training), "split": split},
                     preprocess=keys.preprocess or training["eval_preprocess"],
                     on_bad_image=training["on_bad_image"],
                     needs_label="label" in needed,

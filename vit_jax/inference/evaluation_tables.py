@@ -62,16 +62,11 @@ def write_confusion(folder: Path, names: Mapping[int, str], arrays: dict[str, np
 def per_class_scores(
     names: Mapping[int, str], arrays: dict[str, np.ndarray]
 ) -> list[dict[str, Any]]:
-    """`class`, `images`, `accuracy` (recall), `precision` and `f1` of each class.
-
-    See `class_scores`; for `names` and `arrays` see `write_examples`.
-    """
+    """`class_scores` of each class, by its name; for `names` and `arrays` see `write_examples`."""
     scores = class_scores(arrays["label"], arrays["prediction"])
-    columns = [column.tolist() for column in scores]
-    return [
-        {"class": str(names.get(number, number)), **dict(zip(scores._fields[1:], row, strict=True))}
-        for number, *row in zip(*columns, strict=True)
-    ]
+    columns = {name: column.tolist() for name, column in scores.items()}
+    columns["class"] = [str(names.get(number, number)) for number in columns["class"]]
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
 def write_classes(folder: Path, scores: Sequence[Mapping[str, Any]]) -> None:

@@ -17,6 +17,7 @@ import numpy as np
 from vit_jax.data.datasets import Dataset, create_dataset
 from vit_jax.data.preprocess import encode_texts
 from vit_jax.errors import UserError
+from vit_jax.evaluators.create import EvaluatorKeys
 from vit_jax.evaluators.stream import Reader, compile_outputs, stream_outputs
 from vit_jax.files.paths import read_object, reading
 from vit_jax.inference.images import Images, Inputs, input_chain, input_range
@@ -220,18 +221,11 @@ class Model:
           UserError: it is not a work directory, or the run has no evaluator.
         """
         config = self._run_config()
-        evaluators = config.get("evaluators", {})
-        if not evaluators:
+        if not (evaluators := config.get("evaluators")):
             raise UserError(f"{self.source} is not a run with test data: give --dataset.")
         with reading(f"config.json of {self.source}"):
-            test, training = (
-                evaluators.get("test", next(iter(evaluators.values()))),
-                config["dataset"],
-            )
-            own = training if not test["dataset"] else {**training, "label_key": ""}
-            options = {"name": test["dataset"], "split": test["split"]}
-            options |= {key: test[key] for key in ("data_dir", "label_key")}
-            return {key: value or own[key] for key, value in options.items()}
+            test = evaluators["test" if "test" in evaluators else next(iter(evaluators))]
+            return EvaluatorKeys.of(test)[0].data(config["dataset"])
 
     def _run_config(self) -> dict[str, Any]:
         """The config of the run of this work directory or checkpoint; else {}."""

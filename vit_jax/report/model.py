@@ -10,6 +10,7 @@ import numpy as np
 
 from vit_jax.data.preprocess import check_no_code
 from vit_jax.errors import UserError, import_extra
+from vit_jax.evaluators.create import EvaluatorKeys
 from vit_jax.inference.class_order import match_classes
 from vit_jax.inference.evaluate import measure_examples
 from vit_jax.inference.evaluation_tables import confusion_matrix
@@ -69,26 +70,20 @@ def load_subject(run: Run, max_examples: int) -> tuple[Model, Any]:
         raise UserError(f"The run has not finished; {PARAMS_FILE} is written at its end.")
     source, config = str(run.folder), run.config
     # Others use features, not the model's predictions.
-    own = {key: keys for key, keys in config["evaluators"].items() if "feature" not in keys}
+    own = {k: section for k, section in config["evaluators"].items() if "feature" not in section}
     if not own:
         why = "No evaluator of the config measures this model on images."
         return load_model(source), UserError(why)
     evaluator = own.get(run.main_metric.partition("/")[0]) or next(iter(own.values()))
-    preprocess = evaluator["preprocess"] or config["dataset"]["eval_preprocess"]
+    keys, training = EvaluatorKeys.of(evaluator)[0], config["dataset"]
+    preprocess = keys.preprocess or training["eval_preprocess"]
     check_no_code(str(run.folder / CONFIG_FILE), preprocess)
     model = load_model(source, preprocess=preprocess)
     if not max_examples:
         return model, UserError("Skipped by --max_examples=0.")
-    is_other, data = bool(evaluator["dataset"]), config["dataset"]
+    options: Any = {**keys.data(training), "on_bad_image": training["on_bad_image"]}
     try:
-        opened = model.open_dataset(
-            name=evaluator["dataset"] or data["name"],
-            split=evaluator["split"],
-            data_dir=evaluator["data_dir"] or data["data_dir"],
-            label_key=evaluator["label_key"] or ("" if is_other else data["label_key"]),
-            on_bad_image=data["on_bad_image"],
-            needs_label=bool(model.class_names),
-        )
+        opened = model.open_dataset(**options, needs_label=bool(model.class_names))
         if opened.on_bad_image == "skip":  # this reads every image
             opened = opened.check()
     except UserError as error:

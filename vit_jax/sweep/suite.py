@@ -12,6 +12,7 @@ import logging
 import math
 import re
 import statistics
+import urllib.parse
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -119,9 +120,7 @@ def _claim(folder: Path, model: Any) -> None:
 
 def _path(task: Task, folder: Path) -> Path:
     """The result file, named after the task, whose name may be a path."""
-    name = re.sub(r"[^\w.=-]+", "_", task["name"]).strip("_.")
-    if name != task["name"]:  # `a/b` and `a_b` are different
-        name += f"-{hashlib.sha256(task['name'].encode()).hexdigest()[:6]}"
+    name = urllib.parse.quote(task["name"], safe="=")
     return folder / name / "sweep.json" if task["kind"] == "fine_tune" else folder / f"{name}.json"
 
 
