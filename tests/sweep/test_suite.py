@@ -9,6 +9,7 @@ import pytest
 from scipy import stats
 
 from configs import finetune, suites
+from scripts.evaluate_paper import Row, evaluate_suite, means
 from tests import fixtures_data, tiny
 from vit_jax.command_line import override
 from vit_jax.errors import UserError
@@ -17,8 +18,6 @@ from vit_jax.inference.evaluate import evaluate
 from vit_jax.inference.load import load_model
 from vit_jax.inference.probe import probe
 from vit_jax.models.create import VARIANTS, variant_of
-from vit_jax.sweep import suite
-from vit_jax.sweep.suite import Row, means
 from vit_jax.train import train_and_evaluate
 
 # Runs of two updates on 16 images each.
@@ -51,7 +50,7 @@ def run(
     tasks = suites.tasks(name, model.description.model, datasets, 16)
     for settings in (task["settings"] for task in tasks if overrides):
         settings["config"] = override(settings["config"], overrides)
-    return suite.evaluate_suite(model, tasks, str(workdir), train=train_and_evaluate, **options)
+    return evaluate_suite(model, tasks, str(workdir), **options)
 
 
 def test_the_suites_are_the_papers() -> None:
@@ -131,7 +130,7 @@ def test_mistakes(source: str, tmp_path: Path, script: tiny.Script) -> None:
     model = load_model(source)
     model.params["head"]["bias"][:] += 1
     with pytest.raises(UserError, match=r"has evaluations of other parameters .* --workdir"):
-        suite.evaluate_suite(model, [], str(tmp_path / "fewshot"), train=train_and_evaluate)
+        evaluate_suite(model, [], str(tmp_path / "fewshot"))
 
 
 def test_a_folder_as_a_classifiers_data_set(source: str, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from vit_jax.data.preprocess import encode_texts
 from vit_jax.errors import UserError
 from vit_jax.evaluators.create import EvaluatorKeys
 from vit_jax.evaluators.stream import Reader, compile_outputs, stream_outputs
-from vit_jax.files.paths import read_object, reading
+from vit_jax.files.paths import read_json, reading
 from vit_jax.inference.images import Images, Inputs, input_chain, input_range
 from vit_jax.kinds import check_known
 from vit_jax.models.create import MODELS, family_of, variant_of
@@ -212,7 +212,10 @@ class Model:
     @property
     def on_bad_image(self) -> str:
         """How the run of this work directory treated damaged images; else `error`."""
-        return str(self._run_config().get("dataset", {}).get("on_bad_image", "error"))
+        match self._run_config():
+            case {"dataset": {"on_bad_image": str(setting)}}:
+                return setting
+        return "error"
 
     def test_data(self) -> dict[str, str]:
         """The test dataset, for `open_dataset`, of the run of this work directory.
@@ -220,19 +223,18 @@ class Model:
         Raises:
           UserError: it is not a work directory, or the run has no evaluator.
         """
-        config = self._run_config()
-        if not (evaluators := config.get("evaluators")):
-            raise UserError(f"{self.source} is not a run with test data: give --dataset.")
-        with reading(f"config.json of {self.source}"):
-            test = evaluators["test" if "test" in evaluators else next(iter(evaluators))]
-            return EvaluatorKeys.of(test)[0].data(config["dataset"])
+        match self._run_config():
+            case {"dataset": dict() as training, "evaluators": dict() as evaluators} if evaluators:
+                test = evaluators["test" if "test" in evaluators else next(iter(evaluators))]
+                with reading(f"config.json of {self.source}"):
+                    return EvaluatorKeys.of(test)[0].data(training)
+        raise UserError(f"{self.source} is not a run with test data: give --dataset.")
 
-    def _run_config(self) -> dict[str, Any]:
-        """The config of the run of this work directory or checkpoint; else {}."""
+    def _run_config(self) -> Any:
+        """The config of the run of this work directory or checkpoint; else None."""
         path = Path(os.path.expanduser(self.source.partition("#")[0]))
         config = (path if path.is_dir() else path.parent) / "config.json"  # also for RUN/best
-        values = read_object(config) if config.is_file() else {}
-        return values if isinstance(values.get("dataset"), dict) else {}  # other projects' files
+        return read_json(config) if config.is_file() else None
 
     def without_head(self) -> Model:
         """The same model up to its representation; UserError if it has no head."""
