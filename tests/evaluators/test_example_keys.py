@@ -36,8 +36,8 @@ class Weighted(Classification):
     example_keys = ("image", "label", "weight")
 
     def values(self, logits: jax.Array, batch: Any, **kwargs: Any) -> Any:
-        found = super().values(logits, batch, **kwargs)
-        return {**found, "loss": found["loss"] * batch["weight"][:, 0]}
+        values = super().values(logits, batch, **kwargs)
+        return {**values, "loss": values["loss"] * batch["weight"][:, 0]}
 
 
 @pytest.fixture
@@ -58,7 +58,7 @@ def test_another_key_is_trained_on_evaluated_and_planned(config: ConfigDict, tmp
     mesh = create_mesh()
     with jax.set_mesh(mesh):
         batch = create_run(config, mesh).step_arguments()[-1]
-    assert {key: each.shape[1:] for key, each in batch.items()} == {
+    assert {key: array.shape[1:] for key, array in batch.items()} == {
         "image": (16, 16, 3),
         "label": (),
         "weight": (1,),

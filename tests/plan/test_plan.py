@@ -83,11 +83,9 @@ def test_the_report_says_it_all(split: Any) -> None:
 @pytest.mark.parametrize(
     ("share", "full_compile", "topology", "words"),
     [
-        (0.89, False, "v5e-4", "It fits"),
         (0.95, False, "v5e-4", "It may fit"),
         (0.95, True, "v5e-4", "It fits"),
         (1.05, False, "v5e-4", "It seems not to fit"),
-        (1.05, True, "v5e-4", "It does not fit"),
         (1.2, False, "v5e-4", "It does not fit"),
         (0.95, False, "H100:8", "It fits"),  # compiled in one way only
     ],
@@ -120,18 +118,18 @@ def test_the_first_change_that_fits_is_found(copied: Any, split: Any) -> None:
 
 def test_changes_come_in_order_and_only_once() -> None:
     config = tiny.config(dataset__batch_size=64)
-    found = list(remedies(config, CPU))
-    assert [list(changes)[-1] for changes in found] == [
+    every = list(remedies(config, CPU))
+    assert [list(changes)[-1] for changes in every] == [
         "model.remat",
         "mesh.fsdp",
         *["train_step.accumulation_steps"] * 3,  # 64 images on 8 devices: 2, 4, 8
         "optimizer.momentum_dtype",
     ]
-    assert flags(found[2]) == (
+    assert flags(every[2]) == (
         "--config.model.scan=True --config.model.remat=full --config.mesh.data=-1 "
         "--config.mesh.fsdp=0 --config.train_step.accumulation_steps=2"
     )
-    assert not list(remedies(changed(config, found[-1]), CPU))  # nothing is left to change
+    assert not list(remedies(changed(config, every[-1]), CPU))  # nothing is left to change
     # A ResNet knows no scan, and accumulation costs it less than remat.
     config = pretrain.get_config("R50x1,imagenet21k")
     config.dataset.batch_size = 16  # 2 images on each device
@@ -150,7 +148,7 @@ def test_data_that_are_not_here_are_planned_by_size(tmp_path: Path) -> None:
     )
     run, origin = planned_run(config, CPU)
     assert run.dataset.num_examples == 14_197_122 - 51_200
-    assert [each.num_examples for each in run.datasets.values()][1:] == [25_600]
+    assert [data.num_examples for data in run.datasets.values()][1:] == [25_600]
     assert run.dataset.num_classes == 21_843
     assert "configs/pretrain.py" in origin
     assert "not prepared" in origin
@@ -204,14 +202,14 @@ def test_a_missing_compiler_names_its_extra(monkeypatch: pytest.MonkeyPatch) -> 
 
 # The share of the peak is the middle of what was published, these rows among others: so the
 # prediction has to come near them, and no closer than they are to each other.
-@pytest.mark.parametrize("row", CORE_DAYS)
-def test_predictions_come_near_the_papers_core_days(row: tuple[str, str, int]) -> None:
-    config = pretrain.get_config(",".join(map(str, row)))
-    config.model.scan = True  # traced sooner
-    run, _ = planned_run(config, CPU)
-    recipe = whole_recipe(run, run.train_flops_per_image(), None, CPU)
-    assert recipe["paper_core_days"] == CORE_DAYS[row]
-    assert recipe["v3_core_days"] == pytest.approx(CORE_DAYS[row], rel=0.25)
+def test_predictions_come_near_the_papers_core_days() -> None:
+    for row, days in CORE_DAYS.items():
+        config = pretrain.get_config(",".join(map(str, row)))
+        config.model.scan = True  # traced sooner
+        run, _ = planned_run(config, CPU)
+        recipe = whole_recipe(run, run.train_flops_per_image(), None, CPU)
+        assert recipe["paper_core_days"] == days
+        assert recipe["v3_core_days"] == pytest.approx(days, rel=0.25)
 
 
 def test_the_tables_in_the_docs_are_made_of_their_results() -> None:
@@ -244,16 +242,9 @@ def test_the_script_plans_with_status_1_where_it_does_not_fit(
     assert plan["step"]["memory"]["total"] > plan["available_bytes"]
 
 
-def test_the_script_ends_with_status_3_where_the_planner_fails(
+def test_the_script_ends_with_status_2_on_mistakes_and_3_where_the_planner_fails(
     script: Script, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(launch, "one_line_errors", None)
-    result = script("plan.py")
-    assert result.returncode == 3, result.stderr
-    assert "Traceback" in result.stderr
-
-
-def test_the_script_ends_with_status_2_on_mistakes(script: Script) -> None:
     for flag, mistake in (
         ("--topology=v5e-17", "--topology='v5e-17'"),
         ("--hbm_gib=0", "argument --hbm_gib: 0 must be"),
@@ -262,3 +253,7 @@ def test_the_script_ends_with_status_2_on_mistakes(script: Script) -> None:
         assert result.returncode == 2
         assert result.stderr.startswith(f"error: {mistake}")
         assert len(result.stderr.splitlines()) == 1
+    monkeypatch.setattr(launch, "one_line_errors", None)
+    result = script("plan.py")
+    assert result.returncode == 3, result.stderr
+    assert "Traceback" in result.stderr

@@ -127,7 +127,6 @@ BYTES = 64 * 128 * 2
     [
         # To the chip, back, and within the memory.
         (f"({CHIP}, {BIG}, u32[]{{:S(2)}}) copy-start(%p)", BYTES, None),
-        (f"({BIG}, {CHIP}, u32[]{{:S(2)}}) copy-start(%v)", BYTES, None),
         (f"({BIG}, {BIG}, u32[]{{:S(2)}}) copy-start(%p)", 2 * BYTES, None),
         # A slice is all that is read.
         (f"(({BIG}), {SMALL}, s32[]{{:S(2)}}) dynamic-slice-start(%p)", BYTES // 2, None),
@@ -143,7 +142,6 @@ BYTES = 64 * 128 * 2
         ),
         (f"({SMALL}, {BIG}) all-gather-start(%u)", BYTES * 5 // 4, BYTES),
         (f"{BIG} all-reduce-start(%p)", 2 * BYTES, BYTES),
-        (f"(({BIG}), {SMALL}) reduce-scatter-start(%p)", BYTES * 5 // 4, BYTES),
         (f"({BIG}, {BIG}, u32[], u32[]) collective-permute-start(%p)", 2 * BYTES, BYTES),
         (
             f"(({SMALL}, {BIG}), ({BIG}, bf16[256,128])) all-gather-start(%u, %p)",

@@ -62,16 +62,15 @@ def test_more_than_the_memory_is_told_not_shown_as_a_traceback() -> None:
         compile_for(SLICE, dataset__batch_size=2**20, **large)
 
 
+def test_traffic_between_slices_is_seen() -> None:
+    assert compile_for(parse_topology("2xv5e-4")).traffic["all-reduce"].network_bytes > 0
+
+
 def test_a_slice_of_many_hosts_is_one_group() -> None:
     mesh = create_mesh(fsdp=0, devices=topology_devices(parse_topology("v5e:8x8")))
     assert dict(mesh.shape) == {"data": 1, "fsdp": 64, "tensor": 1}
     mesh = create_mesh(fsdp=0, tensor=2, devices=topology_devices(parse_topology("2xv5e:4x4")))
     assert dict(mesh.shape) == {"data": 2, "fsdp": 8, "tensor": 2}
-
-
-def test_traffic_between_slices_is_seen() -> None:
-    step = compile_for(parse_topology("2xv5e-4"))
-    assert step.traffic["all-reduce"].network_bytes > 0
 
 
 @pytest.mark.parametrize("name", SHAPES)
