@@ -30,7 +30,7 @@ def total(code: FinalCode, resource: str) -> float:
     return sum(getattr(cost, resource) for cost in code.costs)
 
 
-@pytest.mark.parametrize(("name", "tflops"), [("v4", 275), ("v5e", 197), ("v6e", 918)])
+@pytest.mark.parametrize(("name", "tflops"), [("v4", 275), ("v6e", 918)])
 def test_a_large_product_takes_what_the_data_sheet_says(name: str, tflops: float) -> None:
     """Within 1 %: the data sheet's figure is rounded."""
     code = code_of(name, jnp.matmul, (2048, 2048), (2048, 512))
@@ -56,12 +56,6 @@ def test_equal_instructions_share_their_code() -> None:
     written = [path for path in folder().glob("*-01-final_bundles.txt") if "tanh" in path.name]
     assert len(written) < len(products)
     assert all(cost.matrix_unit for cost in products)
-
-
-def test_padding_moves_too() -> None:
-    """[100, 100] lies in memory as [104, 128]."""
-    [add] = code_of("v5e", lambda x: x + 1, (100, 100)).costs
-    assert add.memory == pytest.approx(2 * 2 * 104 * 128 / 819e9)
 
 
 def bundles(*lines: str) -> list[str]:

@@ -55,12 +55,10 @@ def test_every_picture(tmp_path: Path, model: str, photos: Path) -> None:
 
 def test_photos_are_finer_than_the_input(model: str, tmp_path: Path) -> None:
     image = np.zeros((200, 300, 3), np.uint8)
-    image[:, :150] = (255, 128, 0)
-    image[1::2, 150:] = 255  # lines that the 16 x 24 pixels of the input do not have
-    drawn = photos_of(load_model(model), [image], size=240)
-    assert drawn.shape == (1, 160, 240, 3)
-    np.testing.assert_allclose(drawn[0, 80, 60], [1.0, 128 / 255, 0.0], atol=1e-6)
-    assert np.ptp(drawn[0, :, 180], axis=0).min() > 0.1
+    image[1::2] = (255, 128, 0)  # lines that the 16 x 24 pixels of the input do not have
+    large = photos_of(load_model(model), [image], size=240)
+    assert large.shape == (1, 160, 240, 3)
+    assert np.ptp(large[0, :, 180, 0]) > 0.1
     fixed = saved(tmp_path / "fixed", eval_preprocess="decode")
     small = np.full((16, 24, 3), 255, np.uint8)
     np.testing.assert_allclose(photos_of(load_model(fixed), [small]), np.ones((1, 16, 24, 3)))
