@@ -113,9 +113,9 @@ def evaluate(
     if output:  # fail now if it cannot be created
         folder.mkdir(parents=True, exist_ok=True)
     start = time.perf_counter()
-    kept = present_outputs(data, outputs) if only else None
+    competing = present_outputs(data, outputs) if only else None
     arrays = measure_examples(
-        model, data, outputs, kept=kept, several=several, loss=loss, batch_size=batch_size
+        model, data, outputs, competing=competing, several=several, loss=loss, batch_size=batch_size
     )
     seconds = time.perf_counter() - start
     results: dict[str, Any] = summarize_ranking(arrays) if several else summarize(arrays)
@@ -135,7 +135,7 @@ def evaluate(
         "format": model.format,
         "dataset": options["name"],
         "split": options["split"],
-        "classes": len(outputs) if kept is None else len(kept),
+        "classes": len(outputs) if competing is None else len(competing),
         **model_options,
         "preprocess": model.description.eval_preprocess,
         "seconds": seconds,
@@ -173,7 +173,7 @@ def measure_examples(
     data: Dataset,
     outputs: np.ndarray,
     *,
-    kept: np.ndarray | None = None,
+    competing: np.ndarray | None = None,
     several: bool = False,
     loss: str = "",
     batch_size: int = 128,
@@ -182,17 +182,19 @@ def measure_examples(
 
     Args:
       outputs: of the model, for each label of the data, [K].
-      kept: those that compete, see `present_outputs`; None: all.
+      competing: those that compete, see `present_outputs`; None: all.
       several, loss, batch_size: see `evaluate`.
     """
-    if kept is None:
-        kept = np.arange(model.description.model["num_classes"])
-    places = np.searchsorted(kept, outputs).clip(max=len(kept) - 1)
-    reader = model.reader(relabel(data, places, len(kept)), batch_size)
+    if competing is None:
+        competing = np.arange(model.description.model["num_classes"])
+    places = np.searchsorted(competing, outputs).clip(max=len(competing) - 1)
+    reader = model.reader(relabel(data, places, len(competing)), batch_size)
     task = Task.of(model.module)
     if several:
         task = dataclasses.replace(task, class_names=data.class_names)
         return AveragePrecisionEvaluator(MultiLabel(task), reader).examples(model.placed_params)
-    objective = _SubsetClassification(task, kept, loss=loss or model.description.probabilities_by)
+    objective = _SubsetClassification(
+        task, competing, loss=loss or model.description.probabilities_by
+    )
     arrays = ClassificationEvaluator(objective, reader).examples(model.placed_params)
-    return arrays | {name: kept[arrays[name]] for name in ("label", "prediction")}
+    return arrays | {name: competing[arrays[name]] for name in ("label", "prediction")}

@@ -139,12 +139,12 @@ def time(run: Run) -> list[Html]:
 def settings(run: Run, recipe: str) -> list[Html]:
     """Differences from the recipe, or from the defaults; the whole config is collapsed."""
     ours = flatten_dict(run.config, sep=".")
-    basis, theirs = _basis(run, recipe)
-    keys = [key for key in {**ours, **theirs} if _json(ours, key) != _json(theirs, key)]
+    basis, usual = _basis(run, recipe)
+    keys = [key for key in {**ours, **usual} if _json(ours, key) != _json(usual, key)]
     keys.sort(key=lambda key: key.startswith(HOUSEKEEPING))
     content = [tag("p", f"Differences from {basis}:" if keys else f"As in {basis}.")]
     if keys:
-        rows = [(key, _json(ours, key), _json(theirs, key)) for key in keys]
+        rows = [(key, _json(ours, key), _json(usual, key)) for key in keys]
         columns = ["Key", "This run", "Recipe" if basis.startswith("configs/") else "Default"]
         content.append(table(columns, rows, label="Settings that differ", kind="settings"))
     text = json.dumps(run.config, indent=2, ensure_ascii=False)
