@@ -43,7 +43,7 @@ class Features:
         The same `params` object returns the same arrays. `on_batch`: see `stream_outputs`.
         """
         if self._of is not params:
-            self._arrays = ()  # free before computing the next
+            self._of, self._arrays = None, ()  # free before computing the next
             self._of, self._arrays, self._num_asked = params, self._compute(params, on_batch), 0
         arrays = self._arrays
         self._num_asked += 1
