@@ -86,14 +86,6 @@ def test_parameters_stay_within_a_slice_and_data_crosses(sizes: tuple[int, ...])
     assert second_half.all()
 
 
-def test_within_a_slice_the_topology_counts() -> None:
-    """16 devices along one axis go round the 4x4 grid in steps of one link."""
-    array = arrange_devices(tpu_slices(1), (4, 1, 4))
-    for group in array[:, 0]:
-        places = np.array([d.coords for d in group])
-        assert len(set(map(tuple, places[:, :1]))) == 1 or len(set(map(tuple, places[:, 1:]))) == 1
-
-
 def test_what_has_to_cross_crosses_as_little_as_can_be() -> None:
     """32 devices for parameters on slices of 16: tensor stays inside, fsdp has one border."""
     slices = np.vectorize(lambda d: d.slice_index)(arrange_devices(tpu_slices(2), (1, 8, 4)))[0]

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from sklearn.metrics import f1_score, precision_recall_fscore_support
 
-from tests import fixtures_data, tiny
+from tests import fixtures_data
 from tests.pretrained import weights
 from tests.saved_models import save_model
 from vit_jax.data.class_names import class_names, wordnet_ids
@@ -390,20 +390,3 @@ def test_infinite_outputs_are_an_error(photos: Path, tmp_path: Path) -> None:
     model = save_model(tmp_path / "model", class_names=CLASSES, scale=1e20)
     with pytest.raises(UserError, match="the loss of 27 of 27 examples is not finite"):
         evaluate(str(model), dataset=str(photos), split="test")
-
-
-def test_the_script_prints_json_and_one_line_errors(
-    model: Path, photos: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    start = [str(model), "--json", f"--dataset={photos}"]
-    options = ["--dtype=bfloat16", "--image_size=24"]
-    assert tiny.run_here(monkeypatch, "evaluate.py", *start, *options) == 0
-    results = json.loads(capsys.readouterr().out)
-    assert results["num_examples"] == 27
-    assert "resize(height=24, width=24" in results["preprocess"]
-    assert results["dtype"] == "bfloat16"
-    assert tiny.run_here(monkeypatch, "evaluate.py", *start, "--split=trian") == 2
-    printed = capsys.readouterr()
-    assert printed.err.startswith("error: ")
-    assert printed.err.count("\n") == 1
-    assert printed.out == ""

@@ -90,3 +90,11 @@ def test_a_damaged_description_is_named(weight_file: Path) -> None:
         weight_file.with_suffix(".json").write_text(text)
         with pytest.raises(UserError, match=r"a\.json"):
             load_model(weight_file)
+
+
+def test_bfloat16(weight_file: Path) -> None:
+    images = golden.images(2, 32, 32)
+    exact, rough = load_model(weight_file), load_model(weight_file, dtype="bfloat16")
+    a, b = (weights.logits(m.module, m.params, images) for m in (exact, rough))
+    assert a.dtype == b.dtype == np.float32
+    assert 0 < np.abs(a - b).max() < 0.1
