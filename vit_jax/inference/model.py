@@ -72,10 +72,7 @@ class Model:
     def preprocess(self, images: Any) -> np.ndarray:
         """The model's input: float32 [B, H, W, C]; one image is a batch of one.
 
-        For a text model its tokens, int32 [B, T].
-
-        Raises:
-          UserError: an image cannot be read.
+        For a text model its tokens, int32 [B, T]. UserError if an image cannot be read.
         """
         if self.is_text:
             texts = [images] if isinstance(images, str) else list(images)
@@ -93,8 +90,7 @@ class Model:
     def predict(self, images: Any, *, top: int = 5) -> list[Any]:
         """The most probable classes: [(class, probability), ...], for a batch one list per image.
 
-        Raises:
-          UserError: the model has no head, or an image cannot be read.
+        UserError if the model has no head, or an image cannot be read.
         """
         examples = self._examples(images)
         predictions = [
@@ -115,8 +111,7 @@ class Model:
           loss: `softmax`, where the probabilities of all classes add up to 1, or `sigmoid`, one
             probability for each; "" for the one that the model was trained with, if known.
 
-        Raises:
-          UserError: the model has no head, or an argument is invalid.
+        UserError if the model has no head, or an argument is invalid.
         """
         num_outputs = self.description.model["num_classes"]
         if type(top) is not int or top < 1:
@@ -142,8 +137,7 @@ class Model:
     ) -> np.ndarray:
         """A feature of `models/features.py`, float32 [B, ...].
 
-        Raises:
-          UserError: the model does not have it, or an image cannot be read.
+        UserError if the model does not have it, or an image cannot be read.
         """
         examples = self._examples(images)
         parts = [part[name] for part in self.stream([name], examples, batch_size, key="name")]
@@ -153,10 +147,8 @@ class Model:
     def attention(self, images: Any, *, batch_size: int = 8) -> np.ndarray:
         """Attention weights of every block: float32 [L, B, heads, N, N].
 
-        N: class and distillation token, if any, then the grid row by row.
-
-        Raises:
-          UserError: the model has no attention, or an image cannot be read.
+        N: class and distillation token, if any, then the grid row by row. UserError if the model has
+        no attention, or an image cannot be read.
         """
         return self.look(images, batch_size=batch_size)["attention"]
 
@@ -165,8 +157,7 @@ class Model:
     ) -> dict[str, np.ndarray]:
         """Internals of every block: float32 arrays [L, B, ...], see `models/look.py`.
 
-        Raises:
-          UserError: an unknown name, a model without attention, or an image cannot be read.
+        UserError for an unknown name, a model without attention, or an image that cannot be read.
         """
         names = (what,) if isinstance(what, str) else tuple(what)
 
@@ -200,10 +191,8 @@ class Model:
     def open_dataset(self, **options: Any) -> Dataset:
         """A split with the model's own preprocessing; see `create_dataset` for the other options.
 
-        `on_bad_image` "" means that of the run.
-
-        Raises:
-          UserError: see there; or the preprocessing does not fit the model.
+        `on_bad_image` "" means that of the run. UserError: see there; or the preprocessing does not
+        fit the model.
         """
         input_chain(self.description)
         options["on_bad_image"] = options.get("on_bad_image") or self.on_bad_image
@@ -220,8 +209,7 @@ class Model:
     def test_data(self) -> dict[str, str]:
         """The test dataset, for `open_dataset`, of the run of this work directory.
 
-        Raises:
-          UserError: it is not a work directory, or the run has no evaluator.
+        UserError if it is not a work directory, or the run has no evaluator.
         """
         match self._run_config():
             case {"dataset": dict() as training, "evaluators": dict() as evaluators} if evaluators:
@@ -288,11 +276,7 @@ class Model:
         )
 
     def reader(self, dataset: Any, batch_size: int) -> Reader:
-        """Reads examples on all devices, with one thread per core.
-
-        Raises:
-          UserError: `batch_size` is not positive.
-        """
+        """Reads examples on all devices, with one thread per core; `batch_size` is positive."""
         if type(batch_size) is not int or batch_size < 1:
             raise UserError(f"--batch_size={batch_size!r} must be at least 1.")
         shards = math.prod(self.mesh.shape[axis] for axis in BATCH_AXES)
