@@ -147,8 +147,8 @@ class Model:
     def attention(self, images: Any, *, batch_size: int = 8) -> np.ndarray:
         """Attention weights of every block: float32 [L, B, heads, N, N].
 
-        N: class and distillation token, if any, then the grid row by row. UserError if the model has
-        no attention, or an image cannot be read.
+        N: class and distillation token, if any, then the grid row by row. UserError if the model
+        has no attention, or an image cannot be read.
         """
         return self.look(images, batch_size=batch_size)["attention"]
 
