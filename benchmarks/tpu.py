@@ -3,7 +3,7 @@
     python benchmarks/tpu.py --variant=B/16 --against=official,big_vision --clones=peers --parts
     python benchmarks/tpu.py --variant=L/16 --topology=v4:2x2x1 --largest_batch
 
-ms: by the compiler's final code, see `vit_jax/plan/final_code.py`; the same clock for all. Mcycles:
+ms: by the compiler's final code, see `benchmarks/final_code.py`; the same clock for all. Mcycles:
 XLA's own estimate from before code generation, without kernels and collectives: not to be compared
 where one of them has kernels. GB to and from HBM; GiB at the peak. All of one device, with 64
 images, fully optimized: a minute or more each.
@@ -33,12 +33,12 @@ from vit_jax.arguments import names, split_overrides
 sys.path.append(str(ROOT))
 
 from benchmarks import common
+from benchmarks.final_code import FinalCode, clear_final_code, compile_timed, write_final_code
 from benchmarks.peers import CLONES, check_peer, jax_peer
 from vit_jax.errors import UserError
 from vit_jax.kinds import check_known
 from vit_jax.parameters.sharding import batch_sharding, replicated, with_shardings
-from vit_jax.plan.cost import CompiledStep, TooLargeError, compile_step
-from vit_jax.plan.final_code import FinalCode, write_final_code
+from vit_jax.plan.cost import CompiledStep, TooLargeError, compile_update
 from vit_jax.plan.subject import planned_run
 from vit_jax.plan.topology import Topology, parse_topology
 from vit_jax.run import Run
@@ -80,12 +80,12 @@ def main(argv: Sequence[str]) -> None:
         subjects[peer] = peer_update(peer, config, run, shapes[2], arguments.clones)
     figures_of = {}
     for name, (update, shapes) in subjects.items():
-        step = compile_step(run.mesh, update, shapes, full=True)
-        figures_of[name] = costs(step)
+        step, code = compile_timed(run.mesh, update, shapes)
+        figures_of[name] = costs(step, code)
         shown = (f"{value:.2f} {unit}" for unit, value in figures_of[name].items())
         print(f"{name}: {', '.join(shown)}")
-        if arguments.parts and step.code:
-            print(parts_table(step.code))
+        if arguments.parts:
+            print(parts_table(code))
 
     per_device = run.batch_size // topology.num_devices
     case = f"update, {config.model.dtype}, {per_device} images a device"
@@ -126,15 +126,11 @@ def peer_update(
     return step, (with_shardings(state, shardings), images, labels)
 
 
-def costs(step: CompiledStep) -> dict[str, float]:
+def costs(step: CompiledStep, code: FinalCode) -> dict[str, float]:
     """What an update takes on each device, by unit."""
-    if step.code is None:
-        raise UserError(
-            "There is no final code to time: unset JAX_COMPILATION_CACHE_DIR, and take v3 to v6e."
-        )
     return {
-        "ms": 1e3 * step.code.seconds,
-        "Mcycles by XLA's estimate": step.cycles / 1e6,
+        "ms": 1e3 * code.seconds,
+        "Mcycles by XLA's estimate": code.estimated_cycles / 1e6,
         "GB": step.hbm_bytes / 1e9,
         "GiB": step.memory["peak"] / 2**30,
     }
@@ -188,8 +184,9 @@ def largest_per_device(config: ConfigDict, topology: Topology) -> int:
         trial = config.copy_and_resolve_references()
         trial.dataset.batch_size = per_device * topology.num_devices
         run, shapes = planned(trial, topology)
+        clear_final_code()
         try:
-            compile_step(run.mesh, run.jit_train_step(), shapes, full=False)
+            compile_update(run.mesh, run.jit_train_step(), shapes, full=False)
         except TooLargeError:
             return True
         return False

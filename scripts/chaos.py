@@ -100,12 +100,12 @@ def disturb(processes: list[Process], checkpoints: Path, rng: random.Random) -> 
     else:
         event = "nothing"  # it has finished
     logging.info("%s, process %d.", event, processes.index(victim))
-    rest = [each for each in processes if each is not victim or event in ("term", "nothing")]
+    others = [other for other in processes if other is not victim or event in ("term", "nothing")]
     try:
-        codes = {process.wait(GRACE_SECONDS) for process in rest}
+        codes = {process.wait(GRACE_SECONDS) for process in others}
     except subprocess.TimeoutExpired:
-        found = f"after {event!r} a process was still running {GRACE_SECONDS:g} s later"
-        raise UserError(f"{found}; see their logs.") from None
+        message = f"after {event!r} a process was still running {GRACE_SECONDS:g} s later"
+        raise UserError(f"{message}; see their logs.") from None
     aborted = {-signal.SIGABRT} if victim is processes[0] and "kill" in event else set()
     if codes - aborted - {0, REQUEUE_EXIT_CODE}:
         raise UserError(f"after {event!r} the processes ended with {codes}; see their logs.")

@@ -42,13 +42,13 @@ if __name__ == "__main__":
     )
     add("--output", default="", metavar="DIR", help="write evaluation.json and CSV files there")
     add("--json", action="store_true", help="print only one JSON object")
-    given = vars(parser.parse_args())
-    as_json = given.pop("json")
+    options = vars(parser.parse_args())
+    as_json = options.pop("json")
     if not as_json:
         launch.start_logging()
     with launch.one_line_errors():
         from vit_jax.inference.evaluate import evaluate
         from vit_jax.inference.evaluation_tables import table
 
-        results = evaluate(**given)
+        results = evaluate(**options)
         print(json.dumps(results) if as_json else table(results))

@@ -22,9 +22,9 @@ if __name__ == "__main__":
     add("--output", required=True, metavar="FILE.npz", help="file to write")
     add("--split", default="", help="of the dataset, such as train[:10%%]")
     arguments.add_dataset(parser)
-    given = vars(parser.parse_args())
+    options = vars(parser.parse_args())
     launch.start_logging()
     with launch.one_line_errors():
         from vit_jax.inference.features import extract_features
 
-        extract_features(**given)
+        extract_features(**options)

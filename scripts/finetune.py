@@ -13,15 +13,17 @@ from vit_jax import launch
 from vit_jax.errors import UserError
 
 
-def run(given, watchdog):
+def run(arguments, watchdog):
     from vit_jax.train import train_and_evaluate
 
-    if not given.config.pretrained.source:
+    if not arguments.config.pretrained.source:
         raise UserError(
             "--config.pretrained.source is missing: fine-tuning starts from a weight file, a work "
             "directory or a name from scripts/zoo.py list (scripts/train.py trains from scratch)."
         )
-    train_and_evaluate(given.config, given.workdir, resume=given.resume, watchdog=watchdog)
+    train_and_evaluate(
+        arguments.config, arguments.workdir, resume=arguments.resume, watchdog=watchdog
+    )
 
 
 if __name__ == "__main__":

@@ -18,7 +18,9 @@ import itertools
 import json
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from vit_jax import ROOT, launch
@@ -34,7 +36,11 @@ METRICS = {  # percent: the run and its metric
 }
 DISTANCE = "mean distance, pixels"
 MARGIN = 2.0  # points within which variants are alike; in distances, pixels
+LOOKS = (("#0072B2", "o"), ("#D55E00", "s"), ("#009E73", "D"))  # as in vit_jax/report/plot.py
 SECONDS = {"pretrain": 25, "digits": 6, "letters": 7}  # of a run on a core, measured
+
+# Of a variant and metric, one per seed: `values["vit"]["accuracy"] == [91.2, 90.4, 91.0]`.
+Values = dict[str, dict[str, list[float]]]
 
 
 def parser() -> argparse.ArgumentParser:
@@ -76,27 +82,27 @@ def train_all(mine: list[tuple[int, str]], folder: Path, overrides: list[str]) -
                 run_missing([run], folder, train=train_and_evaluate)
 
 
-def collect(variants: list[str], seeds: int, folder: Path) -> dict[str, dict[str, list[float]]]:
+def collect(variants: list[str], seeds: int, folder: Path) -> Values:
     """By variant and metric: percent for each seed that is finished."""
     from vit_jax.files.paths import read_object
 
-    values: dict[str, dict[str, list[float]]] = {}
+    values: Values = {}
     for variant in variants:
-        found = values.setdefault(variant, {})
+        of_variant = values.setdefault(variant, {})
         for title, (stage, metric) in METRICS.items():
             paths = [folder / f"{stage}/{variant}_seed{i}/results.json" for i in range(seeds)]
             results = [read_object(path, **{metric: float}) for path in paths if path.exists()]
-            found[title] = [100 * each[metric] for each in results]
+            of_variant[title] = [100 * result[metric] for result in results]
     return values
 
 
-def distances(variants: list[str], seeds: int, folder: Path) -> dict[str, dict[str, list[float]]]:
+def distances(variants: list[str], seeds: int, folder: Path) -> Values:
     """By VARIANT/LAYER: the mean over heads, after fine-tuning on digits."""
     from vit_jax.files.paths import write_json
     from vit_jax.inference.load import load_model
     from vit_jax.inference.visualize import head_distances
 
-    values: dict[str, dict[str, list[float]]] = {}
+    values: Values = {}
     for variant, seed in itertools.product(variants, range(seeds)):
         path = folder / f"digits/{variant}_seed{seed}/attention_distance.json"
         if not path.exists() and (path.parent / "params.npz").exists():
@@ -106,19 +112,92 @@ def distances(variants: list[str], seeds: int, folder: Path) -> dict[str, dict[s
             write_json(path, head_distances(model, images, len(images))[0].tolist())
         if path.exists():
             for layer, heads in enumerate(json.loads(path.read_text()), start=1):
-                found = values.setdefault(f"{variant}/{layer}", {DISTANCE: []})[DISTANCE]
-                found.append(sum(heads) / len(heads))
+                of_layer = values.setdefault(f"{variant}/{layer}", {DISTANCE: []})
+                of_layer[DISTANCE].append(sum(heads) / len(heads))
     return values
+
+
+def difference95(first: Sequence[float], second: Sequence[float]) -> tuple[float, float]:
+    """Difference of the means and half of its 95 % interval (Welch's t), of two or more values."""
+    import numpy as np
+    from scipy.special import stdtrit
+
+    errors = np.array([np.var(values, ddof=1) / len(values) for values in (first, second)])
+    weights = errors**2 / (len(first) - 1, len(second) - 1)
+    freedom = errors.sum() ** 2 / max(weights.sum(), np.finfo(float).tiny)
+    half = stdtrit(freedom, 0.975) * np.sqrt(errors.sum()) if errors.any() else 0.0
+    return fmean(first) - fmean(second), float(half)
+
+
+def verdict(first: Sequence[float], relation: str, second: Sequence[float], margin: float) -> str:
+    """`shows`, `not at this scale` or `undecided`, and the difference with its interval.
+
+    `>` shows if the whole interval is above 0, and does not if it is below; `=` shows if it is
+    within +-margin, and does not if it is outside.
+    """
+    if min(len(first), len(second)) < 2:
+        return "-"
+    difference, half = difference95(first, second)
+    low, high = difference - half, difference + half
+    shows, fails = low > 0, high < 0
+    if relation == "=":
+        shows, fails = -margin < low and high < margin, low > margin or high < -margin
+    answer = "shows" if shows else "not at this scale" if fails else "undecided"
+    return f"{answer} ({difference:+.1f} ± {half:.1f})"
+
+
+def interval(values: Sequence[float]) -> str:
+    """The mean ± half of its 95 % interval (Student's t)."""
+    from vit_jax.evaluators.few_shot import confidence95
+
+    half = confidence95(values)
+    return (f"{fmean(values):.1f}" if values else "-") + ("" if half is None else f" ± {half:.1f}")
+
+
+def draw(
+    lines: dict[str, dict[str, float]], metrics: Sequence[str], values: Values, x_title: str
+) -> Any:
+    """The figure: a panel per metric, a line per kind of variants with their x.
+
+    Without `x_title` x are places, labelled with the variants' names.
+    """
+    import numpy as np
+
+    from vit_jax.errors import import_extra
+    from vit_jax.evaluators.few_shot import confidence95
+
+    import_extra("a plot", "matplotlib", "embedded")
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(3.3 * len(metrics) + 0.5, 3.4), dpi=80, layout="constrained")
+    for axis, metric in zip(np.ravel(figure.subplots(1, len(metrics))), metrics, strict=True):
+        for (name, at), (color, marker) in zip(lines.items(), LOOKS, strict=False):
+            seeds = {x: values[variant].get(metric) for variant, x in at.items()}
+            shown = {x: of_seeds for x, of_seeds in seeds.items() if of_seeds}
+            bars = [confidence95(of_seeds) or 0.0 for of_seeds in shown.values()]
+            look: Any = {"fmt": f"{marker}-" if x_title else marker, "color": color, "capsize": 3}
+            axis.errorbar(list(shown), [*map(np.mean, shown.values())], bars, label=name, **look)
+            if not x_title:
+                axis.set_xticks([*at.values()], [*at], rotation=60, ha="right")
+            elif max(at.values()) > 10 * min(at.values()):
+                axis.set_xscale("log")
+        axis.margins(x=0.12)
+        axis.set_xlabel(x_title)
+        axis.set_title(metric, loc="left", fontsize=10)
+        axis.grid(color="0.5", alpha=0.2)
+        if len(lines) > 1:
+            axis.legend(fontsize=8, frameon=False)
+    return figure
 
 
 def report(experiments: list[str], seeds: int, folder: Path) -> str:
     """Markdown: a table, a picture and the verdicts of each experiment."""
     from configs.miniature import EXPERIMENTS, examples, operations
-    from vit_jax.report.comparison import draw, interval, verdict
 
     parts = []
     for name in experiments:
-        each, variants, x_title = EXPERIMENTS[name], EXPERIMENTS[name].variants.split(), ""
+        experiment, x_title = EXPERIMENTS[name], ""
+        variants = experiment.variants.split()
         at = {variant: float(number) for number, variant in enumerate(variants)}
         values = collect(variants, seeds, folder)
         compared = [m for m in METRICS if sum(bool(values[v][m]) for v in variants) > 1]
@@ -127,9 +206,9 @@ def report(experiments: list[str], seeds: int, folder: Path) -> str:
             metrics, x_title = [DISTANCE], "layer"
             values = distances(variants, seeds, folder)
             at = {layer: float(layer.partition("/")[2]) for layer in values}
-        elif each.x == "examples":
+        elif experiment.x == "examples":
             x_title, at = "images", {key: float(examples(key)) for key in at}
-        elif each.x == "operations":
+        elif experiment.x == "operations":
             x_title, at = "GFLOP", {key: operations(key) / 1e9 for key in at}
         kinds = ("vit", "bit", "hybrid") if x_title else ("",)
         lines = {kind: {k: x for k, x in at.items() if k.startswith(kind)} for kind in kinds}
@@ -137,23 +216,28 @@ def report(experiments: list[str], seeds: int, folder: Path) -> str:
         draw(lines, metrics, values, x_title).savefig(folder / f"{name}.png")
         rows = [["variant", *metrics], ["---"] * (len(metrics) + 1)]
         for key, x in at.items():
-            title = f"{key}, {x:,.0f} {x_title}" if each.x else key
+            title = f"{key}, {x:,.0f} {x_title}" if experiment.x else key
             rows.append([title, *(interval(values[key].get(metric, [])) for metric in metrics)])
         claims = [["claim", *metrics], rows[1]]
-        for claim in map(str.strip, each.claims.splitlines()):
+        for claim in map(str.strip, experiment.claims.splitlines()):
             first, relation, second = claim.partition(":")[0].split()
             a, b = values.get(first, {}), values.get(second, {})
-            found = (verdict(a.get(m, []), relation, b.get(m, []), MARGIN) for m in metrics)
-            claims.append([claim, *found])
+            verdicts = (verdict(a.get(m, []), relation, b.get(m, []), MARGIN) for m in metrics)
+            claims.append([claim, *verdicts])
         tables = ["\n".join(f"| {' | '.join(row)} |" for row in table) for table in (rows, claims)]
-        parts += [f"## {each.title}", tables[0], f"![{each.title}]({name}.png)", tables[1]]
+        parts += [
+            f"## {experiment.title}",
+            tables[0],
+            f"![{experiment.title}]({name}.png)",
+            tables[1],
+        ]
     return "\n\n".join(parts) + "\n"
 
 
 def main() -> None:
-    overrides, arguments = split_overrides(sys.argv[1:])
-    given = parser().parse_args(arguments)
-    folder = Path(given.workdir).expanduser().absolute()
+    overrides, others = split_overrides(sys.argv[1:])
+    arguments = parser().parse_args(others)
+    folder = Path(arguments.workdir).expanduser().absolute()
     # Before JAX starts: seeds of a variant compile the same programs.
     os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(folder / "compiled"))
     os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
@@ -162,17 +246,19 @@ def main() -> None:
     from vit_jax.kinds import check_known
     from vit_jax.sweep.run import task_number
 
-    experiments = given.experiments or list(miniature.EXPERIMENTS)
+    experiments = arguments.experiments or list(miniature.EXPERIMENTS)
     for name in experiments:
         check_known("--experiments", name, miniature.EXPERIMENTS)
     wanted = " ".join(miniature.EXPERIMENTS[name].variants for name in experiments)
     groups: dict[str, list[str]] = {}  # of variants that start from the same runs
     for variant in dict.fromkeys(wanted.split()):
         groups.setdefault(variant.partition("_px")[0], []).append(variant)
-    task = task_number(given.task, given.num_tasks, os.environ)
-    chains = list(itertools.product(range(given.seeds), groups.values()))[task :: given.num_tasks]
+    task = task_number(arguments.task, arguments.num_tasks, os.environ)
+    chains = list(itertools.product(range(arguments.seeds), groups.values()))[
+        task :: arguments.num_tasks
+    ]
     mine = [(seed, variant) for seed, group in chains for variant in group]
-    if given.dry_run:
+    if arguments.dry_run:
         total = 0
         for seed, variant in mine:
             runs = miniature.runs(variant, seed)
@@ -185,7 +271,7 @@ def main() -> None:
     train_all(mine, folder, overrides)
     took = [read_object(path, seconds=float)["seconds"] for path in folder.glob("*/*/results.json")]
     text = f"{len(took)} runs, {sum(took) / 60:.0f} minutes.\n\n"
-    text += report(experiments, given.seeds, folder)
+    text += report(experiments, arguments.seeds, folder)
     write_atomically(folder / "miniature.md", text)
     print(text)
 

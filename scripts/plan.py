@@ -26,27 +26,27 @@ from vit_jax import command_line, launch
 from vit_jax.arguments import at_least
 
 
-def plan(given):
+def plan(arguments):
     from vit_jax.files.paths import write_json
     from vit_jax.plan.plan import make_plan
     from vit_jax.plan.report import plan_json, report_text
     from vit_jax.plan.topology import parse_topology
 
-    topology = parse_topology(given.topology)
-    if given.output:
-        os.makedirs(given.output, exist_ok=True)
+    topology = parse_topology(arguments.topology)
+    if arguments.output:
+        os.makedirs(arguments.output, exist_ok=True)
     result = make_plan(
-        given.config,
+        arguments.config,
         topology,
-        full_compile=given.full_compile,
-        num_examples=given.num_examples,
-        num_classes=given.num_classes,
-        hbm_gib=given.hbm_gib,
-        try_remedies=not given.noremedies,
+        full_compile=arguments.full_compile,
+        num_examples=arguments.num_examples,
+        num_classes=arguments.num_classes,
+        hbm_gib=arguments.hbm_gib,
+        try_remedies=not arguments.noremedies,
     )
     print(report_text(result))
-    if given.output:
-        write_json(f"{given.output}/plan.json", plan_json(result))
+    if arguments.output:
+        write_json(f"{arguments.output}/plan.json", plan_json(result))
     return 0 if result.fits else 1
 
 
@@ -55,21 +55,18 @@ def main():
     add = parser.add_argument
     add("--topology", required=True, help="machine to plan for, such as v5e:8x8")
     add("--output", metavar="DIR", help="for plan.json")
-    add(
-        "--full_compile",
-        action="store_true",
-        help="optimize as for training; takes minutes, and also gives the time by the final code",
-    )
+    minutes = "optimize as for training; takes minutes"
+    add("--full_compile", action="store_true", help=minutes)
     add("--noremedies", action="store_true", help="do not search for changes that make it fit")
     known = "of data that are not available and not known to recipes"
     add("--num_examples", type=at_least(1), metavar="N", help=known)
     add("--num_classes", type=at_least(1), metavar="N", help="likewise")
     add("--hbm_gib", type=at_least(1e-6), metavar="GIB", help="of a device, if not the chip's")
     with launch.one_line_errors():
-        given = command_line.parse(parser)
+        arguments = command_line.parse(parser)
         launch.start_logging(to_stderr=True)
         logging.getLogger("jax").setLevel(logging.ERROR)
-        return plan(given)
+        return plan(arguments)
 
 
 if __name__ == "__main__":

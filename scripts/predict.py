@@ -20,10 +20,10 @@ if __name__ == "__main__":
     add("--loss", default="", help="softmax or sigmoid (default: as in training, if known)")
     add("--picture", default="", metavar="FILE", help="draw images and classes to this file")
     add("--json", action="store_true", dest="as_json", help="print one JSON object per image")
-    given = vars(parser.parse_args())
-    if not given["as_json"]:
+    options = vars(parser.parse_args())
+    if not options["as_json"]:
         launch.start_logging()
     with launch.one_line_errors():
         from vit_jax.inference.predict import predict
 
-        sys.exit(1 if predict(**given) else 0)
+        sys.exit(1 if predict(**options) else 0)

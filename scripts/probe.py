@@ -27,12 +27,12 @@ if __name__ == "__main__":
     add("--seeds", type=int, default=3, help="selections of images, for few_shot (default 3)")
     arguments.add_dataset(parser)
     add("--json", action="store_true", help="print only one JSON object")
-    given = vars(parser.parse_args())
-    as_json = given.pop("json")
+    options = vars(parser.parse_args())
+    as_json = options.pop("json")
     if not as_json:
         launch.start_logging()
     with launch.one_line_errors():
         from vit_jax.inference.probe import probe, table
 
-        results = probe(**given)
+        results = probe(**options)
         print(json.dumps(results) if as_json else table(results))

@@ -16,18 +16,18 @@ from vit_jax import launch
 from vit_jax.arguments import add_share, at_least
 
 
-def run(given, watchdog):
+def run(arguments, watchdog):
     from vit_jax.sweep.run import run_sweep, task_number
     from vit_jax.train import train_and_evaluate
 
     run_sweep(
-        given.config,
-        given.workdir,
+        arguments.config,
+        arguments.workdir,
         train=functools.partial(train_and_evaluate, watchdog=watchdog),
-        seeds=given.seeds,
-        num_tasks=given.num_tasks,
-        task=task_number(given.task, given.num_tasks, os.environ),
-        resume=given.resume,
+        seeds=arguments.seeds,
+        num_tasks=arguments.num_tasks,
+        task=task_number(arguments.task, arguments.num_tasks, os.environ),
+        resume=arguments.resume,
     )
 
 

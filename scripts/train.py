@@ -8,10 +8,12 @@ The same command resumes an interrupted run.
 from vit_jax import launch
 
 
-def run(given, watchdog):
+def run(arguments, watchdog):
     from vit_jax.train import train_and_evaluate
 
-    train_and_evaluate(given.config, given.workdir, resume=given.resume, watchdog=watchdog)
+    train_and_evaluate(
+        arguments.config, arguments.workdir, resume=arguments.resume, watchdog=watchdog
+    )
 
 
 if __name__ == "__main__":

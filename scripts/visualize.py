@@ -27,9 +27,9 @@ if __name__ == "__main__":
     )
     add("--output", default="pictures", metavar="DIR", help="output folder (default pictures)")
     add("--against", default="", metavar="MODEL", help="another model, for cka")
-    given = vars(parser.parse_args())
+    options = vars(parser.parse_args())
     launch.start_logging()
     with launch.one_line_errors():
         from vit_jax.inference.visualize import visualize
 
-        visualize(**given)
+        visualize(**options)

@@ -58,7 +58,7 @@ def table(rows):
     """One line per entry in aligned columns: text left, numbers right."""
     lines = [("name", "variant", "pixels", "classes", "size", "ImageNet", "by")]
     for row in rows:
-        top1 = [(f"{each.percent:.1f}", each.by) for each in row.on_imagenet]
+        top1 = [(f"{result.percent:.1f}", result.by) for result in row.on_imagenet]
         cells = (row.name, row.variant or "-", str(row.resolution), str(row.num_classes))
         lines.append((*cells, row.size or "-", *(top1[0] if top1 else ("-", "-"))))
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
@@ -88,7 +88,7 @@ def show(entry):
     model = f"{entry.variant},cifar10 --config.pretrained.source={entry.name}"
     model = f"{entry.name},cifar10" if entry.attributes else model
     commands.append(f"finetune.py --config=configs/finetune.py:{model} --workdir=/tmp/cifar10")
-    return "\n".join([*lines, "", *(f"  python scripts/{each}" for each in commands)])
+    return "\n".join([*lines, "", *(f"  python scripts/{command}" for command in commands)])
 
 
 if __name__ == "__main__":

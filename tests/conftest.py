@@ -108,7 +108,7 @@ _guard(socket, "getaddrinfo", 0)
 
 @pytest.fixture(scope="session", autouse=True)
 def final_code_is_written() -> None:
-    from vit_jax.plan.final_code import write_final_code
+    from benchmarks.final_code import write_final_code
 
     write_final_code()
 

@@ -7,10 +7,10 @@ import jax
 import pytest
 
 from configs import miniature
+from scripts.miniature import difference95, interval, verdict
 from tests.tiny import Script
 from vit_jax.errors import UserError
 from vit_jax.parameters.sharding import create_mesh
-from vit_jax.report.comparison import difference95, interval, verdict
 from vit_jax.run import create_run
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import importlib
 import os
 import re
+from collections.abc import Iterator
 from typing import Any
 
 REQUEUE_EXIT_CODE = 75  # EX_TEMPFAIL: the same command resumes the run
@@ -72,6 +74,15 @@ def is_network_error(error: BaseException) -> bool:
 def as_user_error(message: str, cause: BaseException) -> UserError:
     """A UserError with this message; a TransientError if the cause may be temporary."""
     return TransientError(message) if is_transient(cause) else UserError(message)
+
+
+@contextlib.contextmanager
+def naming(where: str) -> Iterator[None]:
+    """Puts `where`, such as a config key, in front of the message of a UserError."""
+    try:
+        yield
+    except UserError as error:
+        raise as_user_error(f"{where}: {error}", error) from error
 
 
 def missing_package(purpose: str, package: str, extra: str) -> UserError:

@@ -10,6 +10,7 @@ from ml_collections import ConfigDict
 from tests import fixtures_data, tiny
 from vit_jax import config as schema
 from vit_jax.errors import UserError
+from vit_jax.evaluators.create import EvaluatorKeys
 from vit_jax.parameters.sharding import create_mesh
 from vit_jax.run import create_run
 
@@ -39,14 +40,20 @@ def test_another_data_set_with_some_of_the_classes_in_another_order(tmp_path: Pa
         params = run.initial_state(0).params
         # The model says 7 whatever it sees: right for the sevens.
         params["head"]["bias"] = params["head"]["bias"].at[7].set(9.0)
-        found = evaluator(params)
+        metrics = evaluator(params)
         labels = evaluator.examples(params)["label"]
-    assert set(found) == set(evaluator.metric_names)
-    assert {"accuracy_top5", "calibration_error"} < set(found)
-    assert found["num_examples"] == 5
-    assert found["accuracy"] == pytest.approx(3 / 5)
+    assert set(metrics) == set(evaluator.metric_names)
+    assert {"accuracy_top5", "calibration_error"} < set(metrics)
+    assert metrics["num_examples"] == 5
+    assert metrics["accuracy"] == pytest.approx(3 / 5)
     assert sorted(np.unique(labels)) == [3, 7]
     assert run.evaluations["test"].evaluator.metric_names == ("loss", "accuracy", "num_examples")
+
+
+def test_a_data_set_of_its_own_has_not_the_trainings_label() -> None:
+    training = {"name": "a", "data_dir": "/data", "label_key": "fine"}
+    assert EvaluatorKeys(split="val").data(training) == {**training, "split": "val"}
+    assert EvaluatorKeys(dataset="b").data(training)["label_key"] == ""
 
 
 def test_classes_that_training_does_not_have(tmp_path: Path) -> None:

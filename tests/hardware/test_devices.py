@@ -1,6 +1,7 @@
 """Where devices stand in a mesh, with stand-ins for machines of many slices and hosts."""
 
 import dataclasses
+import itertools
 import logging
 import math
 
@@ -28,7 +29,6 @@ class Device:
 @pytest.mark.parametrize(
     ("text", "kind"),
     [
-        ("Unable to initialize backend 'tpu': UNAVAILABLE: no connection", TransientError),
         ("Unable to initialize backend 'tpu': ABORTED: already in use by pid 7", TransientError),
         ("Unable to initialize backend 'tpu': NOT_FOUND: no device found", UserError),
     ],
@@ -73,7 +73,7 @@ def gpu_hosts(num_hosts: int, *, processes_per_host: int, numbered: bool) -> lis
     ]
 
 
-@pytest.mark.parametrize("sizes", [(2, 16, 1), (8, 4, 1), (32, 1, 1), (4, 2, 4)])
+@pytest.mark.parametrize("sizes", [(2, 16, 1), (4, 2, 4)])
 def test_parameters_stay_within_a_slice_and_data_crosses(sizes: tuple[int, ...]) -> None:
     devices = tpu_slices(2)
     assert [d.slice_index for d in devices[:2]] == [0, 1]  # in the order given they are mixed
@@ -86,14 +86,6 @@ def test_parameters_stay_within_a_slice_and_data_crosses(sizes: tuple[int, ...])
     assert second_half.all()
 
 
-def test_within_a_slice_the_topology_counts() -> None:
-    """16 devices along one axis go round the 4x4 grid in steps of one link."""
-    array = arrange_devices(tpu_slices(1), (4, 1, 4))
-    for group in array[:, 0]:
-        places = np.array([d.coords for d in group])
-        assert len(set(map(tuple, places[:, :1]))) == 1 or len(set(map(tuple, places[:, 1:]))) == 1
-
-
 def test_what_has_to_cross_crosses_as_little_as_can_be() -> None:
     """32 devices for parameters on slices of 16: tensor stays inside, fsdp has one border."""
     slices = np.vectorize(lambda d: d.slice_index)(arrange_devices(tpu_slices(2), (1, 8, 4)))[0]
@@ -103,8 +95,8 @@ def test_what_has_to_cross_crosses_as_little_as_can_be() -> None:
 
 @pytest.mark.parametrize(
     ("processes_per_host", "numbered"),
-    [(1, True), (8, True), (1, False)],
-    ids=["process per host", "process per GPU", "without slice_index"],
+    [(8, True), (1, False)],
+    ids=["process per GPU", "without slice_index"],
 )
 def test_hosts_of_gpus_are_groups(processes_per_host: int, numbered: bool) -> None:
     devices = gpu_hosts(4, processes_per_host=processes_per_host, numbered=numbered)
@@ -122,9 +114,9 @@ def test_groups_of_different_sizes_are_one() -> None:
     assert [d.id for d in arrange_devices(devices, (3, 4, 1)).flat] == list(range(12))
 
 
-@pytest.mark.parametrize("group_size", [1, 2, 6, 8, 12, 24])
-def test_every_mesh_can_be_cut_into_groups(group_size: int) -> None:
-    for sizes in [(24, 1, 1), (1, 24, 1), (2, 3, 4), (4, 6, 1), (1, 2, 12), (3, 8, 1)]:
+def test_every_mesh_can_be_cut_into_groups() -> None:
+    meshes = [(24, 1, 1), (1, 24, 1), (2, 3, 4), (4, 6, 1), (1, 2, 12), (3, 8, 1)]
+    for sizes, group_size in itertools.product(meshes, [1, 2, 6, 8, 12, 24]):
         outer, inner = split_sizes(sizes, group_size)
         assert math.prod(inner) == group_size
         assert tuple(a * b for a, b in zip(outer, inner, strict=True)) == sizes
@@ -144,8 +136,7 @@ def test_one_config_is_hybrid_on_any_number_of_slices() -> None:
 
 
 @pytest.mark.parametrize(
-    ("sizes", "warned"),
-    [({"fsdp": 16}, False), ({"fsdp": 4, "tensor": 4}, False), ({"data": 1, "fsdp": 32}, True)],
+    ("sizes", "warned"), [({"fsdp": 4, "tensor": 4}, False), ({"data": 1, "fsdp": 32}, True)]
 )
 def test_parameters_that_cross_are_warned_of(
     sizes: dict[str, int], warned: bool, caplog: pytest.LogCaptureFixture

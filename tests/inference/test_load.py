@@ -29,11 +29,9 @@ def weight_file(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("spec", "size", "expected"),
     [
-        ("official_eval(224)", (384, 384), "|resize(height=384, width=384, method='bilinear')"),
         ("official_eval(224)", (384, 288), "|resize(height=384, width=288, method='bilinear')"),
         ("deit_eval(224)", (384, 384), CROP),
         ("deit_eval(224)", (384, 288), "|resize(height=384, width=288, method='pillow_bicubic')|n"),
-        ("huggingface_eval(224)", (448, 448), "width=448, method='pillow_bilinear')"),
         ("decode|resize(256, 256)|central_crop(224)", (448, 448), "|resize(height=512, width=512"),
         ("decode(channels=1)|resize(224)", (384, 288), "decode(channels=1, exif=True, "),
     ],
@@ -87,11 +85,11 @@ def test_a_description_of_an_older_version_is_completed(weight_file: Path) -> No
     assert again.description.model == model.description.model
 
 
-@pytest.mark.parametrize("text", ["[]", "{}", '{"model": 3}', "no json", '{"grid": [1]}'])
-def test_a_damaged_description_is_named(text: str, weight_file: Path) -> None:
-    weight_file.with_suffix(".json").write_text(text)
-    with pytest.raises(UserError, match=r"a\.json"):
-        load_model(weight_file)
+def test_a_damaged_description_is_named(weight_file: Path) -> None:
+    for text in ("[]", "{}", '{"model": 3}', "no json", '{"grid": [1]}'):
+        weight_file.with_suffix(".json").write_text(text)
+        with pytest.raises(UserError, match=r"a\.json"):
+            load_model(weight_file)
 
 
 def test_bfloat16(weight_file: Path) -> None:

@@ -18,6 +18,7 @@ from vit_jax import launch
 from vit_jax.data.class_names import class_names
 from vit_jax.errors import UserError
 from vit_jax.hardware.chips import GIB
+from vit_jax.models.flops import jaxpr_flops
 from vit_jax.plan.plan import CORE_DAYS, changed, flags, make_plan, remedies, whole_recipe
 from vit_jax.plan.report import plan_json, report_text
 from vit_jax.plan.subject import planned_run
@@ -67,10 +68,11 @@ def test_parameters_and_flops_do_not_depend_on_the_layout(copied: Any, split: An
 
 
 def test_a_gradient_of_two_passes_costs_twice_as_much(copied: Any) -> None:
-    twice = planned(gradient__name="sam")
-    assert twice.model_flops_per_image == 2 * copied.model_flops_per_image
-    assert twice.step.executed_flops == 2 * copied.step.executed_flops
-    assert twice.recipe["exaflops"] == 2 * copied.recipe["exaflops"]
+    run, _ = planned_run(tiny.config(**SIZES, gradient__name="sam"), CPU)
+    assert run.train_flops_per_image() == 2 * copied.model_flops_per_image
+    with jax.set_mesh(run.mesh):
+        traced = run.jit_train_step().trace(*run.step_arguments())
+    assert jaxpr_flops(traced.jaxpr.jaxpr) == 2 * copied.step.executed_flops
 
 
 def test_the_report_says_it_all(split: Any) -> None:
@@ -83,11 +85,9 @@ def test_the_report_says_it_all(split: Any) -> None:
 @pytest.mark.parametrize(
     ("share", "full_compile", "topology", "words"),
     [
-        (0.89, False, "v5e-4", "It fits"),
         (0.95, False, "v5e-4", "It may fit"),
         (0.95, True, "v5e-4", "It fits"),
         (1.05, False, "v5e-4", "It seems not to fit"),
-        (1.05, True, "v5e-4", "It does not fit"),
         (1.2, False, "v5e-4", "It does not fit"),
         (0.95, False, "H100:8", "It fits"),  # compiled in one way only
     ],
@@ -120,18 +120,18 @@ def test_the_first_change_that_fits_is_found(copied: Any, split: Any) -> None:
 
 def test_changes_come_in_order_and_only_once() -> None:
     config = tiny.config(dataset__batch_size=64)
-    found = list(remedies(config, CPU))
-    assert [list(changes)[-1] for changes in found] == [
+    every = list(remedies(config, CPU))
+    assert [list(changes)[-1] for changes in every] == [
         "model.remat",
         "mesh.fsdp",
         *["train_step.accumulation_steps"] * 3,  # 64 images on 8 devices: 2, 4, 8
         "optimizer.momentum_dtype",
     ]
-    assert flags(found[2]) == (
+    assert flags(every[2]) == (
         "--config.model.scan=True --config.model.remat=full --config.mesh.data=-1 "
         "--config.mesh.fsdp=0 --config.train_step.accumulation_steps=2"
     )
-    assert not list(remedies(changed(config, found[-1]), CPU))  # nothing is left to change
+    assert not list(remedies(changed(config, every[-1]), CPU))  # nothing is left to change
     # A ResNet knows no scan, and accumulation costs it less than remat.
     config = pretrain.get_config("R50x1,imagenet21k")
     config.dataset.batch_size = 16  # 2 images on each device
@@ -150,14 +150,10 @@ def test_data_that_are_not_here_are_planned_by_size(tmp_path: Path) -> None:
     )
     run, origin = planned_run(config, CPU)
     assert run.dataset.num_examples == 14_197_122 - 51_200
-    assert [each.num_examples for each in run.datasets.values()][1:] == [25_600]
+    assert [data.num_examples for data in run.datasets.values()][1:] == [25_600]
     assert run.dataset.num_classes == 21_843
     assert "configs/pretrain.py" in origin
     assert "not prepared" in origin
-    version = tmp_path / "imagenet21k" / "1.0.0"
-    version.mkdir(parents=True)
-    (version / "dataset_info.json").write_text("{")
-    assert "cannot read its metadata" in planned_run(config, CPU)[1]
     config.dataset.name = "my_photos"
     for known in ({}, {"num_examples": 1000}, {"num_classes": 7}):
         with pytest.raises(UserError, match="give --num_examples and --num_classes") as error:
@@ -180,12 +176,17 @@ def test_a_teacher_takes_its_memory_and_its_arithmetic(tmp_path: Path) -> None:
     names = class_names("imagenet2012")
     teacher = saved_models.save_model(tmp_path / "x", class_names=names, image_size=16)
     size = sum(array.nbytes for array in np.load(teacher / "params.npz").values())
-    taught = planned(**sizes, objective__name="hard_distillation", objective__teacher=str(teacher))
-    alone = planned(**sizes)
-    more = taught.step.memory["arguments"] - alone.step.memory["arguments"]
-    assert size <= more < 1.02 * size  # padded
-    assert taught.step.memory["outputs"] == pytest.approx(alone.step.memory["outputs"], rel=0.01)
-    assert taught.model_flops_per_image > alone.model_flops_per_image
+    teaching = {"objective__name": "hard_distillation", "objective__teacher": str(teacher)}
+    taught, alone = (
+        planned_run(tiny.config(**SIZES | sizes | more), CPU)[0] for more in (teaching, {})
+    )
+
+    def count(tree: Any) -> int:
+        return sum(leaf.size for leaf in jax.tree.leaves(tree))
+
+    assert 4 * (count(taught.step_arguments()) - count(alone.step_arguments())) == size
+    assert count(taught.abstract_state) == count(alone.abstract_state)
+    assert taught.train_flops_per_image() > alone.train_flops_per_image()
 
 
 def test_a_missing_compiler_names_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -204,14 +205,14 @@ def test_a_missing_compiler_names_its_extra(monkeypatch: pytest.MonkeyPatch) -> 
 
 # The share of the peak is the middle of what was published, these rows among others: so the
 # prediction has to come near them, and no closer than they are to each other.
-@pytest.mark.parametrize("row", CORE_DAYS)
-def test_predictions_come_near_the_papers_core_days(row: tuple[str, str, int]) -> None:
-    config = pretrain.get_config(",".join(map(str, row)))
-    config.model.scan = True  # traced sooner
-    run, _ = planned_run(config, CPU)
-    recipe = whole_recipe(run, run.train_flops_per_image(), None, CPU)
-    assert recipe["paper_core_days"] == CORE_DAYS[row]
-    assert recipe["v3_core_days"] == pytest.approx(CORE_DAYS[row], rel=0.25)
+def test_predictions_come_near_the_papers_core_days() -> None:
+    for row, days in CORE_DAYS.items():
+        config = pretrain.get_config(",".join(map(str, row)))
+        config.model.scan = True  # traced sooner
+        run, _ = planned_run(config, CPU)
+        recipe = whole_recipe(run, run.train_flops_per_image(), None, CPU)
+        assert recipe["paper_core_days"] == days
+        assert recipe["v3_core_days"] == pytest.approx(days, rel=0.25)
 
 
 def test_the_tables_in_the_docs_are_made_of_their_results() -> None:
@@ -244,16 +245,9 @@ def test_the_script_plans_with_status_1_where_it_does_not_fit(
     assert plan["step"]["memory"]["total"] > plan["available_bytes"]
 
 
-def test_the_script_ends_with_status_3_where_the_planner_fails(
+def test_the_script_ends_with_status_2_on_mistakes_and_3_where_the_planner_fails(
     script: Script, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(launch, "one_line_errors", None)
-    result = script("plan.py")
-    assert result.returncode == 3, result.stderr
-    assert "Traceback" in result.stderr
-
-
-def test_the_script_ends_with_status_2_on_mistakes(script: Script) -> None:
     for flag, mistake in (
         ("--topology=v5e-17", "--topology='v5e-17'"),
         ("--hbm_gib=0", "argument --hbm_gib: 0 must be"),
@@ -262,3 +256,7 @@ def test_the_script_ends_with_status_2_on_mistakes(script: Script) -> None:
         assert result.returncode == 2
         assert result.stderr.startswith(f"error: {mistake}")
         assert len(result.stderr.splitlines()) == 1
+    monkeypatch.setattr(launch, "one_line_errors", None)
+    result = script("plan.py")
+    assert result.returncode == 3, result.stderr
+    assert "Traceback" in result.stderr

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -19,6 +19,7 @@ class _ExampleEvaluator:
     """Computes metrics of every example on the devices; a subclass summarises them on the host."""
 
     example_keys: tuple[str, ...] = ()  # the objective's
+    summarize: Callable[[dict[str, np.ndarray]], dict[str, Any]]  # `examples` to metrics by name
 
     def __init__(self, outputs: Callable[[Any, Any], Any], reader: Reader):
         """`outputs(params, batch)` returns arrays [B, ...], including `loss` [B]."""
@@ -44,44 +45,18 @@ class _ExampleEvaluator:
                 last, speed = now, done / (now - start)
                 logging.info("%d of %d images, %.0f images/s", done, num_examples, speed)
         arrays = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-        check_losses(arrays["loss"])
-        return arrays
-
-
-class ClassificationEvaluator(_ExampleEvaluator):
-    """`Classification.measure` of every example, and `label`: [N] each."""
-
-    def __init__(self, objective: Any, reader: Reader):
-        """Raises UserError unless the objective is classification."""
-        if not hasattr(objective, "measure"):
+        if len(bad := np.flatnonzero(~np.isfinite(arrays["loss"]))):
             raise UserError(
-                "evaluators.*.name='classification' needs an objective with one class per image; "
-                "'average_precision' is for several, 'objective' works with any."
+                f"the loss of {len(bad)} of {done} examples is not finite, first of example "
+                f"{bad[0]}; the parameters are corrupt, or --loss is not the training loss."
             )
-
-        def outputs(params: Any, batch: Any) -> Any:
-            return {**objective.measure(params, batch), "label": batch["label"]}
-
-        super().__init__(outputs, reader)
-        top5 = ("accuracy_top5",) if objective.num_outputs > 5 else ()
-        own = ("calibration_error", "macro_f1", "num_examples")
-        self.metric_names = ("loss", "accuracy", *top5, *own)
+        return arrays
 
     def __call__(
         self, params: Any, *, on_batch: Callable[[], None] = lambda: None
     ) -> dict[str, float]:
-        """Means by name; see `ObjectiveEvaluator`."""
-        return summarize(self.examples(params, on_batch=on_batch))
-
-
-def check_losses(losses: np.ndarray) -> None:
-    """Raises UserError for a loss [N] that is not finite."""
-    bad = np.flatnonzero(~np.isfinite(losses))
-    if len(bad):
-        raise UserError(
-            f"the loss of {len(bad)} of {len(losses)} examples is not finite, first of example "
-            f"{bad[0]}; the parameters are corrupt, or --loss is not the training loss."
-        )
+        """Metrics by name; see `ObjectiveEvaluator`."""
+        return self.summarize(self.examples(params, on_batch=on_batch))
 
 
 def summarize(arrays: dict[str, np.ndarray]) -> dict[str, Any]:
@@ -92,36 +67,30 @@ def summarize(arrays: dict[str, np.ndarray]) -> dict[str, Any]:
         if name not in ("label", "prediction", "confidence")
     }
     error = calibration_error(arrays["confidence"], arrays["accuracy"])
-    f1 = float(np.mean(class_scores(arrays["label"], arrays["prediction"]).f1))
+    f1 = float(np.mean(class_scores(arrays["label"], arrays["prediction"])["f1"]))
     count = len(arrays["loss"])
     return {**means, "calibration_error": error, "macro_f1": f1, "num_examples": count}
 
 
-class ClassScores(NamedTuple):
-    """Of the classes among labels or predictions, [K] each; 0 if undefined."""
+def class_scores(labels: np.ndarray, predictions: np.ndarray) -> dict[str, np.ndarray]:
+    """Of the classes among labels or predictions [N], [K] each; 0 if undefined.
 
-    classes: np.ndarray
-    images: np.ndarray  # number with this label
-    accuracy: np.ndarray  # of these; the recall
-    precision: np.ndarray  # share of correct predictions of the class
-    f1: np.ndarray  # harmonic mean of the two
-
-
-def class_scores(labels: np.ndarray, predictions: np.ndarray) -> ClassScores:
-    """The scores of each class from labels and predictions, [N] each."""
+    `class`, number of `images` with this label, `accuracy` (of these; the recall), `precision`
+    (share of correct predictions of the class) and `f1`, the harmonic mean of the two.
+    """
     classes, places = np.unique(np.stack([labels, predictions]), return_inverse=True)
     label, prediction = places.reshape(2, -1)
-    right = label[label == prediction]
     images, predicted, hits = (
-        np.bincount(each, minlength=len(classes)) for each in (label, prediction, right)
+        np.bincount(numbers, minlength=len(classes))
+        for numbers in (label, prediction, label[label == prediction])
     )
-    return ClassScores(
-        classes,
-        images,
-        accuracy=hits / np.maximum(images, 1),
-        precision=hits / np.maximum(predicted, 1),
-        f1=2 * hits / (images + predicted),
-    )
+    return {
+        "class": classes,
+        "images": images,
+        "accuracy": hits / np.maximum(images, 1),
+        "precision": hits / np.maximum(predicted, 1),
+        "f1": 2 * hits / (images + predicted),
+    }
 
 
 def calibration_error(confidence: np.ndarray, correct: np.ndarray) -> float:
@@ -146,39 +115,13 @@ def real_accuracy(predictions: np.ndarray, labels: Sequence[Sequence[int]]) -> t
     A prediction [N] is correct if it is one of the image's labels (N sets, not all empty); images
     without labels do not count.
     """
-    hits = [int(p) in kept for p, kept in zip(predictions, labels, strict=True) if len(kept)]
+    pairs = zip(predictions.tolist(), labels, strict=True)
+    hits = [prediction in correct for prediction, correct in pairs if correct]
     return sum(hits) / len(hits), len(hits)
 
 
-class AveragePrecisionEvaluator(_ExampleEvaluator):
-    """Ranks all images by their logit for each class: `label`, `logits` [N, K], `loss` [N]."""
-
-    metric_names = ("mAP", "loss", "num_examples")
-
-    def __init__(self, objective: Any, reader: Reader):
-        """Raises UserError unless the objective has several labels per image."""
-        if not objective.several_labels:
-            raise UserError(
-                "evaluators.*.name='average_precision' needs objective.name='multi_label'; "
-                "'objective' and 'classification' are for one label per image."
-            )
-
-        def outputs(params: Any, batch: Any) -> Any:
-            logits = objective.predict(params, batch)
-            values = objective.values(logits, batch)
-            return {**values, "logits": logits, "label": batch["label"]}
-
-        super().__init__(outputs, reader)
-
-    def __call__(
-        self, params: Any, *, on_batch: Callable[[], None] = lambda: None
-    ) -> dict[str, float]:
-        """`mAP`, the mean over the classes that have images; the mean `loss`; `num_examples`."""
-        return summarize_ranking(self.examples(params, on_batch=on_batch))
-
-
 def summarize_ranking(arrays: dict[str, np.ndarray]) -> dict[str, float]:
-    """The evaluator's metrics, from `examples`."""
+    """`mAP`, the mean over the classes that have images; the mean `loss`; `num_examples`."""
     precisions = average_precisions(arrays["logits"], arrays["label"])
     counted = precisions[~np.isnan(precisions)]
     return {
@@ -194,11 +137,55 @@ def average_precisions(scores: np.ndarray, labels: np.ndarray) -> np.ndarray:
     The sum over thresholds, from the highest score down, of the precision times the gain in
     recall; images of equal score share a threshold. NaN for a class without images.
     """
-    found = np.full(scores.shape[1], np.nan)
+    precisions = np.full(scores.shape[1], np.nan)
     for k in np.flatnonzero(labels.any(axis=0)):
         order = np.argsort(-scores[:, k], kind="stable")
         ranked, hits = scores[order, k], np.cumsum(labels[order, k], dtype=np.int64)
         last = np.append(ranked[1:] != ranked[:-1], True)  # image of each threshold
         hits, seen = hits[last], np.flatnonzero(last) + 1
-        found[k] = np.sum(hits / seen * np.diff(hits, prepend=0)) / hits[-1]
-    return found
+        precisions[k] = np.sum(hits / seen * np.diff(hits, prepend=0)) / hits[-1]
+    return precisions
+
+
+class ClassificationEvaluator(_ExampleEvaluator):
+    """`Classification.measure` of every example, and `label`: [N] each."""
+
+    summarize = staticmethod(summarize)
+
+    def __init__(self, objective: Any, reader: Reader):
+        """Raises UserError unless the objective is classification."""
+        if not hasattr(objective, "measure"):
+            raise UserError(
+                "evaluators.*.name='classification' needs an objective with one class per image; "
+                "'average_precision' is for several, 'objective' works with any."
+            )
+
+        def outputs(params: Any, batch: Any) -> Any:
+            return {**objective.measure(params, batch), "label": batch["label"]}
+
+        super().__init__(outputs, reader)
+        top5 = ("accuracy_top5",) if objective.num_outputs > 5 else ()
+        own = ("calibration_error", "macro_f1", "num_examples")
+        self.metric_names = ("loss", "accuracy", *top5, *own)
+
+
+class AveragePrecisionEvaluator(_ExampleEvaluator):
+    """Ranks all images by their logit for each class: `label`, `logits` [N, K], `loss` [N]."""
+
+    metric_names = ("mAP", "loss", "num_examples")
+    summarize = staticmethod(summarize_ranking)
+
+    def __init__(self, objective: Any, reader: Reader):
+        """Raises UserError unless the objective has several labels per image."""
+        if not objective.several_labels:
+            raise UserError(
+                "evaluators.*.name='average_precision' needs objective.name='multi_label'; "
+                "'objective' and 'classification' are for one label per image."
+            )
+
+        def outputs(params: Any, batch: Any) -> Any:
+            logits = objective.predict(params, batch)
+            values = objective.values(logits, batch)
+            return {**values, "logits": logits, "label": batch["label"]}
+
+        super().__init__(outputs, reader)

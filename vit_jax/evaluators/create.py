@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from jax.sharding import Mesh
 
 from vit_jax.data.datasets import Dataset
-from vit_jax.errors import UserError, as_user_error
+from vit_jax.errors import UserError, naming
 from vit_jax.evaluators.stream import Reader
 from vit_jax.kinds import Kinds, check_known
 from vit_jax.parameters.sharding import check_batch_size
@@ -66,6 +66,15 @@ class EvaluatorKeys:
         own = {key: value for key, value in section.items() if key not in (*names, "name")}
         return shared, own
 
+    def data(self, training: Mapping[str, Any]) -> dict[str, str]:
+        """Arguments of `create_dataset`; `config.dataset` has those that it does not set."""
+        return {
+            "name": self.dataset or training["name"],
+            "data_dir": self.data_dir or training["data_dir"],
+            "split": self.split,
+            "label_key": self.label_key or ("" if self.dataset else training["label_key"]),
+        }
+
 
 def example_keys(kind: str, objective: Any) -> tuple[str, ...]:
     """Keys of an example that the evaluator needs; its data have labels if `label` is one."""
@@ -98,8 +107,7 @@ def open_eval_data(
     Evaluators on features read two splits: `KEY` and `KEY/train`.
 
     Args:
-      sections: `config.evaluators`.
-      training: `config.dataset`.
+      sections, training: `config.evaluators` and `config.dataset`.
       open_dataset: `create_dataset`, or a replacement.
       image_shape: of training images, [H, W, C].
       objective: the training objective, or its class.
@@ -113,24 +121,17 @@ def open_eval_data(
         splits, needed = {key: keys.split}, example_keys(section["name"], objective)
         if section["name"] in OF_FEATURES:
             splits[f"{key}/train"] = own["train_split"]
-        label_key = keys.label_key or ("" if keys.dataset else training["label_key"])
         opened[key] = {}
         for name, split in splits.items():
-            try:
+            # The reader's message says dataset.split, but means the evaluator's.
+            with naming(f"evaluators.{key} (split={split!r})"):
                 dataset = open_dataset(
-                    name=keys.dataset or training["name"],
-                    data_dir=keys.data_dir or training["data_dir"],
-                    split=split,
-                    label_key=label_key,
+                    **{**keys.data(training), "split": split},
                     preprocess=keys.preprocess or training["eval_preprocess"],
                     on_bad_image=training["on_bad_image"],
                     needs_label="label" in needed,
                 )
                 dataset.check_keys(section["name"], needed)
-            except UserError as error:
-                # The reader's message says dataset.split, but means the evaluator's.
-                message = f"evaluators.{key} (split={split!r}): {error}"
-                raise as_user_error(message, error) from error
             if dataset.image_shape != image_shape:
                 raise UserError(
                     f"evaluators.{key} reads images of {dataset.image_shape}, but training uses "
@@ -158,11 +159,8 @@ def create_evaluations(
     Evaluators of one feature share a program, and if their data are the same, also the arrays.
 
     Args:
-      sections: `config.evaluators`.
-      datasets: from `open_eval_data`.
-      objective: the training objective.
+      sections, datasets: `config.evaluators`, and what `open_eval_data` returns.
       batch_size: for evaluators that do not set theirs.
-      loader: settings of the host's reader.
       feature_of: (name, config key for errors) -> function of (params, batch), [B, D].
       with_classes: (key, dataset) -> the dataset with the training's classes as labels.
       on_wait: called before the host waits for a batch.
@@ -172,7 +170,8 @@ def create_evaluations(
         a batch that is not divisible by the number of devices.
     """
     evaluations: dict[str, Evaluation] = {}
-    shared_features: Any = None
+    steps: dict[str, Any] = {}  # by feature
+    features: dict[Any, Any] = {}  # by feature and data
     for key, section in sections.items():
         shared, own = EvaluatorKeys.of(section)
         batch = shared.batch_size or batch_size
@@ -183,18 +182,19 @@ def create_evaluations(
         )
         source: tuple[Any, ...]
         if section["name"] in OF_FEATURES:
-            from vit_jax.evaluators.frozen_features import SharedFeatures  # few runs need it
+            from vit_jax.evaluators.frozen_features import Features, feature_step  # few need it
 
-            shared_features = shared_features or SharedFeatures(feature_of, mesh)
-            data = needed, batch, own["train_split"], *(section[name] for name in _DATA_KEYS)
-            readers = map(read, datasets[key].values())
-            source = (shared_features.get(own["feature"], key, data, *readers),)
+            name = own["feature"]
+            if name not in steps:
+                steps[name] = feature_step(feature_of(name, f"evaluators.{key}.feature"), mesh)
+            data = name, batch, own["train_split"], *(section[name] for name in _DATA_KEYS)
+            if data not in features:
+                features[data] = Features(steps[name], *map(read, datasets[key].values()))
+            source = (features[data],)
         else:
             source = objective, read(with_classes(key, datasets[key][key]))
-        try:
+        with naming(f"evaluators.{key}"):
             evaluator = EVALUATORS[section["name"]](*source, **own)
-        except UserError as error:
-            raise as_user_error(f"evaluators.{key}: {error}", error) from error
         evaluations[key] = Evaluation(evaluator, datasets[key], shared.every_steps, shared.at_start)
     return evaluations
 
@@ -210,11 +210,8 @@ def check_metrics(
 ) -> None:
     """Raises UserError for a metric that is never computed, or too rarely to end the run early.
 
-    Args:
-      evaluations: of the run.
-      total_steps: its updates.
-      best_metric: of `config.checkpoint`.
-      metric, patience, min_delta: of `config.early_stopping`.
+    `best_metric` is of `config.checkpoint`; `metric`, `patience`, `min_delta` of
+    `config.early_stopping`.
     """
     del min_delta
     names = {key: evaluation.evaluator.metric_names for key, evaluation in evaluations.items()}

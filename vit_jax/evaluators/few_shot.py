@@ -51,7 +51,7 @@ class FewShotEvaluator(FrozenFeaturesEvaluator):
     def measure(
         self, x_train: np.ndarray, y_train: np.ndarray, x: np.ndarray, y: np.ndarray
     ) -> dict[str, float]:
-        found: dict[str, float] = {}
+        metrics: dict[str, float] = {}
         for shots in self._shots:
             values = []
             for seed in range(self._num_seeds):
@@ -61,10 +61,10 @@ class FewShotEvaluator(FrozenFeaturesEvaluator):
                 )
                 values.append(accuracy(scores(x, weights, mean, std).argmax(axis=1), y))
             name, spread = f"accuracy_{shots}shot", confidence95(values)
-            found[name] = float(np.mean(values))
+            metrics[name] = float(np.mean(values))
             if spread is not None:
-                found[f"{name}_ci95"] = spread
-        return found
+                metrics[f"{name}_ci95"] = spread
+        return metrics
 
 
 def confidence95(values: Sequence[float]) -> float | None:
@@ -83,8 +83,8 @@ def choose_shots(labels: np.ndarray, num_classes: int, shots: int, seed: int) ->
     The first of a permutation per class, so that larger sets contain smaller ones (big_vision).
     """
     rng = np.random.default_rng(seed)
-    each = [rng.permutation(np.flatnonzero(labels == k))[:shots] for k in range(num_classes)]
-    return np.concatenate(each)
+    of_class = (np.flatnonzero(labels == k) for k in range(num_classes))
+    return np.concatenate([rng.permutation(indices)[:shots] for indices in of_class])
 
 
 def fit(

@@ -26,17 +26,13 @@ class Features:
     """A feature and the labels of two splits, computed once for all their evaluators."""
 
     def __init__(self, step: OutputStep, reader: Reader, train_reader: Reader):
-        """
-        Args:
-          step: from `feature_step`; shared by all splits, so that it compiles once.
-          reader: of the evaluation images.
-          train_reader: of the images to fit.
-        """
+        """`step`, of `feature_step`, compiles once; `train_reader` reads the images to fit."""
         self.reader, self.train_reader = reader, train_reader
         self.num_users = 0
         self._step = step
         # For ImageNet these are gigabytes: released after the last user has asked.
-        self._kept: tuple[Any, tuple[np.ndarray, ...]] | None = None
+        self._of: Any = None  # the parameters
+        self._arrays: tuple[np.ndarray, ...] = ()
         self._num_asked = 0
 
     def __call__(
@@ -44,54 +40,23 @@ class Features:
     ) -> tuple[np.ndarray, ...]:
         """Features [N, D] and labels [N] of `train_reader`, then those of `reader`.
 
-        Args:
-          params: on the devices; the same object returns the same arrays.
-          on_batch: called before each batch, in every process; its exceptions propagate.
+        The same `params` object returns the same arrays. `on_batch`: see `stream_outputs`.
         """
-        if self._kept is None or self._kept[0] is not params:
-            self._kept = None  # free before computing the next
-            self._kept, self._num_asked = (params, self._compute(params, on_batch)), 0
-        _, arrays = self._kept
+        if self._of is not params:
+            self._of, self._arrays = None, ()  # free before computing the next
+            self._of, self._arrays, self._num_asked = params, self._compute(params, on_batch), 0
+        arrays = self._arrays
         self._num_asked += 1
         if self._num_asked >= self.num_users:
-            self._kept = None
+            self._of, self._arrays = None, ()
         return arrays
 
     def _compute(self, params: Any, on_batch: Callable[[], None]) -> tuple[np.ndarray, ...]:
-        found = []
+        arrays = []
         for reader in (self.train_reader, self.reader):
             parts = list(stream_outputs(self._step, params, reader, on_batch=on_batch))
-            features, labels = (
-                np.concatenate([part[name] for part in parts]) for name in ("feature", "label")
-            )
-            found += [features, labels]
-        return tuple(found)
-
-
-class SharedFeatures:
-    """Features of a run: evaluators of one share its program, and if their data are equal, arrays.
-
-    Args:
-      feature_of: (name, config key for errors) -> function of (params, batch), [B, D].
-      mesh: of the run.
-    """
-
-    def __init__(self, feature_of: Callable[[str, str], Callable[..., Any]], mesh: Mesh):
-        self._feature_of, self._mesh = feature_of, mesh
-        self._steps: dict[str, OutputStep] = {}
-        self._features: dict[Any, Features] = {}
-
-    def get(
-        self, feature: str, key: str, data: Any, reader: Reader, train_reader: Reader
-    ) -> Features:
-        """The feature of the data that `data` identifies, for the evaluator `key`."""
-        if feature not in self._steps:
-            function = self._feature_of(feature, f"evaluators.{key}.feature")
-            self._steps[feature] = feature_step(function, self._mesh)
-        if (feature, data) not in self._features:
-            features = Features(self._steps[feature], reader, train_reader)
-            self._features[feature, data] = features
-        return self._features[feature, data]
+            arrays += [np.concatenate([part[name] for part in parts]) for name in parts[0]]
+        return tuple(arrays)
 
 
 class FrozenFeaturesEvaluator:
@@ -131,16 +96,9 @@ class FrozenFeaturesEvaluator:
     def __call__(
         self, params: Any, *, on_batch: Callable[[], None] = lambda: None
     ) -> dict[str, float]:
-        """`metric_names` to numbers.
-
-        Args:
-          params, on_batch: see `Features`.
-
-        Raises:
-          UserError: a feature is not finite.
-        """
+        """`metric_names` to numbers; UserError if a feature is not finite."""
         arrays = self._features(params, on_batch=on_batch)
-        if not all(np.isfinite(each).all() for each in arrays):
+        if not all(np.isfinite(array).all() for array in arrays):
             raise UserError(f"{self._feature} is not finite; the parameters are corrupt.")
         return {**self.measure(*arrays), "num_examples": len(arrays[-1])}
 

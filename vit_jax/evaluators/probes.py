@@ -45,18 +45,14 @@ class LinearProbeEvaluator(FrozenFeaturesEvaluator):
         best = self._l2[0]
         if len(self._l2) > 1:
             order = np.random.default_rng(0).permutation(len(x_train))
-            held, rest = np.split(order, [max(len(order) // 5, 1)])
-            found = [
-                accuracy(
-                    self._predict(x_train[rest], y_train[rest], l2, x_train[held]), y_train[held]
-                )
-                for l2 in self._l2
-            ]
-            best = self._l2[int(np.argmax(found))]
-        return {"accuracy": accuracy(self._predict(x_train, y_train, best, x), y), "l2": best}
+            held, fitted = np.split(order, [max(len(order) // 5, 1)])
+            data = x_train[fitted], y_train[fitted], x_train[held]
+            accuracies = [accuracy(self._predict(*data, l2), y_train[held]) for l2 in self._l2]
+            best = self._l2[int(np.argmax(accuracies))]
+        return {"accuracy": accuracy(self._predict(x_train, y_train, x, best), y), "l2": best}
 
     def _predict(
-        self, x_train: np.ndarray, y_train: np.ndarray, l2: float, x: np.ndarray
+        self, x_train: np.ndarray, y_train: np.ndarray, x: np.ndarray, l2: float
     ) -> np.ndarray:
         weights, bias = fit(x_train, y_train, self._num_classes, l2, self._max_iterations)
         return (x @ weights + bias).argmax(axis=1)
@@ -91,8 +87,8 @@ def fit(
 
     start = np.zeros(shape[0] * num_classes + num_classes)
     options = {"maxiter": max_iterations}
-    found = minimize(loss_and_gradient, start, jac=True, method="L-BFGS-B", options=options).x
-    return found[:-num_classes].reshape(shape), found[-num_classes:]
+    best = minimize(loss_and_gradient, start, jac=True, method="L-BFGS-B", options=options).x
+    return best[:-num_classes].reshape(shape), best[-num_classes:]
 
 
 _ROWS = 1024  # of similarities at a time

@@ -85,13 +85,9 @@ def compile_outputs(function: OutputStep, mesh: Mesh) -> OutputStep:
 def stream_outputs(
     step: OutputStep, params: Any, reader: Reader, *, on_batch: Callable[[], None] = lambda: None
 ) -> Iterator[dict[str, np.ndarray]]:
-    """Applies `step` to a split; yields its outputs without padding.
+    """Applies a step of `compile_outputs` to a split; yields its outputs without padding.
 
-    Args:
-      step: from `compile_outputs`.
-      params: on the devices.
-      reader: of the split.
-      on_batch: called before each batch, in every process; its exceptions propagate.
+    `on_batch` is called before each batch, in every process; its exceptions propagate.
 
     Yields:
       Host arrays [n, ...] for the next n <= batch_size examples in the order of the split; at most
@@ -125,10 +121,10 @@ class ObjectiveEvaluator:
 
         def eval_step(params: Any, batch: Any) -> dict[str, clu_metrics.Average]:
             with keep_batch_sharding():
-                found = objective.evaluate(params, batch)
+                measures = objective.evaluate(params, batch)
             return {
                 name: clu_metrics.Average.from_model_output(values=values, mask=batch["mask"] > 0)
-                for name, values in found.items()
+                for name, values in measures.items()
             }
 
         everywhere = replicated(reader.mesh)
@@ -142,12 +138,7 @@ class ObjectiveEvaluator:
     def __call__(
         self, params: Any, *, on_batch: Callable[[], None] = lambda: None
     ) -> dict[str, float]:
-        """Means by name, and `num_examples`.
-
-        Args:
-          params: on the devices, with the objective's constants.
-          on_batch: called before each batch, in every process; its exceptions propagate.
-        """
+        """Means by name, and `num_examples`; `params` with the objective's constants."""
         total: Any = None
         with self._reader.batches() as batches:
             for batch in batches:

@@ -65,7 +65,7 @@ class ZeroShotEvaluator:
         self, params: Any, *, on_batch: Callable[[], None] = lambda: None
     ) -> dict[str, float]:
         """See `ObjectiveEvaluator`."""
-        given = {"towers": params, "classes": self._classes(params, self._tokens)}
-        parts = stream_outputs(self._step, given, self._reader, on_batch=on_batch)
+        arguments = {"towers": params, "classes": self._classes(params, self._tokens)}
+        parts = stream_outputs(self._step, arguments, self._reader, on_batch=on_batch)
         hits = np.concatenate([part["hit"] for part in parts])
         return {"accuracy": float(np.mean(hits, dtype=np.float64)), "num_examples": len(hits)}

@@ -17,10 +17,6 @@ import dataclasses
 
 GIB = 2**30
 
-# At which the matrix units of `jax._src.pallas.mosaic.tpu_info` reach the peak with a row a cycle
-# each; on v6e with two, as the compiler spaces products.
-_GHZ = {"v3": 0.94, "v4": 1.05, "v5e": 1.5, "v5p": 1.75, "v6e": 1.75}
-
 
 @dataclasses.dataclass(frozen=True)
 class Chip:
@@ -34,16 +30,6 @@ class Chip:
     link_gb_s: float  # to the other chips of a slice or node, in one direction
     network_gb_s: float = 0.0  # to other slices or nodes
     devices: int = 1  # JAX devices; 2 if each core is one
-
-    @property
-    def ghz(self) -> float:
-        """Clock of a TPU's cores; 0 where it is not known."""
-        return _GHZ.get(self.name, 0.0)
-
-    @property
-    def rows_per_cycle(self) -> int:
-        """Rows of a product that a TPU's matrix unit takes."""
-        return 2 if self.name == "v6e" else 1
 
     @property
     def device_peak_flops(self) -> float:

@@ -65,8 +65,8 @@ def mean_distance(
     others = attention.shape[-1] - grid[0] * grid[1]
     weights = np.asarray(attention[..., others:, others:], np.float64)
     weights = weights / np.maximum(weights.sum(axis=-1, keepdims=True), np.finfo(float).tiny)
-    found = np.einsum("lbhqk,qk->lh", weights, _distances(grid, pixels))
-    return found / (weights.shape[1] * weights.shape[3])
+    distances = np.einsum("lbhqk,qk->lh", weights, _distances(grid, pixels))
+    return distances / (weights.shape[1] * weights.shape[3])
 
 
 def uniform_distance(grid: tuple[int, int], pixels: tuple[int, int]) -> float:
@@ -139,7 +139,7 @@ def cka_of_layers(layers: Sequence[np.ndarray], others: Sequence[np.ndarray]) ->
     sizes = {len(features) for features in (*layers, *others)}
     if len(sizes) != 1 or min(sizes) < 4:
         raise UserError(f"CKA of {sorted(sizes)} examples: give both models the same, at least 4.")
-    a, b = ([_kernel(each) for each in side] for side in (layers, others))
+    a, b = (list(map(_kernel, side)) for side in (layers, others))
     return np.array([[np.sum(k * other) for other in b] for k in a])
 
 

@@ -34,7 +34,6 @@ def match_classes(
     Args:
       dataset_names: in the order of the labels.
       model_names: in the order of the outputs; empty if unknown.
-      num_outputs: of the model.
       ignore_names: label i is output i; if class names are numbers, they are the outputs.
       hint: the end of an error message.
 

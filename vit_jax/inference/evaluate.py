@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from vit_jax.data.datasets import Dataset
-from vit_jax.errors import UserError, as_user_error
+from vit_jax.errors import UserError, naming
 from vit_jax.evaluators.classification import (
     AveragePrecisionEvaluator,
     ClassificationEvaluator,
@@ -58,21 +58,20 @@ def evaluate(
 
     Args:
       source: of the model, see `load_model`, which takes `model_options`.
-      dataset, split, data_dir, label_key: see `create_dataset`; by default the test data of the
-        run if `source` is a work directory.
-      on_bad_image: as there; "" for the setting of the run if `source` is a work directory.
+      dataset, split, data_dir, label_key, on_bad_image: see `create_dataset`; by default those of
+        the run and its test data if `source` is a work directory.
       batch_size: over all devices; rounded up to a multiple of their number.
       real: path of `real.json`, see `real_labels`.
       ignore_class_names: see `match_classes`.
       classes: `all` outputs of the model compete, or only those `present` among the labels of
         the split, as in the papers of ImageNet-A (1907.07174), ImageNet-R (2006.16241) and
         ObjectNet.
-      loss: key of `LOSSES` that the model was trained with, which also gives the probabilities; ""
-        for the one in its description, else softmax.
-      prompts: texts with {} for a class name: an image tower then classifies by them, with the
-        text tower of the same file (zero-shot); its loss and calibration are meaningless.
+      loss: key of `LOSSES` that gives the loss and the probabilities; "" for the one in the
+        model's description, else softmax.
       output: folder for `evaluation.json`, `classes.csv` (one line per class), and if images
         have one label `examples.csv` (one per example) and `confusion.csv`.
+      prompts: texts with {} for a class name: an image tower then classifies by them, with the
+        text tower of the same file (zero-shot), and has no loss and no calibration.
 
     Returns:
       `accuracy`, `accuracy_top5` (with more than 5 outputs), `loss`, `calibration_error`,
@@ -87,18 +86,13 @@ def evaluate(
     model = load_model(source, **model_options)
     options = {"name": dataset, "split": "test", "data_dir": "", "label_key": ""}
     options = options if dataset else model.test_data()
-    given = {"split": split, "data_dir": data_dir, "label_key": label_key}
-    options |= {key: value for key, value in given.items() if value}
+    chosen = {"split": split, "data_dir": data_dir, "label_key": label_key}
+    options |= {key: value for key, value in chosen.items() if value}
     data = model.open_dataset(**options, on_bad_image=on_bad_image)
-    dataset, split = options["name"], options["split"]
     if prompts:
-        text_options = {"dtype": model_options["dtype"]} if "dtype" in model_options else {}
-        try:
+        text_options = {key: model_options[key] for key in ("dtype",) if key in model_options}
+        with naming(f"prompts need the text tower {source}#txt"):
             texts = load_model(f"{source}#txt", **text_options)
-        except UserError as error:
-            raise as_user_error(
-                f"prompts need the text tower {source}#txt: {error}", error
-            ) from error
         model = model.zero_shot(texts, data.class_names, prompts)
     if model.description.probabilities_by == "none":
         raise UserError(f"{source}: its outputs are regression targets, not classes.")
@@ -114,19 +108,19 @@ def evaluate(
     for flag, value in (("real", real), ("loss", loss), ("classes", only)):
         if several and value:
             raise UserError(f"--{flag}={value!r} needs images with one label each.")
-    sets = real_labels(data, real) if real else None
+    sets = real_labels(data, real) if real else ()
     folder = to_path(output)
     if output:  # fail now if it cannot be created
         folder.mkdir(parents=True, exist_ok=True)
     start = time.perf_counter()
-    kept = present_outputs(data, outputs) if only else None
+    competing = present_outputs(data, outputs) if only else None
     arrays = measure_examples(
-        model, data, outputs, kept=kept, several=several, loss=loss, batch_size=batch_size
+        model, data, outputs, competing=competing, several=several, loss=loss, batch_size=batch_size
     )
     seconds = time.perf_counter() - start
     results: dict[str, Any] = summarize_ranking(arrays) if several else summarize(arrays)
-    if sets is not None:
-        matched = [[int(outputs[label]) for label in each] for each in sets]
+    if real:
+        matched = [outputs[labels].tolist() for labels in sets]
         accuracy, count = real_accuracy(arrays["prediction"], matched)
         results |= {"accuracy_real": accuracy, "num_examples_real": count}
     if prompts:
@@ -139,9 +133,9 @@ def evaluate(
     results |= {
         "model": model.source,
         "format": model.format,
-        "dataset": dataset,
-        "split": split,
-        "classes": len(outputs) if kept is None else len(kept),
+        "dataset": options["name"],
+        "split": options["split"],
+        "classes": len(outputs) if competing is None else len(competing),
         **model_options,
         "preprocess": model.description.eval_preprocess,
         "seconds": seconds,
@@ -179,7 +173,7 @@ def measure_examples(
     data: Dataset,
     outputs: np.ndarray,
     *,
-    kept: np.ndarray | None = None,
+    competing: np.ndarray | None = None,
     several: bool = False,
     loss: str = "",
     batch_size: int = 128,
@@ -188,17 +182,19 @@ def measure_examples(
 
     Args:
       outputs: of the model, for each label of the data, [K].
-      kept: those that compete, see `present_outputs`; None: all.
+      competing: those that compete, see `present_outputs`; None: all.
       several, loss, batch_size: see `evaluate`.
     """
-    if kept is None:
-        kept = np.arange(model.description.model["num_classes"])
-    places = np.searchsorted(kept, outputs).clip(max=len(kept) - 1)
-    reader = model.reader(relabel(data, places, len(kept)), batch_size)
+    if competing is None:
+        competing = np.arange(model.description.model["num_classes"])
+    places = np.searchsorted(competing, outputs).clip(max=len(competing) - 1)
+    reader = model.reader(relabel(data, places, len(competing)), batch_size)
     task = Task.of(model.module)
     if several:
         task = dataclasses.replace(task, class_names=data.class_names)
         return AveragePrecisionEvaluator(MultiLabel(task), reader).examples(model.placed_params)
-    objective = _SubsetClassification(task, kept, loss=loss or model.description.probabilities_by)
+    objective = _SubsetClassification(
+        task, competing, loss=loss or model.description.probabilities_by
+    )
     arrays = ClassificationEvaluator(objective, reader).examples(model.placed_params)
-    return arrays | {name: kept[arrays[name]] for name in ("label", "prediction")}
+    return arrays | {name: competing[arrays[name]] for name in ("label", "prediction")}

@@ -26,17 +26,15 @@ _ROWS = {
 def write_examples(
     folder: Path, examples: Sequence[str], names: Mapping[int, str], arrays: dict[str, np.ndarray]
 ) -> None:
-    """`examples.csv`, one line per example.
+    """`examples.csv`, one line per example: names in the order of `arrays`.
 
-    Args:
-      examples: their names, in the order of `arrays`.
-      names: of the model's outputs; outputs without a name use their number.
-      arrays: see `ClassificationEvaluator.examples`.
+    `names`: of the model's outputs, which without a name use their number; `arrays`: see
+    `ClassificationEvaluator.examples`.
     """
     columns = [arrays[key].tolist() for key in ("label", "prediction", "confidence", "loss")]
     rows = [
-        [example, *(names.get(n, n) for n in (label, found)), f"{confidence:.6f}", f"{loss:.6g}"]
-        for example, label, found, confidence, loss in zip(examples, *columns, strict=True)
+        [example, names.get(label, label), names.get(guess, guess), f"{sure:.6f}", f"{loss:.6g}"]
+        for example, label, guess, sure, loss in zip(examples, *columns, strict=True)
     ]
     header = ["example", "label", "prediction", "confidence", "loss"]
     _write_csv(folder / "examples.csv", [header, *rows])
@@ -44,10 +42,10 @@ def write_examples(
 
 def confusion_matrix(labels: np.ndarray, predictions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The classes [K] among labels or predictions [N], and int [K, K]: i predicted as j."""
-    found, places = np.unique(np.stack([labels, predictions]), return_inverse=True)
-    rows, columns = places.reshape(2, -1)
-    cells = np.bincount(rows * len(found) + columns, minlength=len(found) ** 2)
-    return found, cells.reshape(len(found), len(found))
+    classes, places = np.unique(np.stack([labels, predictions]), return_inverse=True)
+    counts = np.zeros((len(classes), len(classes)), int)
+    np.add.at(counts, tuple(places.reshape(2, -1)), 1)
+    return classes, counts
 
 
 def write_confusion(folder: Path, names: Mapping[int, str], arrays: dict[str, np.ndarray]) -> None:
@@ -55,8 +53,8 @@ def write_confusion(folder: Path, names: Mapping[int, str], arrays: dict[str, np
 
     Omits classes that are neither labels nor predictions.
     """
-    found, counts = confusion_matrix(arrays["label"], arrays["prediction"])
-    columns = [names.get(number, number) for number in found.tolist()]
+    classes, counts = confusion_matrix(arrays["label"], arrays["prediction"])
+    columns = [names.get(number, number) for number in classes.tolist()]
     rows = [[name, *row] for name, row in zip(columns, counts.tolist(), strict=True)]
     _write_csv(folder / "confusion.csv", [["label \\ prediction", *columns], *rows])
 
@@ -64,24 +62,19 @@ def write_confusion(folder: Path, names: Mapping[int, str], arrays: dict[str, np
 def per_class_scores(
     names: Mapping[int, str], arrays: dict[str, np.ndarray]
 ) -> list[dict[str, Any]]:
-    """`class`, `images`, `accuracy` (recall), `precision` and `f1` of each class.
-
-    See `class_scores`; for `names` and `arrays` see `write_examples`.
-    """
+    """`class_scores` of each class, by its name; for `names` and `arrays` see `write_examples`."""
     scores = class_scores(arrays["label"], arrays["prediction"])
-    columns = [each.tolist() for each in scores]
-    return [
-        {"class": str(names.get(number, number)), **dict(zip(scores._fields[1:], row, strict=True))}
-        for number, *row in zip(*columns, strict=True)
-    ]
+    columns = {name: column.tolist() for name, column in scores.items()}
+    columns["class"] = [str(names.get(number, number)) for number in columns["class"]]
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
 def write_classes(folder: Path, scores: Sequence[Mapping[str, Any]]) -> None:
     """`classes.csv`: `per_class_scores`, in percent."""
     measures = ("accuracy", "precision", "f1")
     rows = [
-        [each["class"], each["images"], *(f"{each[name]:.2%}"[:-1] for name in measures)]
-        for each in scores
+        [row["class"], row["images"], *(f"{100 * row[name]:.2f}" for name in measures)]
+        for row in scores
     ]
     header = ["class", "images", *(f"{name}_percent" for name in measures)]
     _write_csv(folder / "classes.csv", [header, *rows])
@@ -92,10 +85,8 @@ def write_average_precisions(
 ) -> None:
     """`classes.csv`: each class, its number of images, and its average precision.
 
-    Args:
-      class_names: of the dataset.
-      outputs: of the model, [K].
-      arrays: see `AveragePrecisionEvaluator.examples`.
+    `class_names` are the dataset's, `outputs` [K] the model's; `arrays`: see
+    `AveragePrecisionEvaluator.examples`.
     """
     precisions = average_precisions(arrays["logits"], arrays["label"])[outputs]
     counts = arrays["label"].sum(axis=0)[outputs]
@@ -128,15 +119,12 @@ def _class_lines(scores: Sequence[Mapping[str, Any]]) -> list[str]:
     """One line per class; if there are more than 20, the 10 with the lowest accuracy."""
     shown, title = list(scores), "class"
     if len(shown) > 20:
-        having = [each for each in shown if each["images"]]
-        shown = sorted(having, key=lambda each: (each["accuracy"], -each["images"]))[:10]
+        with_images = [row for row in shown if row["images"]]
+        shown = sorted(with_images, key=lambda row: (row["accuracy"], -row["images"]))[:10]
         title = f"worst of {len(scores)} classes"
-    width = max(len(title), *(min(len(each["class"]), 30) for each in shown))
-    return [
-        f"{title:{width}}  images  accuracy  precision       F1",
-        *(
-            f"{each['class'][:30]:{width}} {each['images']:7} {each['accuracy']:9.2%} "
-            f"{each['precision']:10.2%} {each['f1']:8.2%}"
-            for each in shown
-        ),
-    ]
+    width = max(len(title), *(min(len(row["class"]), 30) for row in shown))
+    lines = [f"{title:{width}}  images  accuracy  precision       F1"]
+    for row in shown:
+        shares = f"{row['accuracy']:9.2%} {row['precision']:10.2%} {row['f1']:8.2%}"
+        lines.append(f"{row['class'][:30]:{width}} {row['images']:7} {shares}")
+    return lines

@@ -48,14 +48,11 @@ def extract_features(
         whose images are all used.
       features: names of `models/features.py`.
       output: path of the `.npz`.
-      split, data_dir, label_key, on_bad_image: see `create_dataset`.
+      split, data_dir, label_key, on_bad_image: see `Model.open_dataset`.
       batch_size: over all devices; rounded up to a multiple of their number.
 
-    Returns:
-      The shapes of the arrays by feature.
-
-    Raises:
-      UserError: an unknown feature, an unreadable image, or an output that cannot be written.
+    Returns the shapes of the arrays by feature; UserError for an unknown feature, an unreadable
+    image, or an output that cannot be written.
     """
     target = to_path(output)
     if target.suffix != ".npz" or target.is_dir():
@@ -65,13 +62,8 @@ def extract_features(
     if split:
         if len(images) != 1:
             raise UserError(f"--split={split} takes one dataset, not {len(images)} names.")
-        data = model.open_dataset(
-            name=images[0],
-            split=split,
-            data_dir=data_dir,
-            label_key=label_key,
-            on_bad_image=on_bad_image,
-        )
+        options = {"data_dir": data_dir, "label_key": label_key, "on_bad_image": on_bad_image}
+        data = model.open_dataset(name=images[0], split=split, **options)
     else:
         paths = find_images(images)
         if missing := [path for path in paths if not os.path.exists(path)]:
@@ -101,19 +93,10 @@ def _write_rows(
     parts: Iterable[Mapping[str, np.ndarray]],
     **others: np.ndarray,
 ) -> None:
-    """Writes an `.npz` whose large arrays arrive in parts; it appears complete or not at all.
+    """Writes an `.npz` of arrays [N, ...] that arrive in parts [n, ...], and of small `others`.
 
-    Rows are buffered in one file per array, in a hidden folder beside the target: while they are
-    packed, they are on disk twice.
-
-    Args:
-      path: its folder is created, a file of that name is replaced.
-      specs: shape [N, ...] and dtype of every large array.
-      parts: the next rows [n, ...] of all of them; N in total.
-      others: small arrays.
-
-    Raises:
-      UserError: not enough disk space.
+    It appears complete or not at all. Rows are buffered in one file per array, in a hidden folder
+    beside the target: while they are packed, they are on disk twice; UserError if it is too small.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     sizes = [math.prod(spec.shape) * spec.dtype.itemsize for spec in specs.values()]

@@ -25,7 +25,7 @@ from vit_jax.data.ops import (
 )
 from vit_jax.data.preprocess import OPS, Chain, PythonOp, parse
 from vit_jax.data.sources import ArraySpec, Source, describe
-from vit_jax.errors import UserError
+from vit_jax.errors import UserError, naming
 from vit_jax.models.create import create_model
 from vit_jax.models.description import Description
 
@@ -56,7 +56,7 @@ def input_range(description: Description) -> tuple[np.ndarray, np.ndarray]:
 
     All our preprocessing is affine in the pixels, so this defines it.
     """
-    found = []
+    ends = []
     for value in (0, 255):
         pixel: Any = np.full((1, 1, description.image_shape[2]), value, np.uint8)
         for op in parse(description.eval_preprocess).ops:
@@ -64,8 +64,8 @@ def input_range(description: Description) -> tuple[np.ndarray, np.ndarray]:
                 pixel = op.apply(pixel, np.random.default_rng(0))
         if pixel.dtype == np.uint8:  # scaled to [-1, 1] on the device
             pixel = pixel / 127.5 - 1.0
-        found.append(np.asarray(pixel[0, 0], np.float32))
-    return found[0], found[1]
+        ends.append(np.asarray(pixel[0, 0], np.float32))
+    return ends[0], ends[1]
 
 
 def at_image_size(description: Description, size: tuple[int, int]) -> Description:
@@ -78,12 +78,10 @@ def at_image_size(description: Description, size: tuple[int, int]) -> Descriptio
       UserError: the image size is not a multiple of the patch size.
     """
     before = description.image_shape
-    try:
+    with naming(f"--image_size={size[0]},{size[1]}"):
         if min(size) < 1:
             raise UserError("both sides must be positive.")
         grid = create_model(**{"num_classes": 0, **description.model}).token_grid(size)
-    except UserError as error:
-        raise UserError(f"--image_size={size[0]},{size[1]}: {error}") from error
     is_scaled = size[0] * before[1] == size[1] * before[0]
     scale = size[0] / before[0]
     ops: list[Any] = []
@@ -121,10 +119,10 @@ def find_images(arguments: Iterable[str]) -> list[str]:
     Raises:
       UserError: a folder without images.
     """
-    found: list[str] = []
+    paths: list[str] = []
     for argument in map(os.path.expanduser, arguments):
         if not os.path.isdir(argument):
-            found.append(argument)
+            paths.append(argument)
             continue
         images, others = find_below(argument)
         warn_unused(argument, others)
@@ -133,8 +131,8 @@ def find_images(arguments: Iterable[str]) -> list[str]:
             raise UserError(
                 f"{argument}: no images in this folder or below ({', '.join(EXTENSIONS)})."
             )
-        found += below
-    return found
+        paths += below
+    return paths
 
 
 def example_names(source: Source) -> list[str]:
@@ -143,18 +141,10 @@ def example_names(source: Source) -> list[str]:
 
 
 class Images:
-    """Images of any kind as unlabelled examples for the pipeline.
-
-    Args:
-      images: paths, bytes of files, Pillow images, or uint8 pixels [H, W, C] or [H, W].
-      description: of the model.
-
-    Attributes:
-      failures: by index, what was wrong with an image; filled while they are read. Such an
-        image is replaced by a black one.
-    """
+    """Images of any kind, see `Model`, as unlabelled examples for the pipeline."""
 
     def __init__(self, images: Sequence[Any], description: Description):
+        # By index, what was wrong with an image that was read, and is replaced by a black one.
         self.failures: dict[int, str] = {}
         self._images = images
         self._channels = description.image_shape[2]

@@ -6,14 +6,14 @@ import dataclasses
 import functools
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from vit_jax.data.preprocess import check_no_code
-from vit_jax.errors import UserError, as_user_error
+from vit_jax.errors import UserError, naming
 from vit_jax.files.paths import reading
 from vit_jax.inference.class_order import match_classes
 from vit_jax.inference.images import at_image_size, input_range
@@ -21,7 +21,6 @@ from vit_jax.inference.model import Model
 from vit_jax.models.create import VARIANTS, create_model
 from vit_jax.models.description import Description
 from vit_jax.parameters.table import abstract_params
-from vit_jax.pretrained.formats.stored import Stored
 from vit_jax.pretrained.load import read_source
 from vit_jax.trees import flatten_names, unflatten_names
 from vit_jax.wording import unsigned
@@ -61,7 +60,11 @@ def load_model(
     """
     stored = read_source(source, num_heads=num_heads, grid=grid)
     size = (image_size, image_size) if isinstance(image_size, int) else image_size
-    description = stored.description or _infer(source, stored, grid, size)
+    if (description := stored.description) is None:
+        from vit_jax.pretrained.infer import infer_description  # for files of other projects
+
+        with naming(str(source)):
+            description = infer_description(stored, grid=grid, image_size=size)
     grid, image_shape = description.grid, description.image_shape
     sizes = {key: value for key, value in description.model.items() if key not in _TRAINING}
     with reading(f"the description of {source}"):
@@ -90,7 +93,8 @@ def load_model(
         "reset": [],
         "dropped": stored.dropped,
     }
-    if _shapes(params) == _shapes(like):
+    shapes = [{name: tuple(x.shape) for name, x in arrays.items()} for arrays in (params, like)]
+    if shapes[0] == shapes[1]:
         params = {name: params[name] for name in like}
     else:
         from vit_jax.pretrained.fit.adapt import adapt_params  # or an error that lists the arrays
@@ -114,21 +118,6 @@ def load_model(
         source=unsigned(str(source)),
         report=report,
     )
-
-
-def _infer(
-    source: Any, stored: Stored, grid: tuple[int, int] | None, size: tuple[int, int] | None
-) -> Description:
-    from vit_jax.pretrained.infer import infer_description  # for files of other projects
-
-    try:
-        return infer_description(stored, grid=grid, image_size=size)
-    except UserError as error:
-        raise UserError(f"{source}: {error}") from error
-
-
-def _shapes(arrays: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-    return {name: tuple(array.shape) for name, array in arrays.items()}
 
 
 def attributes(module: Any, name: str) -> dict[str, Any]:
@@ -159,25 +148,18 @@ def load_teacher(
 
     Args:
       key: config key, for errors.
-      source: see `load_model`.
       image_shape: [H, W, C]; position embeddings are interpolated.
-      class_names: of the data, matched with the model's in any order.
-      dtype: of its computations.
+      class_names: of the data, in the order of the teacher's logits.
       preprocess: of the data, which may scale pixels differently.
-
-    Returns:
-      The teacher, whose logits are in the order of `class_names`.
 
     Raises:
       UserError: see `load_model`; also if channels or classes do not match the data.
     """
     model = _load_for(key, source, image_shape, dtype)
-    found = model.description
-    try:
-        outputs = match_classes(class_names, found.class_names, found.model["num_classes"])
-    except UserError as error:
-        raise as_user_error(f"{key}={source!r}: {error}", error) from error
-    to_input = _rescaled(found, preprocess)
+    own = model.description
+    with naming(f"{key}={source!r}"):
+        outputs = match_classes(class_names, own.class_names, own.model["num_classes"])
+    to_input = _rescaled(own, preprocess)
 
     def logits(params: Any, images: jax.Array) -> jax.Array:
         return model.module.apply({"params": params}, to_input(images), train=False)[:, outputs]
@@ -187,8 +169,8 @@ def load_teacher(
 
 def _rescaled(description: Description, preprocess: str) -> Callable[[jax.Array], jax.Array]:
     """Maps images scaled by `preprocess` to the input of a model with its own normalisation."""
-    given = dataclasses.replace(description, eval_preprocess=preprocess or "decode")
-    ranges = (*input_range(given), *input_range(description))
+    of_data = dataclasses.replace(description, eval_preprocess=preprocess or "decode")
+    ranges = (*input_range(of_data), *input_range(description))
     low, high, black, white = (x.reshape(1, 1, 1, -1) for x in ranges)
     if np.all(black == low) and np.all(white == high):
         return lambda images: images
@@ -216,24 +198,22 @@ def load_tower(
     if source in VARIANTS and not os.path.exists(source):
         module, params = create_model(source, num_classes=0, dtype=dtype), None
         grid, sizes = module.token_grid(image_shape[:2]), VARIANTS[source]["name"]
-        found = Description(attributes(module, sizes), image_shape, grid, (), "")
+        description = Description(attributes(module, sizes), image_shape, grid, (), "")
     else:
         model = _load_for(key, source, image_shape, dtype)
         model = model.without_head() if model.description.model["num_classes"] else model
-        module, params, found = model.module, model.params, model.description
+        module, params, description = model.module, model.params, model.description
     apply = functools.partial(module.apply, train=False)
     shapes = {"params": abstract_params(module, image_shape)}
     output = jax.eval_shape(apply, shapes, jax.ShapeDtypeStruct((1, *image_shape), np.float32))
-    to_input = _rescaled(found, preprocess) if params else lambda images: images
-    return Tower(module, output.shape[-1], to_input, params, found)
+    to_input = _rescaled(description, preprocess) if params else lambda images: images
+    return Tower(module, output.shape[-1], to_input, params, description)
 
 
 def _load_for(key: str, source: str, image_shape: tuple[int, ...], dtype: str) -> Model:
-    """`load_model` for training images; its UserErrors name the config key."""
-    try:
+    """`load_model` for training images."""
+    with naming(f"{key}={source!r}"):
         model = load_model(source, image_size=(image_shape[0], image_shape[1]), dtype=dtype)
         if (taken := model.description.image_shape) != image_shape:
             raise UserError(f"it takes images of {taken}, but the data have {image_shape}.")
-    except UserError as error:
-        raise as_user_error(f"{key}={source!r}: {error}", error) from error
     return model

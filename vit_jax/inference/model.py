@@ -17,6 +17,7 @@ import numpy as np
 from vit_jax.data.datasets import Dataset, create_dataset
 from vit_jax.data.preprocess import encode_texts
 from vit_jax.errors import UserError
+from vit_jax.evaluators.create import EvaluatorKeys
 from vit_jax.evaluators.stream import Reader, compile_outputs, stream_outputs
 from vit_jax.files.paths import read_json, reading
 from vit_jax.inference.images import Images, Inputs, input_chain, input_range
@@ -71,19 +72,16 @@ class Model:
     def preprocess(self, images: Any) -> np.ndarray:
         """The model's input: float32 [B, H, W, C]; one image is a batch of one.
 
-        For a text model its tokens, int32 [B, T].
-
-        Raises:
-          UserError: an image cannot be read.
+        For a text model its tokens, int32 [B, T]. UserError if an image cannot be read.
         """
         if self.is_text:
             texts = [images] if isinstance(images, str) else list(images)
             return encode_texts(self.description.eval_preprocess, texts)
         examples = Images(images if _is_batch(images) else [images], self.description)
         rng = np.random.default_rng(0)
-        found = [examples.example(i, rng)["image"] for i in range(examples.num_examples)]
+        pixels = [examples.example(i, rng)["image"] for i in range(examples.num_examples)]
         _raise_first_failure(examples)
-        return np.asarray(scale_images(jnp.asarray(np.stack(found))), np.float32)
+        return np.asarray(scale_images(jnp.asarray(np.stack(pixels))), np.float32)
 
     def logits(self, images: Any, *, batch_size: int = 32) -> np.ndarray:
         """Float32 [B, K]."""
@@ -92,16 +90,15 @@ class Model:
     def predict(self, images: Any, *, top: int = 5) -> list[Any]:
         """The most probable classes: [(class, probability), ...], for a batch one list per image.
 
-        Raises:
-          UserError: the model has no head, or an image cannot be read.
+        UserError if the model has no head, or an image cannot be read.
         """
         examples = self._examples(images)
-        found = [
-            [(each["class"], each["probability"]) for each in answer]
+        predictions = [
+            [(row["class"], row["probability"]) for row in answer]
             for answer in self.answers(examples, top=top)
         ]
         _raise_first_failure(examples)
-        return found if _is_batch(images) else found[0]
+        return predictions if _is_batch(images) else predictions[0]
 
     def answers(
         self, examples: Any, *, top: int = 5, loss: str = "", batch_size: int = 32
@@ -109,14 +106,12 @@ class Model:
         """The most probable classes of each example: `class`, `output` (its number), `probability`.
 
         Args:
-          examples: see `stream`.
+          examples, batch_size: see `stream`.
           top: how many classes, at most as many as there are.
           loss: `softmax`, where the probabilities of all classes add up to 1, or `sigmoid`, one
             probability for each; "" for the one that the model was trained with, if known.
-          batch_size: over all devices; rounded up to a multiple of their number.
 
-        Raises:
-          UserError: the model has no head, or an argument is invalid.
+        UserError if the model has no head, or an argument is invalid.
         """
         num_outputs = self.description.model["num_classes"]
         if type(top) is not int or top < 1:
@@ -129,12 +124,11 @@ class Model:
             check_known("--loss", loss, PROBABILITIES)
         by = loss or self.description.probabilities_by or "softmax"
         if by == "none" or (num_outputs == 1 and by == "softmax"):
-            found = "regression targets" if by == "none" else "a single logit, whose softmax is 1"
-            raise UserError(f"the model's outputs are {found}; use its logits (features) instead.")
-        to_probabilities = PROBABILITIES[by]
+            kind = "regression targets" if by == "none" else "a single logit, whose softmax is 1"
+            raise UserError(f"the model's outputs are {kind}; use its logits (features) instead.")
         names = self.class_names or [f"class {i}" for i in range(num_outputs)]
         for part in self.stream(["logits"], examples, batch_size):
-            for row in np.asarray(to_probabilities(jnp.asarray(part["logits"]))):
+            for row in np.asarray(PROBABILITIES[by](jnp.asarray(part["logits"]))):
                 best = np.argsort(-row, kind="stable")[:top].tolist()
                 yield [{"class": names[k], "output": k, "probability": float(row[k])} for k in best]
 
@@ -143,8 +137,7 @@ class Model:
     ) -> np.ndarray:
         """A feature of `models/features.py`, float32 [B, ...].
 
-        Raises:
-          UserError: the model does not have it, or an image cannot be read.
+        UserError if the model does not have it, or an image cannot be read.
         """
         examples = self._examples(images)
         parts = [part[name] for part in self.stream([name], examples, batch_size, key="name")]
@@ -154,10 +147,8 @@ class Model:
     def attention(self, images: Any, *, batch_size: int = 8) -> np.ndarray:
         """Attention weights of every block: float32 [L, B, heads, N, N].
 
-        N: class and distillation token, if any, then the grid row by row.
-
-        Raises:
-          UserError: the model has no attention, or an image cannot be read.
+        N: class and distillation token, if any, then the grid row by row. UserError if the model
+        has no attention, or an image cannot be read.
         """
         return self.look(images, batch_size=batch_size)["attention"]
 
@@ -166,14 +157,13 @@ class Model:
     ) -> dict[str, np.ndarray]:
         """Internals of every block: float32 arrays [L, B, ...], see `models/look.py`.
 
-        Raises:
-          UserError: an unknown name, a model without attention, or an image cannot be read.
+        UserError for an unknown name, a model without attention, or an image that cannot be read.
         """
         names = (what,) if isinstance(what, str) else tuple(what)
 
         def function(params: Any, images: jax.Array) -> dict[str, jax.Array]:
-            found = look(self.module, params, images, names)
-            return {n: jnp.asarray(x.swapaxes(0, 1), jnp.float32) for n, x in found.items()}
+            internals = look(self.module, params, images, names)
+            return {n: jnp.asarray(x.swapaxes(0, 1), jnp.float32) for n, x in internals.items()}
 
         examples = self._examples(images)
         parts = list(self._outputs(("look", *names), lambda: function, examples, batch_size))
@@ -201,10 +191,8 @@ class Model:
     def open_dataset(self, **options: Any) -> Dataset:
         """A split with the model's own preprocessing; see `create_dataset` for the other options.
 
-        `on_bad_image` "" means that of the run.
-
-        Raises:
-          UserError: see there; or the preprocessing does not fit the model.
+        `on_bad_image` "" means that of the run. UserError: see there; or the preprocessing does not
+        fit the model.
         """
         input_chain(self.description)
         options["on_bad_image"] = options.get("on_bad_image") or self.on_bad_image
@@ -221,27 +209,19 @@ class Model:
     def test_data(self) -> dict[str, str]:
         """The test dataset, for `open_dataset`, of the run of this work directory.
 
-        Raises:
-          UserError: it is not a work directory, or the run has no evaluator.
+        UserError if it is not a work directory, or the run has no evaluator.
         """
         match self._run_config():
             case {"dataset": dict() as training, "evaluators": dict() as evaluators} if evaluators:
-                chosen = evaluators["test" if "test" in evaluators else next(iter(evaluators))]
+                test = evaluators["test" if "test" in evaluators else next(iter(evaluators))]
                 with reading(f"config.json of {self.source}"):
-                    return {
-                        "name": chosen["dataset"] or training["name"],
-                        "split": chosen["split"],
-                        "data_dir": chosen["data_dir"] or training["data_dir"],
-                        "label_key": chosen["label_key"]
-                        or ("" if chosen["dataset"] else training["label_key"]),
-                    }
+                    return EvaluatorKeys.of(test)[0].data(training)
         raise UserError(f"{self.source} is not a run with test data: give --dataset.")
 
     def _run_config(self) -> Any:
         """The config of the run of this work directory or checkpoint; else None."""
         path = Path(os.path.expanduser(self.source.partition("#")[0]))
-        folder = path if path.is_dir() else path.parent  # also for RUN/best
-        config = folder / "config.json"
+        config = (path if path.is_dir() else path.parent) / "config.json"  # also for RUN/best
         return read_json(config) if config.is_file() else None
 
     def without_head(self) -> Model:
@@ -251,17 +231,19 @@ class Model:
         sizes = {key: headless.get(key, value) for key, value in description.model.items()}
         description = dataclasses.replace(description, model=sizes, class_names=())
         module = self.module.clone(**{key: sizes[key] for key in headless if key in sizes})
-        kept = flatten_names(abstract_params(module, description.image_shape))
-        dropped = dict.fromkeys(flat.keys() - kept, "dropped (--drop_head)")
+        names = flatten_names(abstract_params(module, description.image_shape))
+        dropped = dict.fromkeys(flat.keys() - names, "dropped (--drop_head)")
         if not dropped:
             raise UserError(f"--drop_head: {self.source} has no head.")
         report = {
             **self.report,
-            "loaded": [name for name in self.report["loaded"] if name in kept],
+            "loaded": [name for name in self.report["loaded"] if name in names],
             "dropped": {**self.report["dropped"], **dropped},
         }
-        params = unflatten_names({name: flat[name] for name in kept})
-        return Model(module, params, description, self.format, self.source, report)
+        params = unflatten_names({name: flat[name] for name in names})
+        return dataclasses.replace(
+            self, module=module, params=params, description=description, report=report
+        )
 
     def zero_shot(self, texts: Model, class_names: Sequence[str], prompts: Sequence[str]) -> Model:
         """This image tower with a head that classifies by class names (2103.00020, 3.1).
@@ -272,34 +254,29 @@ class Model:
         Args:
           texts: the text tower trained with this one.
           class_names: in the order of the new outputs.
-          prompts: texts with {} in place of a name.
-
-        Raises:
-          UserError: a prompt without {}, or towers of different widths.
+          prompts: texts with {} in place of a name; else a UserError.
         """
         if not all("{}" in prompt for prompt in prompts):
             raise UserError(f"prompts={list(prompts)} must have {{}} in place of a name.")
-        every = [prompt.format(name) for name in class_names for prompt in prompts]
-        found = texts.features(every, "logits")  # [K * P, D]
-        found /= np.linalg.norm(found, axis=-1, keepdims=True)
-        means = found.reshape(len(class_names), len(prompts), -1).mean(axis=1)
+        sentences = [prompt.format(name) for name in class_names for prompt in prompts]
+        embeddings = texts.features(sentences, "logits")  # [K * P, D]
+        embeddings /= np.linalg.norm(embeddings, axis=-1, keepdims=True)
+        means = embeddings.reshape(len(class_names), len(prompts), -1).mean(axis=1)
         kernel = (means / np.linalg.norm(means, axis=-1, keepdims=True)).T  # [D, K]
         flat, bias = flatten_names(self.params), np.zeros(len(class_names), np.float32)
         if self.description.model["num_classes"]:  # a head that computes the embedding
             bias, kernel = flat["head/bias"] @ kernel, flat["head/kernel"] @ kernel
         sizes = {**self.description.model, "num_classes": len(class_names)}
         names = tuple(class_names)
-        description = dataclasses.replace(self.description, model=sizes, class_names=names)
-        module = self.module.clone(num_classes=len(class_names))
-        params = unflatten_names({**flat, "head/kernel": kernel, "head/bias": bias})
-        return Model(module, params, description, self.format, self.source, self.report)
+        return dataclasses.replace(
+            self,
+            module=self.module.clone(num_classes=len(names)),
+            params=unflatten_names({**flat, "head/kernel": kernel, "head/bias": bias}),
+            description=dataclasses.replace(self.description, model=sizes, class_names=names),
+        )
 
     def reader(self, dataset: Any, batch_size: int) -> Reader:
-        """Reads examples on all devices, with one thread per core.
-
-        Raises:
-          UserError: `batch_size` is not positive.
-        """
+        """Reads examples on all devices, with one thread per core; `batch_size` is positive."""
         if type(batch_size) is not int or batch_size < 1:
             raise UserError(f"--batch_size={batch_size!r} must be at least 1.")
         shards = math.prod(self.mesh.shape[axis] for axis in BATCH_AXES)
@@ -335,10 +312,10 @@ class Model:
             low, high = np.minimum(black, white), np.maximum(black, white)
             span = high - low  # tolerance for noise
             if not np.all((images >= low - span) & (images <= high + span)):
-                found = f"{np.min(images):.4g} to {np.max(images):.4g}"
                 raise UserError(
                     f"float images must be model inputs, {low.min():.3g} to {high.max():.3g} for "
-                    f"black and white, not {found}; `preprocess` takes uint8 pixels."
+                    f"black and white, not {np.min(images):.4g} to {np.max(images):.4g}; "
+                    "`preprocess` takes uint8 pixels."
                 )
             examples: Any = Inputs(np.asarray(images))
         else:
@@ -361,8 +338,8 @@ class Model:
             function = of_batches(make(), family_of(self.module).input)
 
             def step(params: Any, batch: Any) -> dict[str, jax.Array]:
-                found = function(params, batch)
-                return {**found, "labels": batch["label"]} if labels else found
+                outputs = function(params, batch)
+                return {**outputs, "labels": batch["label"]} if labels else outputs
 
             self._steps[key] = compile_outputs(step, self.mesh)
         reader = self.reader(examples, batch_size)

@@ -37,14 +37,8 @@ def draw_filters(components: np.ndarray, shares: np.ndarray) -> Any:
         axis.remove()
     for axis, component, share in zip(axes.flat, components, shares, strict=False):
         shown = 0.5 + component / (2 * np.abs(component).max() or 1.0)
-        grey = shown.shape[-1] != 3
-        axis.imshow(
-            shown.mean(axis=-1) if grey else shown,
-            cmap="gray",
-            vmin=0,
-            vmax=1,
-            interpolation="none",
-        )
+        shown = shown if shown.shape[-1] == 3 else shown.mean(axis=-1)
+        axis.imshow(shown, cmap="gray", vmin=0, vmax=1, interpolation="none")
         axis.set_xlabel(f"{100 * share:.1f} %", fontsize=8)
     return figure
 
@@ -63,12 +57,10 @@ def draw_positions(similarity: np.ndarray) -> Any:
     figure, axes = _sheet(len(rows), len(columns), min(len(rows) * cell + 0.9, 10), title)
     count = similarity.shape[0] * similarity.shape[1]
     others = similarity.reshape(count, count)[~np.eye(count, dtype=bool)]
-    ends = {"vmin": others.min(initial=1), "vmax": others.max(initial=-1)}
+    ends = {"vmin": others.min(initial=1), "vmax": others.max(initial=-1), "cmap": "viridis"}
     for i, row in enumerate(rows):
         for j, column in enumerate(columns):
-            shown = axes[i, j].imshow(
-                similarity[row, column], **ends, cmap="viridis", interpolation="none"
-            )
+            shown = axes[i, j].imshow(similarity[row, column], **ends, interpolation="none")
         axes[i, 0].set_ylabel(row + 1, fontsize=8)
     for j, column in enumerate(columns):
         axes[-1, j].set_xlabel(column + 1, fontsize=8)
@@ -155,17 +147,15 @@ def color_range(maps: np.ndarray) -> tuple[float, float]:
 
 
 def overlay(image: np.ndarray, weights: np.ndarray, ends: tuple[float, float]) -> np.ndarray:
-    """A grey image tinted by its map.
+    """A grey image [H, W, C] tinted by its map [rows, columns]: [H, W, 3]; all in [0, 1].
 
-    Args:
-      image: [H, W, C] in [0, 1].
-      weights: [rows, columns].
-      ends: see `color_range`.
-
-    Returns:
-      [H, W, 3] in [0, 1].
+    The map is linear between token centres. `ends`: see `color_range`.
     """
-    colors = _scale(ends).to_rgba(_smooth(weights, image.shape[:2]))[..., :3]
+    import cv2
+
+    size = image.shape[1::-1]
+    smooth = cv2.resize(weights.astype(np.float32), size, interpolation=cv2.INTER_LINEAR)
+    colors = _scale(ends).to_rgba(smooth)[..., :3]
     return np.asarray(colors * (_DARKEST + (1 - _DARKEST) * image.mean(axis=-1, keepdims=True)))
 
 
@@ -188,7 +178,7 @@ def _add_scale(figure: Any, axes: Any, ends: tuple[float, float], label: str) ->
 
 def _wrap(name: str, columns: int) -> str:
     """A name wrapped to fit below one of so many pictures."""
-    return "\n".join(textwrap.wrap(name, int(0.85 * _WIDTH / columns / 0.08)))
+    return textwrap.fill(name, int(0.85 * _WIDTH / columns / 0.08))
 
 
 def draw_cka(matrix: np.ndarray, names: tuple[str, str]) -> Any:
@@ -198,11 +188,10 @@ def draw_cka(matrix: np.ndarray, names: tuple[str, str]) -> Any:
     figure = Figure(figsize=(4.5, 4), layout="constrained")
     axis = figure.subplots()
     edges = (0.5, matrix.shape[1] + 0.5, 0.5, matrix.shape[0] + 0.5)
-    shown = axis.imshow(
-        matrix, origin="lower", vmin=matrix.min(), vmax=1, cmap="viridis", extent=edges
-    )
-    axis.set_xlabel("\n".join(textwrap.wrap(f"block of {names[1]}", 40)), parse_math=False)
-    axis.set_ylabel("\n".join(textwrap.wrap(f"block of {names[0]}", 40)), parse_math=False)
+    shown = axis.imshow(matrix, origin="lower", vmax=1, cmap="viridis", extent=edges)
+    vertical, horizontal = (textwrap.fill(f"block of {name}", 40) for name in names)
+    axis.set_xlabel(horizontal, parse_math=False)
+    axis.set_ylabel(vertical, parse_math=False)
     axis.locator_params(integer=True)
     figure.colorbar(shown, label="linear CKA, unbiased", shrink=0.8)
     return figure
@@ -210,11 +199,3 @@ def draw_cka(matrix: np.ndarray, names: tuple[str, str]) -> Any:
 
 def _show(axis: Any, image: np.ndarray) -> None:
     axis.imshow(image.squeeze(-1) if image.shape[-1] == 1 else image, cmap="gray", vmin=0, vmax=1)
-
-
-def _smooth(weights: np.ndarray, size: tuple[int, int]) -> np.ndarray:
-    """A map [rows, columns] at the size of the image, linear between token centres."""
-    import cv2
-
-    enlarged = cv2.resize(weights.astype(np.float32), size[::-1], interpolation=cv2.INTER_LINEAR)
-    return np.asarray(enlarged)

@@ -38,7 +38,7 @@ def predict(
     Args:
       source: of the model, see `load_model`, which takes `model_options`.
       images: files, and folders whose images are all used.
-      top, loss, batch_size: see `predict_images`.
+      top, loss, batch_size: see `Model.answers`.
       as_json: print one JSON object per line.
       picture: file in which to draw the first `MAX_PICTURES` images.
 
@@ -56,14 +56,14 @@ def predict(
         Path(picture).parent.mkdir(parents=True, exist_ok=True)
     model = load_model(source, **model_options)
     readable = []
-    for found in predict_images(model, paths, top=top, loss=loss, batch_size=batch_size):
-        if "error" in found:
-            message = f"error: {printable(found['image'])}: {found['error']}"
+    for row in predict_images(model, paths, top=top, loss=loss, batch_size=batch_size):
+        if "error" in row:
+            message = f"error: {printable(row['image'])}: {row['error']}"
             print(message, file=sys.stderr, flush=True)
         else:
-            readable.append(found)
-        if as_json or "error" not in found:
-            print(json.dumps(found) if as_json else as_text(found), flush=True)
+            readable.append(row)
+        if as_json or "error" not in row:
+            print(json.dumps(row) if as_json else as_text(row), flush=True)
     if picture and readable:
         draw_predictions(readable[:MAX_PICTURES], picture)
         logging.info("Wrote %s.", picture)
@@ -73,12 +73,7 @@ def predict(
 def predict_images(
     model: Model, paths: list[str], *, top: int = 5, loss: str = "", batch_size: int = 64
 ) -> Iterator[dict[str, Any]]:
-    """The most probable classes of image files, in their order.
-
-    Args:
-      model: from `load_model`.
-      paths: of image files.
-      top, loss, batch_size: see `Model.answers`, whose errors this raises.
+    """`Model.answers` of image files, in their order, as what `--json` prints.
 
     Yields:
       `{"image": path, "predictions": [{"class": name, "output": number, "probability": p}, ...]}`,
@@ -93,18 +88,20 @@ def predict_images(
             yield {"image": paths[index], "predictions": predictions}
 
 
-def as_text(found: dict[str, Any]) -> str:
+def as_text(row: dict[str, Any]) -> str:
     """One line, or for several classes a line for the image and one per class."""
-    rows = [
-        f"{100 * row['probability']:9.2f} %  {escaped(row['class'])}"
-        for row in found["predictions"]
+    image, lines = printable(row["image"]), _class_lines(row, 9)
+    return f"{lines[0].strip()}  {image}" if len(lines) == 1 else "\n".join([image, *lines])
+
+
+def _class_lines(row: dict[str, Any], width: int) -> list[str]:
+    return [
+        f"{100 * prediction['probability']:{width}.2f} %  {escaped(prediction['class'])}"
+        for prediction in row["predictions"]
     ]
-    if len(rows) == 1:
-        return f"{rows[0].strip()}  {printable(found['image'])}"
-    return "\n".join([printable(found["image"]), *rows])
 
 
-def draw_predictions(found: list[dict[str, Any]], path: str) -> None:
+def draw_predictions(rows: list[dict[str, Any]], path: str) -> None:
     """A sheet of the images, each above its most probable classes."""
     from matplotlib import font_manager, rcParams
     from matplotlib.figure import Figure
@@ -112,22 +109,18 @@ def draw_predictions(found: list[dict[str, Any]], path: str) -> None:
     noto = (name for name in font_manager.get_font_names() if name.startswith("Noto Sans"))
     family = [*rcParams["font.family"], *sorted(noto)]  # for names in any script
     style: Any = {"fontsize": 9, "parse_math": False, "family": family}
-    columns = min(len(found), 4)
-    rows = -(-len(found) // columns)
-    height = 2.8 + 0.2 * len(found[0]["predictions"])  # inches
-    figure = Figure(figsize=(3.2 * columns, height * rows), layout="constrained")
+    columns = min(len(rows), 4)
+    lines = -(-len(rows) // columns)
+    height = 2.8 + 0.2 * len(rows[0]["predictions"])  # inches
+    figure = Figure(figsize=(3.2 * columns, height * lines), layout="constrained")
     bare = {"xticks": [], "yticks": [], "frame_on": False}
-    axes = figure.subplots(rows, columns, squeeze=False, subplot_kw=bare)
-    for axis, each in zip(axes.flat, found, strict=False):
-        pixels = decode_image(Path(each["image"]).read_bytes(), channels=3, exif=True)
+    axes = figure.subplots(lines, columns, squeeze=False, subplot_kw=bare)
+    for axis, row in zip(axes.flat, rows, strict=False):
+        pixels = decode_image(Path(row["image"]).read_bytes(), channels=3, exif=True)
         step = max(1, max(pixels.shape[:2]) // 600)  # enough for the sheet; 48 fit in memory
         axis.imshow(pixels[::step, ::step])
-        axis.set_title(printable(Path(each["image"]).name)[-34:], **style)
-        lines = (
-            f"{100 * row['probability']:.2f} %  {escaped(row['class'])}"
-            for row in each["predictions"]
-        )
-        text = "\n".join(line[:40] for line in lines)
+        axis.set_title(printable(Path(row["image"]).name)[-34:], **style)
+        text = "\n".join(line[:40] for line in _class_lines(row, 0))
         axis.set_xlabel(text, loc="left", **style)
     figure.savefig(path, dpi=110)
 

@@ -35,13 +35,12 @@ def probe(
 
     Args:
       source: of the model, see `load_model`, which takes `model_options`.
-      dataset, data_dir, label_key: see `create_dataset`.
-      on_bad_image: as there; "" for the setting of the run if `source` is a work directory.
+      dataset, data_dir, label_key, on_bad_image: see `Model.open_dataset`.
       train_split: of the images to fit.
       split: of the images to evaluate.
       kinds: some of `OF_FEATURES`, with their defaults.
-      seeds: selections of images, for few_shot.
       feature: see `FrozenFeaturesEvaluator`.
+      seeds: selections of images, for few_shot.
       batch_size: over all devices; rounded up to a multiple of their number.
 
     Returns:
@@ -55,31 +54,26 @@ def probe(
     for kind in kinds:
         check_known("--kinds", kind, OF_FEATURES)
     model = load_model(source, **model_options)
-    readers = []
-    for each in (split, train_split):
-        data = model.open_dataset(
-            name=dataset,
-            split=each,
-            data_dir=data_dir,
-            label_key=label_key,
-            on_bad_image=on_bad_image,
-        )
-        readers.append(model.reader(data.check(), batch_size))
+    options = {"data_dir": data_dir, "label_key": label_key, "on_bad_image": on_bad_image}
+    data = (
+        model.open_dataset(name=dataset, split=part, **options) for part in (split, train_split)
+    )
+    readers = [model.reader(part.check(), batch_size) for part in data]
     image_shape = model.description.image_shape
     feature_of = vector_feature(model.module, feature, image_shape, model.params)
     features = Features(feature_step(of_batches(feature_of), model.mesh), *readers)
     evaluators = {}
     for kind in kinds:
-        options: dict[str, Any] = {"train_split": train_split, "feature": feature}
-        if kind == "few_shot":
-            options["num_seeds"] = seeds
-        evaluators[kind] = OF_FEATURES[kind](features, **options)
+        own: dict[str, Any] = {"num_seeds": seeds} if kind == "few_shot" else {}
+        evaluators[kind] = OF_FEATURES[kind](
+            features, train_split=train_split, feature=feature, **own
+        )
     start = time.perf_counter()
     results: dict[str, Any] = {}
     for kind, evaluator in evaluators.items():
-        found = evaluator(model.placed_params)
-        results["num_examples"] = found.pop("num_examples")
-        results |= {f"{kind}/{name}": value for name, value in found.items()}
+        metrics = evaluator(model.placed_params)
+        results["num_examples"] = metrics.pop("num_examples")
+        results |= {f"{kind}/{name}": value for name, value in metrics.items()}
     return {
         **results,
         "model": model.source,

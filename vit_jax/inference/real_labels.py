@@ -22,12 +22,8 @@ _NUMBER = re.compile(r"ILSVRC2012_val_(\d{8})")
 def real_labels(dataset: Dataset, path: str) -> list[list[int]]:
     """The labels of every example, in the dataset's class numbering.
 
-    Args:
-      dataset: ImageNet's validation images, or some of them, with all 1,000 classes.
-      path: of `real.json`.
-
-    Raises:
-      UserError: the file is not real.json, or does not match the dataset.
+    `dataset` has ImageNet's validation images, or some, in all 1,000 classes; UserError if `path`
+    is not real.json, or does not match.
     """
     labels, source = read_json(to_path(path)), dataset.source
     if not isinstance(labels, list) or not all(map(_is_labels, labels)):
@@ -35,8 +31,8 @@ def real_labels(dataset: Dataset, path: str) -> list[list[int]]:
     numbers = list(map_threads(lambda i: _number(source, i), range(len(source)), chunk=256))
     if max(numbers) > len(labels):
         raise UserError(f"--real={path} ends before image {max(numbers)} of {dataset.name}.")
-    found = [labels[number - 1] for number in numbers]
-    highest = max(itertools.chain.from_iterable(found), default=-1)
+    chosen = [labels[number - 1] for number in numbers]
+    highest = max(itertools.chain.from_iterable(chosen), default=-1)
     if highest < 0:
         raise UserError(f"--real={path}: no images of {dataset.split!r} have ReaL labels.")
     if highest >= dataset.num_classes:
@@ -44,11 +40,11 @@ def real_labels(dataset: Dataset, path: str) -> list[list[int]]:
             f"--real={path}: labels go up to {highest}, but {dataset.name} has only "
             f"{dataset.num_classes} classes; ReaL labels are for all classes of ImageNet."
         )
-    return found
+    return chosen
 
 
 def _is_labels(value: Any) -> bool:
-    return isinstance(value, list) and all(type(each) is int and each >= 0 for each in value)
+    return isinstance(value, list) and all(type(label) is int and label >= 0 for label in value)
 
 
 def _number(source: Any, index: int) -> int:

@@ -58,11 +58,7 @@ def visualize(
       against: another model, for `cka`.
       batch_size: images at a time.
 
-    Returns:
-      The files written.
-
-    Raises:
-      UserError: nothing can be drawn, or a file cannot be read.
+    Returns the files written; UserError if nothing can be drawn, or a file cannot be read.
     """
     for name in what:
         check_known("--what", name, (*OF_PARAMETERS, *OF_IMAGES))
@@ -164,19 +160,17 @@ def head_distances(
     """Attention distance of each head, [L, H] pixels, and that of uniform attention."""
     grid = model.description.grid
     pixels = model.module.pixels_per_token
-    found = [  # in batches: the weights of 128 images would fill the memory
+    sums = [  # in batches: the weights of 128 images would fill the memory
         mean_distance(model.attention(part), grid, pixels) * len(part)
         for part in _parts(images, batch_size)
     ]
-    return np.sum(found, axis=0) / len(images), uniform_distance(grid, pixels)
+    return np.sum(sums, axis=0) / len(images), uniform_distance(grid, pixels)
 
 
 def photos(model: Model, images: Sequence[Any], size: int = 256) -> np.ndarray:
     """The images as the model sees them, [B, H, W, C] in [0, 1], finer if its input is small.
 
-    Args:
-      images: as `Model` takes them.
-      size: of the longer side in pixels, approximately.
+    Then the longer side has approximately `size` pixels.
     """
     height, width, _ = model.description.image_shape
     scale = max(1, round(size / max(height, width)))
@@ -190,11 +184,11 @@ def photos(model: Model, images: Sequence[Any], size: int = 256) -> np.ndarray:
 
 
 def _cka(model: Model, other: Model, paths: list[str], batch_size: int) -> Any:
-    if not all("tokens" in can_show(each.module) for each in (model, other)):
+    if not all("tokens" in can_show(m.module) for m in (model, other)):
         return "one of the models has no blocks"
     if len(paths) < 4:
         return "CKA needs at least four images"
-    layers = [_layers(each, paths, batch_size) for each in (model, other)]
+    layers = [_layers(m, paths, batch_size) for m in (model, other)]
     return pictures.draw_cka(cka_of_layers(*layers), (model.source, other.source))
 
 

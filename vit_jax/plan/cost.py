@@ -4,24 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import re
 from collections.abc import Sequence
 from typing import Any
 
 import jax
 from jax.sharding import Mesh
 
-from vit_jax.hardware.chips import find_chip
 from vit_jax.models.flops import jaxpr_flops
-from vit_jax.plan.final_code import FinalCode, clear_final_code, read_final_code
-from vit_jax.plan.program import (
-    Computation,
-    Traffic,
-    collective_traffic,
-    executions,
-    hbm_bytes,
-    parse_program,
-)
+from vit_jax.plan.program import Traffic, collective_traffic, hbm_bytes, parse_program
 from vit_jax.plan.topology import Topology
 
 # Seconds instead of minutes; in the pairs compared, memory differed by up to 10 %, so
@@ -57,18 +47,24 @@ class CompiledStep:
     executed_flops: float  # in products, over all devices, with remat's, without kernel padding
     hbm_bytes: float  # read from and written to the device's memory
     traffic: dict[str, Traffic]  # by kind of collective
-    cycles: float  # of a device by XLA's estimate for TPUs, see `compiler_cycles`; 0 elsewhere
-    code: FinalCode | None  # of a TPU, compiled in full after `write_final_code`
 
 
 def compile_step(mesh: Mesh, update: Any, arguments: Sequence[Any], *, full: bool) -> CompiledStep:
-    """Compiles a jitted update for a mesh of possibly absent devices; may raise TooLargeError.
+    """The costs of a jitted update, see `compile_update`."""
+    return step_costs(mesh, *compile_update(mesh, update, arguments, full=full))
 
-    `arguments`: see `Run.step_arguments`. `full`: optimize as for training; else fast.
+
+def compile_update(
+    mesh: Mesh, update: Any, arguments: Sequence[Any], *, full: bool
+) -> tuple[Any, Any]:
+    """Compiles a jitted update for a mesh of possibly absent devices: JAX's `Traced`, `Compiled`.
+
+    As for training if `full`, else fast. `arguments`: see `Run.step_arguments`.
+
+    Raises:
+      TooLargeError: it does not fit into the memory of a device.
     """
-    device = mesh.devices.flat[0]
-    platform, chip = device.platform, find_chip(device.device_kind)
-    clear_final_code()
+    platform = mesh.devices.flat[0].platform
     options: Any = GPU if platform == "gpu" else FAST if platform == "tpu" and not full else None
     with jax.set_mesh(mesh):
         traced = update.trace(*arguments)
@@ -81,6 +77,17 @@ def compile_step(mesh: Mesh, update: Any, arguments: Sequence[Any], *, full: boo
             if "RESOURCE_EXHAUSTED" not in message:
                 raise
             raise TooLargeError(message) from error
+    return traced, compiled
+
+
+def groups_of(mesh: Mesh) -> list[int]:
+    """The group of every device: its slice, of a GPU its node."""
+    group = "process_index" if mesh.devices.flat[0].platform == "gpu" else "slice_index"
+    return [getattr(device, group, None) or 0 for device in mesh.devices.flat]
+
+
+def step_costs(mesh: Mesh, traced: Any, compiled: Any) -> CompiledStep:
+    """The costs of an update, from the results of `compile_update`."""
     stats, program = compiled.memory_analysis(), parse_program(compiled.as_text())
     memory = {
         "arguments": stats.argument_size_in_bytes,
@@ -89,31 +96,11 @@ def compile_step(mesh: Mesh, update: Any, arguments: Sequence[Any], *, full: boo
         "temporaries": stats.temp_size_in_bytes,
     }
     total = sum(memory.values()) - 2 * memory["aliased"]
-    group = "process_index" if platform == "gpu" else "slice_index"  # a node, or a slice
-    groups_of = [getattr(each, group, None) or 0 for each in mesh.devices.flat]
     return CompiledStep(
         memory=memory | {"peak": stats.peak_memory_in_bytes, "total": total},
         executed_flops=jaxpr_flops(traced.jaxpr.jaxpr),
         hbm_bytes=hbm_bytes(program),
-        traffic=collective_traffic(program, groups_of),
-        cycles=compiler_cycles(program),
-        code=read_final_code(program, chip, groups_of) if chip and full else None,
-    )
-
-
-_ESTIMATE = re.compile(r'"estimated_cycles":"(\d+)"')
-
-
-def compiler_cycles(program: Computation) -> float:
-    """Sum of XLA's estimates of a TPU's instructions, times the iterations of loops.
-
-    A heuristic from before code generation, without kernels and collectives: it charges bfloat16
-    elementwise work as float32 and a reduction several times. See `final_code` for a clock.
-    """
-    return sum(
-        times * float(match[1])
-        for each, times, fused in executions(program)
-        if not fused and (match := _ESTIMATE.search(each.text))
+        traffic=collective_traffic(program, groups_of(mesh)),
     )
 
 
@@ -142,7 +129,6 @@ class StepTime:
     compute: float  # executed products at the share of the peak from `utilization`
     memory: float  # bytes at the full bandwidth
     links: float  # likewise
-    code: float | None  # by the final code: less than a TPU takes; None without it
     predicted: float  # the longest; not a bound, as overlap is never perfect
 
 
@@ -154,9 +140,8 @@ def step_time(step: CompiledStep, topology: Topology) -> StepTime | None:
     peak = topology.num_chips * chip.tflops * 1e12
     compute = step.executed_flops / peak / utilization(chip.name)[0]
     memory = step.hbm_bytes * chip.devices / chip.hbm_gb_s / 1e9
-    links = sum(each.sent_bytes for each in step.traffic.values()) / chip.link_gb_s
-    if network := sum(each.network_bytes for each in step.traffic.values()):
+    links = sum(kind.sent_bytes for kind in step.traffic.values()) / chip.link_gb_s
+    if network := sum(kind.network_bytes for kind in step.traffic.values()):
         links += network / chip.network_gb_s
     links *= chip.devices / 1e9
-    code = step.code.seconds if step.code else None
-    return StepTime(compute, memory, links, code, max(compute, memory, links, code or 0.0))
+    return StepTime(compute, memory, links, max(compute, memory, links))

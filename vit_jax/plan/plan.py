@@ -16,7 +16,6 @@ from vit_jax.errors import UserError
 from vit_jax.hardware.chips import CHIPS, GIB
 from vit_jax.models.create import MODELS, variant_of
 from vit_jax.plan import cost
-from vit_jax.plan.final_code import write_final_code
 from vit_jax.plan.subject import Row, parameter_rows, planned_run
 from vit_jax.plan.topology import Topology
 from vit_jax.run import Run
@@ -74,8 +73,7 @@ def make_plan(
     """Builds and compiles the update of `config` for `topology`, and sums its costs.
 
     Args:
-      full_compile: optimize as for training: minutes instead of seconds; on TPUs timed by its
-        final code, if nothing was compiled for them before.
+      full_compile: optimize as for training: minutes instead of seconds.
       hbm_gib: memory of a device, if not the chip's.
       try_remedies: if it does not fit, compile with changes until it does.
       **sizes: `num_examples` and `num_classes` of data that are not available.
@@ -83,8 +81,6 @@ def make_plan(
     Raises:
       UserError: as in training before compilation, or as in `planned_run`.
     """
-    if full_compile:
-        write_final_code()
     run, origin = planned_run(config, topology, **sizes)
     arguments, flops = run.step_arguments(), run.train_flops_per_image()
     state = run.abstract_state
@@ -200,7 +196,7 @@ def whole_recipe(
     images = run.total_steps * run.batch_size
     flops = images * flops_per_image
     days = None if time is None else time.predicted * run.total_steps / 86_400
-    epochs = round(images / run.dataset.num_examples)
+    variant, epochs = variant_of(run.description.model), round(images / run.dataset.num_examples)
     return {
         "steps": run.total_steps,
         "images": images,
@@ -208,13 +204,5 @@ def whole_recipe(
         "days": days,
         "chip_days": days and days * topology.num_chips,
         "v3_core_days": flops / CHIPS["v3"].device_peak_flops / cost.V3_SHARE / 86_400,
-        "paper_core_days": paper_core_days(run.description.model, run.dataset.name, epochs),
+        "paper_core_days": CORE_DAYS.get((variant, run.dataset.name, epochs)),
     }
-
-
-def paper_core_days(model: dict[str, Any], dataset: str, epochs: int) -> float | None:
-    """Table 2 for a model's config; None if it has no such row."""
-    for (variant, name, length), days in CORE_DAYS.items():
-        if (name, length) == (dataset, epochs) and variant_of(model) == variant:
-            return days
-    return None

@@ -62,7 +62,7 @@ class Instruction:
             arrays.append((num_bytes, "S(" not in match[0]))
         if self.opcode.endswith("-start") and len(arrays) > 1:
             # It lists operands, their targets (a copy's first), and what the device waits for.
-            first = sum(len(each.arrays) for each in self.operands)
+            first = sum(len(operand.arrays) for operand in self.operands)
             return arrays[:1] if self.opcode == "copy-start" else arrays[first : 2 * first]
         return arrays
 
@@ -79,7 +79,7 @@ Computation = list[Instruction]
 
 
 def _integers(text: str | None) -> list[int]:
-    return [int(each) for each in (text or "").split(",") if each]
+    return [int(number) for number in (text or "").split(",") if number]
 
 
 def parse_program(text: str) -> Computation:
@@ -91,20 +91,20 @@ def parse_program(text: str) -> Computation:
             name, known = header[1], {}
             computations[name] = []
         elif match := _LINE.match(line):
-            _, label, shape, opcode, rest = match.groups()
-            names = re.findall(r"%([^\s,()]+)", rest.partition("), ")[0])
+            _, label, shape, opcode, arguments = match.groups()
+            names = re.findall(r"%([^\s,()]+)", arguments.partition("), ")[0])
             calling = opcode.removesuffix("-start") in _CALLING
-            called = " ".join(_CALLED.findall(rest)) if calling else ""
+            called = " ".join(_CALLED.findall(arguments)) if calling else ""
             instruction = Instruction(
                 name=label,
                 opcode=opcode,
                 shape=shape,
-                text=rest,
+                text=arguments,
                 root=bool(match["root"]),
                 computation=name,
-                operands=[known[each] for each in names],
-                called=[computations[each] for each in re.findall(r"[^\s,{}%]+", called)],
-                trips=_trips(rest, computations) if opcode == "while" else 1,
+                operands=[known[operand] for operand in names],
+                called=[computations[callee] for callee in re.findall(r"[^\s,{}%]+", called)],
+                trips=_trips(arguments, computations) if opcode == "while" else 1,
             )
             for position, operand in enumerate(instruction.operands):
                 operand.users.append((instruction, position))
@@ -118,7 +118,7 @@ def _trips(loop: str, computations: dict[str, Computation]) -> int:
     if noted := re.search(r'"known_trip_count":\{"n":"(\d+)"\}', loop):
         return int(noted[1])
     [condition] = re.findall(r"\bcondition=%?([^\s,]+)", loop)
-    lines = [f"{each.opcode} {each.text}" for each in computations[condition]]
+    lines = [f"{line.opcode} {line.text}" for line in computations[condition]]
     limits = [match[1] for line in lines if (match := re.match(r"constant (\d+)\)", line))]
     return int(limits[0]) if len(limits) == 1 and "direction=LT" in lines[-1] else 1
 
@@ -127,11 +127,11 @@ def executions(
     computation: Computation, times: int = 1, fused: bool = False
 ) -> Iterator[tuple[Instruction, int, bool]]:
     """All executed instructions: (instruction, how often, whether inside a fusion)."""
-    for each in computation:
-        yield each, times, fused
-        inside = fused or each.opcode in _FUSIONS
-        for called in each.called:
-            yield from executions(called, times * each.trips, inside)
+    for instruction in computation:
+        yield instruction, times, fused
+        inside = fused or instruction.opcode in _FUSIONS
+        for called in instruction.called:
+            yield from executions(called, times * instruction.trips, inside)
 
 
 # Aliases of existing arrays, or control flow.
@@ -151,15 +151,17 @@ def hbm_bytes(program: Computation) -> float:
     Every instruction outside a fusion reads its operands and writes its result; inside, values stay
     on the chip. Of a stack of layers a loop reads, or writes, only the slice of the iteration.
     """
-    return sum(times * moved_bytes(each) for each, times, fused in executions(program) if not fused)
+    outside = ((op, times) for op, times, fused in executions(program) if not fused)
+    return sum(times * moved_bytes(op) for op, times in outside)
 
 
-def moved_bytes(each: Instruction) -> int:
+def moved_bytes(instruction: Instruction) -> int:
     """Bytes that one execution of an instruction moves between the memory and the cores."""
-    if FREE.fullmatch(each.opcode):
+    if FREE.fullmatch(instruction.opcode):
         return 0
-    read = sum(min(x.hbm_bytes, _read(each, i)) for i, x in enumerate(each.operands))
-    return read + min(each.hbm_bytes, _written(each))
+    operands = enumerate(instruction.operands)
+    read = sum(min(operand.hbm_bytes, _read(instruction, i)) for i, operand in operands)
+    return read + min(instruction.hbm_bytes, _written(instruction))
 
 
 def _read(user: Instruction, position: int) -> int:
@@ -170,20 +172,20 @@ def _read(user: Instruction, position: int) -> int:
     if opcode == _UPDATE and position == 0:
         return 0  # written in place
     if opcode == "fusion":
-        inside = (each for each in user.called[0] if each.opcode == "parameter")
-        user = next(each for each in inside if each.text.startswith(f"{position})"))
+        parameters = (inside for inside in user.called[0] if inside.opcode == "parameter")
+        user = next(inside for inside in parameters if inside.text.startswith(f"{position})"))
     elif opcode != "bitcast":
         return num_bytes
-    return min(num_bytes, sum(_read(*each) for each in user.users))
+    return min(num_bytes, sum(_read(*use) for use in user.users))
 
 
-def _written(each: Instruction) -> int:
+def _written(writer: Instruction) -> int:
     """Bytes that an instruction writes: its results, or the slices that it updates in place."""
-    if each.opcode.startswith(_UPDATE):
-        return each.operands[1].num_bytes
-    if each.opcode not in _FUSIONS:
-        return each.num_bytes
-    [root] = (inside for inside in each.called[0] if inside.root)
+    if writer.opcode.startswith(_UPDATE):
+        return writer.operands[1].num_bytes
+    if writer.opcode not in _FUSIONS:
+        return writer.num_bytes
+    [root] = (inside for inside in writer.called[0] if inside.root)
     total = 0
     for result in root.operands if root.opcode == "tuple" else [root]:
         source = result
@@ -217,30 +219,30 @@ def collective_traffic(program: Computation, groups_of: Sequence[int]) -> dict[s
     TPU slices send messages through their hosts; between GPU nodes a collective is a single
     instruction, and each device sends its share. `groups_of`: slice, or node, of every device.
     """
-    found: dict[str, Traffic] = collections.defaultdict(Traffic)
-    for each, times, fused in executions(program):
-        if each.opcode == "send" and (between := _BETWEEN_SLICES.search(each.text)):
-            num_bytes, _ = each.arrays[0]
+    by_kind: dict[str, Traffic] = collections.defaultdict(Traffic)
+    for op, times, fused in executions(program):
+        if op.opcode == "send" and (between := _BETWEEN_SLICES.search(op.text)):
+            num_bytes, _ = op.arrays[0]
             sent = times * num_bytes * _sent("all-reduce", len(set(groups_of)))
-            found[between[1].lower().replace("_", "-")].network_bytes += sent
-        kind = each.opcode.removesuffix("-start")
+            by_kind[between[1].lower().replace("_", "-")].network_bytes += sent
+        kind = op.opcode.removesuffix("-start")
         if kind not in COLLECTIVES:
             continue
-        group = first_group(each.text, len(groups_of))
+        group = first_group(op.text, len(groups_of))
         size, nodes = len(group), len({groups_of[device] for device in group})
-        num_bytes = times * sum(operand.num_bytes for operand in each.operands)
+        num_bytes = times * sum(operand.num_bytes for operand in op.operands)
         if kind == "all-gather":
             num_bytes *= size
         # A TPU writes a reduce-scatter as a fusion of an all-reduce and the slice of its own part.
-        if fused and "all-reduce-scatter" in each.computation:
+        if fused and "all-reduce-scatter" in op.computation:
             kind = "reduce-scatter"
-        traffic = found[kind]
+        traffic = by_kind[kind]
         traffic.count += times
         traffic.num_bytes += num_bytes
         traffic.sent_bytes += num_bytes * _sent(kind, size)
         if nodes > 1:
             traffic.network_bytes += num_bytes * _sent(kind, nodes) * nodes / size
-    return dict(found)
+    return dict(by_kind)
 
 
 def _sent(kind: str, n: int) -> float:

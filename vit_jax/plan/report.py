@@ -38,8 +38,6 @@ def plan_json(plan: Plan) -> dict[str, Any]:
 
     A plan that is too close for the fast compile does not count as fitting.
     """
-    if plan.step:  # its time is in `time`
-        plan = dataclasses.replace(plan, step=dataclasses.replace(plan.step, code=None))
     verdict = {"fits": plan.fits, "too_close": plan.too_close}
     return {**dataclasses.asdict(plan), "topology": plan.topology.name, **verdict}
 
@@ -97,13 +95,11 @@ def _time(step: CompiledStep, time: StepTime | None, topology: Topology) -> list
         "compute": f"executed FLOPs at {share:.0%} of peak: {origin}",
         "memory": f"{moved}, at full bandwidth",
         "links": "collectives, at full bandwidth",
-        "code": "the compiler's final code, of every instruction the longest of cycles, bytes and "
-        "links; waits are not in it",
         "predicted": "the longest of these, assuming full overlap: a model, not a measurement",
     }
-    seconds = dataclasses.asdict(time)
-    known = {name: text for name, text in basis.items() if seconds[name] is not None}
-    return [f"{name:9}{1e3 * seconds[name]:12,.2f} ms  {text}" for name, text in known.items()]
+    return [
+        f"{name:9}{1e3 * getattr(time, name):12,.2f} ms  {text}" for name, text in basis.items()
+    ]
 
 
 def _recipe(recipe: dict[str, Any]) -> list[str]:

@@ -87,7 +87,7 @@ def parse_topology(text: str) -> Topology:
         examples = "v5e:16x16, v4:4x4x4, v5e-256, v3-8, 2xv5e:16x16, H100:8, H100:2x8, cpu:8"
         raise UserError(f"--topology={text!r} is invalid; use a name such as {examples}.")
     name = _ALIASES.get(match["name"], match["name"])
-    chips = {each.lower(): chip for each, chip in CHIPS.items()}
+    chips = {key.lower(): chip for key, chip in CHIPS.items()}
     check_known(f"--topology={text!r}: the chip", name, [*chips, "cpu"])
     products = SHAPES.get(name, {})
     shape_text = match["shape"] or products.get(int(match["size"]))
@@ -198,7 +198,5 @@ def _gpus(topology: Topology, chip: Chip) -> list[Any]:
       }}
     """
     shape = f"{topology.slices}x1x{topology.shape[0]}"
-    found = topologies.get_topology_desc(
-        platform="cuda", topology=shape, target_config=target_config
-    )
-    return found.devices
+    options = {"topology": shape, "target_config": target_config}
+    return topologies.get_topology_desc(platform="cuda", **options).devices

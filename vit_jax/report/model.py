@@ -10,6 +10,7 @@ import numpy as np
 
 from vit_jax.data.preprocess import check_no_code
 from vit_jax.errors import UserError, import_extra
+from vit_jax.evaluators.create import EvaluatorKeys
 from vit_jax.inference.class_order import match_classes
 from vit_jax.inference.evaluate import measure_examples
 from vit_jax.inference.evaluation_tables import confusion_matrix
@@ -69,26 +70,20 @@ def load_subject(run: Run, max_examples: int) -> tuple[Model, Any]:
         raise UserError(f"The run has not finished; {PARAMS_FILE} is written at its end.")
     source, config = str(run.folder), run.config
     # Others use features, not the model's predictions.
-    own = {key: each for key, each in config["evaluators"].items() if "feature" not in each}
+    own = {k: section for k, section in config["evaluators"].items() if "feature" not in section}
     if not own:
         why = "No evaluator of the config measures this model on images."
         return load_model(source), UserError(why)
     evaluator = own.get(run.main_metric.partition("/")[0]) or next(iter(own.values()))
-    preprocess = evaluator["preprocess"] or config["dataset"]["eval_preprocess"]
+    keys, training = EvaluatorKeys.of(evaluator)[0], config["dataset"]
+    preprocess = keys.preprocess or training["eval_preprocess"]
     check_no_code(str(run.folder / CONFIG_FILE), preprocess)
     model = load_model(source, preprocess=preprocess)
     if not max_examples:
         return model, UserError("Skipped by --max_examples=0.")
-    is_other, data = bool(evaluator["dataset"]), config["dataset"]
+    options: Any = {**keys.data(training), "on_bad_image": training["on_bad_image"]}
     try:
-        opened = model.open_dataset(
-            name=evaluator["dataset"] or data["name"],
-            split=evaluator["split"],
-            data_dir=evaluator["data_dir"] or data["data_dir"],
-            label_key=evaluator["label_key"] or ("" if is_other else data["label_key"]),
-            on_bad_image=data["on_bad_image"],
-            needs_label=bool(model.class_names),
-        )
+        opened = model.open_dataset(**options, needs_label=bool(model.class_names))
         if opened.on_bad_image == "skip":  # this reads every image
             opened = opened.check()
     except UserError as error:
@@ -109,11 +104,10 @@ def predictions(run: Run, model: Model, data: Any) -> list[Html]:
     num_outputs = model.description.model["num_classes"]
     outputs = match_classes(data.class_names, model.class_names, num_outputs)
     arrays = measure_examples(model, data, outputs)
-    labels, guesses = arrays["label"], arrays["prediction"]
-    wrong, sample = np.flatnonzero(labels != guesses), data.source
-    source, share = f"{data_title(data.name)} {data.split}", percent(len(wrong) / len(labels))
+    labels, guesses, sample = arrays["label"], arrays["prediction"], data.source
+    wrong = np.flatnonzero(labels != guesses)
     text = f"The model gets {len(wrong):,} of {counted(len(labels), 'example')} wrong: "
-    text += f"{share} of {source}."
+    text += f"{percent(len(wrong) / len(labels))} of {data_title(data.name)} {data.split}."
     if len(labels) < sample.of:
         text += f" These are evenly spaced examples of {sample.of:,}."
     return [
@@ -126,9 +120,9 @@ def predictions(run: Run, model: Model, data: Any) -> list[Html]:
 
 
 def _confusion(labels: np.ndarray, guesses: np.ndarray, names: tuple[str, ...]) -> list[Html]:
-    found, counts = confusion_matrix(labels, guesses)
-    classes = [names[i] for i in found]
-    if len(found) > MOST_CLASSES:
+    outputs, counts = confusion_matrix(labels, guesses)
+    classes = [names[i] for i in outputs]
+    if len(classes) > MOST_CLASSES:
         return _pairs(counts, classes)
     # Square roots of shares, or one mistake of thirty would be pale.
     shades = np.sqrt(counts / np.maximum(counts.sum(axis=1, keepdims=True), 1))
@@ -137,7 +131,7 @@ def _confusion(labels: np.ndarray, guesses: np.ndarray, names: tuple[str, ...]) 
         kind = "right" if i == j else "wrong"
         return tag("td", counts[i, j] or "", class_=kind, style=f"--share:{shades[i, j]:.2f}")
 
-    rows = [(name, *(cell(i, j) for j in range(len(found)))) for i, name in enumerate(classes)]
+    rows = [(name, *(cell(i, j) for j in range(len(classes)))) for i, name in enumerate(classes)]
     text = "Rows are labels, columns predictions; blue is correct, orange a mistake."
     columns = ["Label", *classes]
     return [note(text), table(columns, rows, label="Confusion matrix", kind="confusion")]

@@ -26,13 +26,13 @@ def tag(name: str, /, *children: object, **attributes: object) -> Html:
 
     Trailing underscores are dropped: `class_` is `class`, `aria_label` is `aria-label`.
     """
-    given = "".join(
+    attributes_text = "".join(
         f' {key.rstrip("_").replace("_", "-")}="{_escaped(value)}"'
         for key, value in attributes.items()
     )
     if name in _VOID:
-        return Html(f"<{name}{given}/>")
-    return Html(f"<{name}{given}>{''.join(map(_escaped, children))}</{name}>")
+        return Html(f"<{name}{attributes_text}/>")
+    return Html(f"<{name}{attributes_text}>{''.join(map(_escaped, children))}</{name}>")
 
 
 def _escaped(value: object) -> str:
@@ -50,11 +50,11 @@ def table(
     Other cells that are Html are `td` elements. `label` names the table for screen readers; `kind`
     is a CSS class.
     """
-    head = tag("tr", *(tag("th", each, scope="col") for each in columns))
+    head = tag("tr", *(tag("th", column, scope="col") for column in columns))
     body = []
     for first, *cells in rows:
-        found = [each if isinstance(each, Html) else tag("td", each) for each in cells]
-        body.append(tag("tr", tag("th", first, scope="row"), *found))
+        data = [cell if isinstance(cell, Html) else tag("td", cell) for cell in cells]
+        body.append(tag("tr", tag("th", first, scope="row"), *data))
     element = tag("table", tag("thead", head), tag("tbody", *body), class_=kind)
     # Focusable, so that arrow keys scroll it.
     return tag("div", element, class_="box", tabindex=0, role="region", aria_label=label)

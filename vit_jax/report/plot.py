@@ -68,11 +68,10 @@ def choose_panels(runs: Sequence[Run], asked: Sequence[str]) -> list[str]:
     evaluated = [metrics[name] for name in names if "/" in name]
     usual = ["loss", "accuracy", *evaluated, "learning_rate", "images_per_second"]
     known = set(metrics.values()) - {"num_examples"}
-    chosen = list(dict.fromkeys(asked or [panel for panel in usual if panel in known]))
+    chosen = dict.fromkeys(asked or [panel for panel in usual if panel in known])
     if not chosen:
-        where = ", ".join(str(run.folder) for run in runs)
-        raise UserError(f"no metric to plot in {where}.")
-    return chosen
+        raise UserError(f"no metric to plot in {', '.join(str(run.folder) for run in runs)}.")
+    return list(chosen)
 
 
 def draw(runs: Sequence[Run], panels: Sequence[str], *, x: str, smooth: float) -> Any:
@@ -91,9 +90,10 @@ def draw(runs: Sequence[Run], panels: Sequence[str], *, x: str, smooth: float) -
     end = max(map(np.nanmax, ends), default=1.0)
     names = sorted({"", *(name.rpartition("/")[0] for run in runs for name in run.curves)})
     markers = ["", *itertools.islice(itertools.cycle(MARKERS), len(names))]
-    found = zip(names, markers, itertools.cycle(COLORS), strict=False)
-    own = len(runs) == 1  # with several runs, colours identify the runs
-    sources = {k: {"marker": m, "color": c} if own else {"marker": m} for k, m, c in found}
+    sources = {name: {"marker": m} for name, m in zip(names, markers, strict=False)}
+    if len(runs) == 1:  # with several, colours identify the runs
+        for look, color in zip(sources.values(), itertools.cycle(COLORS), strict=False):
+            look["color"] = color
     looks = itertools.islice(itertools.cycle(itertools.product(LINES, COLORS)), len(runs))
     styles: Any = [{"ls": line, "color": color} for line, color in looks]
     for axis, panel in itertools.zip_longest(axes, panels):

@@ -16,13 +16,14 @@ from flax.traverse_util import flatten_dict
 
 from vit_jax import ROOT
 from vit_jax.command_line import get_config
+from vit_jax.console import format_seconds
 from vit_jax.errors import UserError
 from vit_jax.files.paths import to_path, write_atomically
 from vit_jax.report.model import inside, load_subject, predictions
 from vit_jax.report.page import Html, bar, chart, details, note, page, table, tag
 from vit_jax.report.plot import choose_panels, draw
 from vit_jax.report.runs import HOUSEKEEPING, Run, metric_title, percent, read_run, value_text
-from vit_jax.report.summary import devices_text, duration_text, header, result, results, title
+from vit_jax.report.summary import devices_text, header, result, results, title
 from vit_jax.wording import counted
 
 _MOST_ROWS = 300  # of training metrics, in the table of numbers
@@ -44,7 +45,7 @@ def write_report(
     Args:
       workdir: of the run, local or at gs://.
       output: file to write; "" is `WORKDIR/report.html`.
-      max_examples: evaluation examples to predict; 0: none.
+      max_examples: evaluation examples to predict.
       recipe: the recipe to compare with, `configs/x.py:argument`; "" is the one in the command.
       against: accuracies of other models on the examples of the main evaluation, by name.
 
@@ -85,11 +86,9 @@ def curves(run: Run) -> list[Html]:
         return [note("No numbers have been logged yet.")]
     content = []
     for panel in choose_panels([run], ()):
-        shown = [
-            (k.rpartition("/")[0], each.values[-1]) for k, each in run.curves_of(panel).items()
-        ]
-        ends = ", ".join(f"{k or 'training'} {value_text(panel, end)}" for k, end in shown)
-        ends = ends if len(shown) > 1 else value_text(panel, shown[0][1])
+        last = {k: value_text(panel, c.values[-1]) for k, c in run.curves_of(panel).items()}
+        named = (f"{k.rpartition('/')[0] or 'training'} {text}" for k, text in last.items())
+        ends = ", ".join(named if len(last) > 1 else last.values())
         try:
             figure = draw([run], [panel], x="step", smooth=0.02)
         except UserError as error:
@@ -123,11 +122,11 @@ def time(run: Run) -> list[Html]:
         if kind not in (key, "elapsed"):
             parts[_KINDS.get(kind, kind)] = seconds
     rows = [
-        (kind, f"{each:,.1f} s", percent(each / elapsed), bar(each / elapsed))
-        for kind, each in sorted(parts.items(), key=lambda part: -part[1])
-        if round(each, 1)
+        (kind, f"{seconds:,.1f} s", percent(seconds / elapsed), bar(seconds / elapsed))
+        for kind, seconds in sorted(parts.items(), key=lambda part: -part[1])
+        if round(seconds, 1)
     ]
-    text = f"{duration_text(elapsed)} in all."
+    text = f"{format_seconds(elapsed)} in all."
     medians = {name: statistics.median(curve.values) for name, curve in run.curves.items()}
     if speed := medians.get("images_per_second"):
         text += f" Training ran at {speed:,.0f} images per second (median)."
@@ -140,12 +139,12 @@ def time(run: Run) -> list[Html]:
 def settings(run: Run, recipe: str) -> list[Html]:
     """Differences from the recipe, or from the defaults; the whole config is collapsed."""
     ours = flatten_dict(run.config, sep=".")
-    basis, theirs = _basis(run, recipe)
-    keys = [key for key in {**ours, **theirs} if _json(ours, key) != _json(theirs, key)]
+    basis, usual = _basis(run, recipe)
+    keys = [key for key in {**ours, **usual} if _json(ours, key) != _json(usual, key)]
     keys.sort(key=lambda key: key.startswith(HOUSEKEEPING))
     content = [tag("p", f"Differences from {basis}:" if keys else f"As in {basis}.")]
     if keys:
-        rows = [(key, _json(ours, key), _json(theirs, key)) for key in keys]
+        rows = [(key, _json(ours, key), _json(usual, key)) for key in keys]
         columns = ["Key", "This run", "Recipe" if basis.startswith("configs/") else "Default"]
         content.append(table(columns, rows, label="Settings that differ", kind="settings"))
     text = json.dumps(run.config, indent=2, ensure_ascii=False)
@@ -157,19 +156,18 @@ def provenance(run: Run) -> list[Html]:
     if not run.starts:
         return [note("The work directory has no provenance.jsonl.")]
     rows = []
-    for each in run.starts:
-        commit = (each["commit"] or "unknown")[:12] + " (changed)" * bool(
-            each["uncommitted_changes"]
-        )
-        at = each["time"][:19].replace("T", " "), f"{each['start_step']:,}"
-        rows.append((*at, commit, devices_text(each), each["num_processes"]))
+    for start in run.starts:
+        commit = (start["commit"] or "unknown")[:12]
+        commit += " (changed)" if start["uncommitted_changes"] else ""
+        at = start["time"][:19].replace("T", " "), f"{start['start_step']:,}"
+        rows.append((*at, commit, devices_text(start), start["num_processes"]))
     columns = ["Started (UTC)", "At step", "Commit", "Devices", "Processes"]
-    last, commands = run.starts[-1], dict.fromkeys(each["command"] for each in run.starts)
+    last, commands = run.starts[-1], dict.fromkeys(start["command"] for start in run.starts)
     versions = {"platform": last["host"], "python": last["python"], **last["packages"]}
     return [
         tag("p", f"The run was started {counted(len(rows), 'time')}."),
         table(columns, rows, label="Starts"),
-        *(tag("pre", each.replace(" --", " \\\n  --"), tabindex=0) for each in commands),
+        *(tag("pre", command.replace(" --", " \\\n  --"), tabindex=0) for command in commands),
         details("Versions", table(["Package", "Version"], versions.items(), label="Versions")),
     ]
 
@@ -178,7 +176,7 @@ def _basis(run: Run, recipe: str) -> tuple[str, dict[str, Any]]:
     """What to compare the config with, and its values by dotted keys."""
     command = run.starts[-1]["command"] if run.starts else ""
     words = shlex.split(command.replace("--config ", "--config="))
-    spec = next((each for each in words if each.startswith("--config=")), "")
+    spec = next((word for word in words if word.startswith("--config=")), "")
     path, separator, argument = (recipe or spec.removeprefix("--config=")).partition(":")
     recipe = f"configs/{Path(path).name}"
     # Only recipes of this clone: never run code from someone else's command.

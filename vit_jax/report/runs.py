@@ -13,12 +13,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from vit_jax.command_line import get_config
 from vit_jax.console import number_text
 from vit_jax.errors import UserError
-from vit_jax.files.paths import read_object, to_path, wrong_keys
+from vit_jax.files.paths import read_object, to_path
 from vit_jax.workdir.description import CONFIG_FILE, PROVENANCE_FILE, RESULTS_FILE
-from vit_jax.workdir.metrics import METRICS_FILE, is_number, read_metrics
+from vit_jax.workdir.metrics import METRICS_FILE, read_metrics
 
 # Settings that do not affect the results of a run.
 HOUSEKEEPING = (
@@ -33,23 +32,6 @@ _WORDS = {
     "mfu": "MFU",
     "accuracy_top5": "top-5 accuracy",
     "num_examples": "examples",
-}
-
-# Types of a config's JSON values; keys that not all kinds have may be anything.
-_KINDS: dict[type, Any] = {bool: bool, int: int | float, float: int | float, str: str, tuple: list}
-# Required keys of a line of `provenance.jsonl`.
-_START = {
-    "time": str,
-    "command": str,
-    "python": str,
-    "host": str,
-    "start_step": int,
-    "packages": dict,
-    "devices": list,
-    "num_devices": int,
-    "num_processes": int,
-    "commit": str | None,
-    "uncommitted_changes": bool | None,
 }
 
 
@@ -86,25 +68,16 @@ class Run:
         path = self.folder / RESULTS_FILE
         if not path.exists():
             return {}
-        found = read_object(path, step=int, seconds=int | float, goodput=int | float)
-        odd = [key for key, value in found.items() if not is_number(value)]
-        odd += [] if 0 < found["seconds"] < math.inf else ["seconds"]
-        if odd:
-            raise UserError(f"{path} is damaged, {odd[0]!r} is not a number; restore or remove it.")
-        return found
+        return read_object(path, step=int, seconds=int | float, goodput=int | float)
 
     @functools.cached_property
     def starts(self) -> list[dict[str, Any]]:
         """The complete lines of `provenance.jsonl`: a killed run may have left part of one."""
-        path, found = self.folder / PROVENANCE_FILE, []
-        text = path.read_bytes().decode(errors="replace") if path.exists() else ""
-        for line in text.splitlines():
-            with contextlib.suppress(ValueError, RecursionError):
-                start = json.loads(line)
-                whole = isinstance(start, dict) and not wrong_keys(start, _START)
-                if whole and all(isinstance(each, str) for each in start["devices"]):
-                    found.append(start)
-        return found
+        path, starts = self.folder / PROVENANCE_FILE, []
+        for line in path.read_bytes().splitlines() if path.exists() else ():
+            with contextlib.suppress(ValueError):
+                starts.append(json.loads(line))
+        return starts
 
     def curves_of(self, panel: str) -> dict[str, Curve]:
         """The curves of a panel, training first: `accuracy` of all, or only `test/accuracy`."""
@@ -130,9 +103,9 @@ class Run:
     @property
     def evaluations(self) -> dict[str, tuple[int, float]]:
         """The step and value of the last evaluation of each `NAME/METRIC`."""
-        last = {k: (int(each.steps[-1]), float(each.values[-1])) for k, each in self.curves.items()}
+        last = {name: (int(c.steps[-1]), float(c.values[-1])) for name, c in self.curves.items()}
         last |= {name: (self.step, value) for name, value in self.results.items()}
-        return {name: found for name, found in last.items() if "/" in name}
+        return {name: evaluation for name, evaluation in last.items() if "/" in name}
 
     @property
     def main_metric(self) -> str:
@@ -140,9 +113,8 @@ class Run:
         if best := self.config["checkpoint"]["best_metric"]:
             return str(best)
         names = sorted(self.evaluations, key=lambda name: not name.startswith("test/"))
-        of_metric = {name.partition("/")[2]: name for name in reversed(names)}
-        found = [of_metric[metric] for metric in _MAIN if metric in of_metric]
-        return next(iter(found + names), "")
+        usual = (name for metric in _MAIN for name in names if name.partition("/")[2] == metric)
+        return next(usual, names[0] if names else "")
 
     @property
     def time(self) -> dict[str, float]:
@@ -190,25 +162,6 @@ def read_run(workdir: str | Path) -> Run:
     folder = to_path(workdir)
     if not (folder / METRICS_FILE).is_file():
         below = sorted(path.parent.name for path in folder.glob(f"*/{METRICS_FILE}"))
-        found = f"Runs below it: {', '.join(below[:8])}." if below else "Not a run's --workdir."
-        raise UserError(f"{workdir} holds no {METRICS_FILE}. {found}")
-    path = folder / CONFIG_FILE
-    config = read_object(path)
-    if wrong := _wrong_config(config, get_config().to_dict()):
-        raise UserError(f"{path} is damaged, {wrong!r} has the wrong type; restore it.")
-    return Run(folder, config, read_metrics(folder))
-
-
-def _wrong_config(config: Any, default: dict[str, Any]) -> str:
-    """The first key whose type differs from the default's, or a section's name; "" if none."""
-    for key, value in config.items():
-        like = default.get(key)
-        if key == "evaluators" and isinstance(value, dict):  # the user names them
-            like = dict.fromkeys(value, default[key]["test"])
-        if isinstance(like, dict):
-            inner = _wrong_config(value, like) if isinstance(value, dict) else "section"
-            if inner:
-                return f"{key}.{inner}"
-        elif type(like) in _KINDS and not isinstance(value, _KINDS[type(like)] | None):
-            return str(key)
-    return ""
+        hint = f"Runs below it: {', '.join(below[:8])}." if below else "Not a run's --workdir."
+        raise UserError(f"{workdir} holds no {METRICS_FILE}. {hint}")
+    return Run(folder, read_object(folder / CONFIG_FILE), read_metrics(folder))

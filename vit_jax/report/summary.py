@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Mapping
 from typing import Any
 
-from vit_jax.console import is_share, wilson_interval
+from vit_jax.console import format_seconds, is_share, wilson_interval
 from vit_jax.errors import UserError
 from vit_jax.files.paths import full_path
 from vit_jax.report.page import Html, bar, note, table, tag
@@ -63,7 +63,7 @@ def _facts(run: Run) -> dict[str, str]:
         parts += [counted(model["num_layers"], "layer"), f"hidden size {model['hidden_size']}"]
     length = f"{run.length} steps" if run.length[-1].isdigit() else run.length
     training = [f"{length} of {counted(data['batch_size'], 'example')}"]
-    training += [duration_text(run.time["elapsed_seconds"])] if run.time else []
+    training += [format_seconds(run.time["elapsed_seconds"])] if run.time else []
     training += [devices_text(start) for start in run.starts[-1:]]
     training += [f"started {start['time'][:10]}" for start in run.starts[:1]]
     objective = config["objective"]["name"].replace("_", " ")
@@ -92,15 +92,15 @@ def _weights(run: Run) -> str:
 
 def results(run: Run, against: Mapping[str, float]) -> list[Html]:
     """The comparison, if any, and a row per evaluator."""
-    evaluators, found = run.config["evaluators"], run.evaluations
+    evaluators, last = run.config["evaluators"], run.evaluations
     if not evaluators:
         return [note("The config has no evaluators.")]
-    metrics = list(dict.fromkeys(name.partition("/")[2] for name in found))
+    metrics = list(dict.fromkeys(name.partition("/")[2] for name in last))
     rows = []
     for key in evaluators:
-        steps = [f"{step:,}" for name, (step, _) in found.items() if name.startswith(f"{key}/")]
         names = [f"{key}/{metric}" for metric in metrics]
-        values = [value_text(name, found[name][1]) if name in found else "" for name in names]
+        values = [value_text(name, last[name][1]) if name in last else "" for name in names]
+        steps = [f"{last[name][0]:,}" for name in names if name in last]
         rows.append([key, _data_of(run, key), *values, *(steps[:1] or ["not yet"])])
     columns = ["Evaluator", "Data", *map(metric_title, metrics), "Step"]
     content = _comparison(run, against)
@@ -116,9 +116,9 @@ def _comparison(run: Run, against: Mapping[str, float]) -> list[Html]:
     if not against or not _interval(name, value, count):
         return []
     rows = []
-    for label, each in {f"This run: {_weights(run)}": value, **against}.items():
-        ends = _interval(name, each, count)
-        rows.append((label, value_text(name, each, digits=1), _range_text(ends), bar(each, ends)))
+    for label, share in {f"This run: {_weights(run)}": value, **against}.items():
+        ends = _interval(name, share, count)
+        rows.append((label, value_text(name, share, digits=1), _range_text(ends), bar(share, ends)))
     columns = ["Model", metric_words(name).capitalize(), "95 % interval", "0 to 100 %"]
     same = f"All on the same {counted(count, 'example')}; the whiskers are 95 % Wilson intervals."
     return [table(columns, rows, label="Comparison", kind="bars compared"), note(same)]
@@ -126,11 +126,11 @@ def _comparison(run: Run, against: Mapping[str, float]) -> list[Html]:
 
 def _main(run: Run) -> tuple[str, float, int]:
     """The run's main metric, its value, and the number of examples; ("", 0, 0) before any."""
-    name, found = run.main_metric, run.evaluations
-    if name not in found:
+    name, last = run.main_metric, run.evaluations
+    if name not in last:
         return "", 0.0, 0
-    _, count = found.get(f"{name.rpartition('/')[0]}/num_examples", (0, 0.0))
-    return name, found[name][1], int(count)
+    _, count = last.get(f"{name.rpartition('/')[0]}/num_examples", (0, 0.0))
+    return name, last[name][1], int(count)
 
 
 def _interval(name: str, value: float, count: int) -> tuple[float, ...]:
@@ -145,16 +145,9 @@ def _range_text(ends: tuple[float, ...]) -> str:
 
 def _data_of(run: Run, key: str) -> str:
     """The data of an evaluator: `digits test`."""
-    data, each = run.config["dataset"], run.config["evaluators"][key]
-    return f"{data_title(each['dataset'] or data['name'])} {each['split']}"
-
-
-def duration_text(seconds: float) -> str:
-    """`45 s`, `4 min 32 s`, `2 h 10 min`."""
-    minutes, seconds = divmod(round(seconds), 60)
-    if minutes >= 60:
-        return f"{minutes // 60:,} h {minutes % 60} min"
-    return f"{minutes} min {seconds} s" if minutes else f"{seconds} s"
+    evaluator = run.config["evaluators"][key]
+    name = evaluator["dataset"] or run.config["dataset"]["name"]
+    return f"{data_title(name)} {evaluator['split']}"
 
 
 def devices_text(start: dict[str, Any]) -> str:

@@ -54,10 +54,10 @@ def run_sweep(
 ) -> dict[str, Any]:
     """Runs this task's share of the sweep, and reports on all of it (`sweep.json`, `sweep.txt`).
 
-    The final runs start when every candidate has finished or diverged, whichever task ran it.
+    The final runs start when every candidate has finished or diverged, whichever task ran it; with
+    a single learning rate at once.
 
     Args:
-      config: a recipe with `config.sweep`; with a single learning rate there is no grid.
       workdir: folder of the sweep, the same for all tasks.
       train: `train.train_and_evaluate`, which takes `resume`.
       seeds: final runs, from `config.seed` on.
@@ -90,10 +90,10 @@ def run_missing(
 ) -> None:
     """Trains those of the runs that have neither finished nor diverged, in their order."""
     outcomes = read_outcomes(runs, folder, resume)
-    found = zip(runs, outcomes, strict=True)
-    left = [run for run, outcome in found if outcome["state"] == "missing"]
-    for number, run in enumerate(left, start=1):
-        logging.info("Sweep, run %d of %d: %s", number, len(left), run.name)
+    pairs = zip(runs, outcomes, strict=True)
+    missing = [run for run, outcome in pairs if outcome["state"] == "missing"]
+    for number, run in enumerate(missing, start=1):
+        logging.info("Sweep, run %d of %d: %s", number, len(missing), run.name)
         diverged = folder / run.name / DIVERGED_FILE
         run_on_first_process(functools.partial(diverged.unlink, missing_ok=True))
         try:
@@ -179,21 +179,18 @@ def read_outcome(run: SweepRun, workdir: Path, resume: str) -> Outcome:
             return outcome
         raise UserError(f"{problem} Choose another --workdir, or --resume=force to run it again.")
     if finished.exists():
-        found = read_object(finished, **{run.metric: int | float})
-        return {**outcome, "state": "finished", "accuracy": found[run.metric]}
-    return {
-        **outcome,
-        "state": "diverged",
-        "message": read_object(diverged, message=str)["message"],
-    }
+        results = read_object(finished, **{run.metric: int | float})
+        return {**outcome, "state": "finished", "accuracy": results[run.metric]}
+    message = read_object(diverged, message=str)["message"]
+    return {**outcome, "state": "diverged", "message": message}
 
 
 def best_learning_rate(candidates: Iterable[Outcome]) -> float:
     """Of the most accurate candidate; the smaller rate in case of a tie."""
-    finished = [each for each in candidates if each["state"] == "finished"]
+    finished = [run for run in candidates if run["state"] == "finished"]
     if not finished:
         raise UserError("every learning rate diverged; try smaller sweep.learning_rates.")
-    return max(finished, key=lambda x: (x["accuracy"], -x["learning_rate"]))["learning_rate"]
+    return max(finished, key=lambda run: (run["accuracy"], -run["learning_rate"]))["learning_rate"]
 
 
 def summarize(
@@ -205,7 +202,7 @@ def summarize(
     percent, over the finished final runs.
     """
     percents = percents_of(final)
-    missing = [each["run"] for each in (*grid, *final) if each["state"] == "missing"]
+    missing = [run["run"] for run in (*grid, *final) if run["state"] == "missing"]
     return {
         "complete": not missing,
         "missing": missing,
@@ -223,7 +220,7 @@ def summarize(
 
 def percents_of(outcomes: Iterable[Outcome]) -> list[float]:
     """Accuracies of the finished runs."""
-    return [100 * each["accuracy"] for each in outcomes if each["state"] == "finished"]
+    return [100 * run["accuracy"] for run in outcomes if run["state"] == "finished"]
 
 
 def table(summary: Mapping[str, Any]) -> str:
@@ -231,13 +228,13 @@ def table(summary: Mapping[str, Any]) -> str:
     lines, metric = [], summary["metric"]
     if summary["grid"]:
         lines.append(f"{'learning rate':16}{metric} on {summary['validation_split']}")
-    for each in summary["grid"]:
-        chosen = "  <- chosen" if each["learning_rate"] == summary["learning_rate"] else ""
-        lines.append(f"{each['learning_rate']:<16g}{_result(each)}{chosen}")
+    for run in summary["grid"]:
+        chosen = "  <- chosen" if run["learning_rate"] == summary["learning_rate"] else ""
+        lines.append(f"{run['learning_rate']:<16g}{_result(run)}{chosen}")
     if summary["final"]:
         rate = f"rate {summary['learning_rate']:g}"
         lines.append(f"{rate:16}{metric} on {summary['test_split']}")
-    lines += [f"seed {each['seed']:<11}{_result(each)}" for each in summary["final"]]
+    lines += [f"seed {run['seed']:<11}{_result(run)}" for run in summary["final"]]
     if summary["mean"] is not None:
         spread = "" if summary["std"] is None else f" +- {summary['std']:.2f}"
         count = f"{len(percents_of(summary['final']))} of {len(summary['final'])} seeds"
@@ -261,9 +258,8 @@ def _result(outcome: Outcome) -> str:
 
 def task_number(task: int | None, num_tasks: int, environ: Mapping[str, str]) -> int:
     """--task, or if not given the number of this job in its Slurm array."""
-    # With a single task, the array is over something else, such as datasets.
-    found = int(environ.get("SLURM_ARRAY_TASK_ID", "0")) if num_tasks > 1 else 0
-    found = found if task is None else task
-    if not 0 <= found < num_tasks:
-        raise UserError(f"--task={found} must be from 0 to {num_tasks - 1}.")
-    return found
+    if task is None:  # with a single task, the array is over something else, such as datasets
+        task = int(environ.get("SLURM_ARRAY_TASK_ID", "0")) if num_tasks > 1 else 0
+    if not 0 <= task < num_tasks:
+        raise UserError(f"--task={task} must be from 0 to {num_tasks - 1}.")
+    return task
