@@ -45,12 +45,12 @@ def check_prepared(directory: str, *, full: bool = False) -> list[tuple[str, str
 def _difference(path: Path, size: int, sha256: str) -> str:
     """How a file differs from its checksum; "" if it does not."""
     try:
-        found = digest(path)
+        size_now, sha256_now = digest(path)
     except OSError as error:
         return one_line(error)
-    if found[0] != size:
-        return f"has {found[0]} bytes instead of {size}"
-    return "" if found[1] == sha256 else "its bytes have changed"
+    if size_now != size:
+        return f"has {size_now} bytes instead of {size}"
+    return "" if sha256_now == sha256 else "its bytes have changed"
 
 
 def _undecodable(shard: Path, image_key: str) -> str:

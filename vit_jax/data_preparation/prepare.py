@@ -31,10 +31,9 @@ from tqdm import tqdm
 
 from vit_jax.data.sources import map_threads
 from vit_jax.data.tfds_reader import NAME, data_root
-from vit_jax.data_preparation.listing import Listing, fingerprint
-from vit_jax.data_preparation.origins import ORIGINS
+from vit_jax.data_preparation.origins import ORIGINS, Listing
 from vit_jax.data_preparation.shards import Shard, write_shard
-from vit_jax.errors import UserError, missing_package
+from vit_jax.errors import UserError, missing_package, one_line
 from vit_jax.files.manifest import MANIFEST, read_manifest, write_manifest
 from vit_jax.files.paths import UNFINISHED, check_local, read_object, sync, write_atomically
 from vit_jax.kinds import check_known
@@ -67,8 +66,8 @@ def prepare_data(
     if not os.path.exists(source):
         raise UserError(f"{source}: No such file or directory.")
     if num_workers < 1 or resize < 0 or not 1 <= quality <= 100 or not shard_megabytes > 0:
-        given = f"{num_workers=}, {resize=}, {quality=}, {shard_megabytes=}"
-        raise UserError(f"{given}: flags out of range; quality is from 1 to 100.")
+        flags = f"{num_workers=}, {resize=}, {quality=}, {shard_megabytes=}"
+        raise UserError(f"{flags}: flags out of range; quality is from 1 to 100.")
     origin = ORIGINS[kind](source)
     name = name or origin.name + (f"_{resize}" if resize else "")
     if NAME.fullmatch(name) is None or "/" in name:
@@ -76,7 +75,7 @@ def prepare_data(
     plan = {
         "kind": kind,
         "source": source,
-        "source_fingerprint": fingerprint(source, origin.parts),
+        "source_fingerprint": origin.fingerprint(),
         "resize": resize,
         "quality": quality if resize else 0,
         "shard_megabytes": shard_megabytes,
@@ -89,11 +88,11 @@ def prepare_data(
         shutil.rmtree(work, ignore_errors=True)  # left by a kill between renaming and cleaning up
         return folder
     with _work_folder(work, plan):
-        listing = origin.make_listing(source)
+        listing = origin.list_images(source)
         write_atomically(work / "plan.json", json.dumps(plan))
         receipts = _write_shards(listing, work, name, plan, num_workers)
         _list_unreadable(receipts, work, on_bad_image)
-        if fingerprint(source, origin.parts) != plan["source_fingerprint"]:
+        if origin.fingerprint() != plan["source_fingerprint"]:
             raise UserError(f"{source}: changed while being read; delete {work} and start again.")
         _finish(work / "prepared", origin.version, listing.class_names, plan, receipts)
         (work / "prepared").rename(folder)
@@ -117,8 +116,8 @@ def _is_finished(folder: Path, plan: dict[str, Any]) -> bool:
 def _work_folder(work: Path, plan: dict[str, Any]) -> Iterator[None]:
     """Locks a folder for this preparation, by this plan and process; removed at the end."""
     try:
-        for each in ("receipts", "prepared"):
-            (work / each).mkdir(parents=True, exist_ok=True)
+        for name in ("receipts", "prepared"):
+            (work / name).mkdir(parents=True, exist_ok=True)
         lock = open(work / "lock", "a")  # noqa: SIM115 - closed below; NFS wants it writable
     except OSError as error:
         raise UserError(f"{work}: cannot be written ({error.strerror}); see --data_dir.") from None
@@ -134,8 +133,8 @@ def _work_folder(work: Path, plan: dict[str, Any]) -> Iterator[None]:
         path = work / "plan.json"
         begun = read_object(path) if path.exists() else plan
         for key, value in plan.items():
-            if value != (found := begun.get(key)):
-                how = f"{work} was started with {key}={found!r}, not {value!r}"
+            if value != begun.get(key):
+                how = f"{work} was started with {key}={begun.get(key)!r}, not {value!r}"
                 raise UserError(f"{how}; use the same, or delete it to start again.")
         yield
     # NFS keeps a deleted open file under another name, so the lock is closed first.
@@ -147,26 +146,22 @@ def _write_shards(
 ) -> Receipts:
     """Writes the missing shards; returns the receipts of all."""
     shards = _shards(listing, work, name, plan["shard_megabytes"])
-    finished = [shard for shard in shards if shard.receipt.exists() and shard.path.exists()]
     kinds = {"records": int, "num_bytes": int, "bytes": int, "sha256": str, "unreadable": list}
-    there = {shard: read_object(shard.receipt, **kinds) for shard in finished}
-    missing = [shard for shard in shards if shard not in there]
-    if there:
-        logging.info("%d of %d shards already exist", len(there), len(shards))
-    parts = (listing.splits[each.split]["size"][each.start : each.stop] for each in missing)
-    needed, free = sum(int(sizes.sum()) for sizes in parts), shutil.disk_usage(work).free
+    finished = [shard for shard in shards if shard.receipt.exists() and shard.path.exists()]
+    receipts = {shard: read_object(shard.receipt, **kinds) for shard in finished}
+    missing = [shard for shard in shards if shard not in receipts]
+    if finished:
+        logging.info("%d of %d shards already exist", len(finished), len(shards))
+    needed = sum(int(shard.rows["size"].sum()) for shard in missing)
+    free = shutil.disk_usage(work).free
     if not plan["resize"] and needed > free:  # the size of smaller copies is unknown
-        raise UserError(
-            f"{work}: {size_text(needed)} are needed, {size_text(free)} are free there; see "
-            "--data_dir."
-        )
-    write = functools.partial(
-        write_shard, listing=listing, short_side=plan["resize"], quality=plan["quality"]
-    )
+        room = f"{size_text(needed)} are needed, {size_text(free)} are free there"
+        raise UserError(f"{work}: {room}; see --data_dir.")
+    write = functools.partial(write_shard, short_side=plan["resize"], quality=plan["quality"])
     written = map_threads(write, missing, chunk=1, num_threads=num_workers)
     progress = tqdm(written, "writing shards", len(missing), mininterval=10)
-    there |= zip(missing, progress, strict=True)
-    return {shard: there[shard] for shard in shards}
+    receipts |= zip(missing, progress, strict=True)
+    return {shard: receipts[shard] for shard in shards}
 
 
 def _shards(listing: Listing, work: Path, name: str, megabytes: float) -> list[Shard]:
@@ -180,7 +175,7 @@ def _shards(listing: Listing, work: Path, name: str, megabytes: float) -> list[S
         for number, (start, stop) in enumerate(itertools.pairwise(bounds)):
             file = f"{name}-{split}.array_record-{number:05d}-of-{len(bounds) - 1:05d}"
             path, receipt = work / "prepared" / file, work / "receipts" / f"{file}.json"
-            shards.append(Shard(path, receipt, split, start, stop))
+            shards.append(Shard(path, receipt, split, rows[start:stop]))
     return shards
 
 
@@ -229,12 +224,11 @@ def _finish(
         split_infos=splits,
         check_data=False,
     )
-    written = {shard.path.name: receipt for shard, receipt in receipts.items()}
     for path in folder.iterdir():
-        if path.name not in written:  # shards are synced already
-            sync(path)
-    note = {"plan": plan, "records": {file: each["records"] for file, each in written.items()}}
-    known = {file: [each["bytes"], each["sha256"]] for file, each in written.items()}
+        sync(path)
+    written = [(shard.path.name, receipt) for shard, receipt in receipts.items()]
+    note = {"plan": plan, "records": {file: receipt["records"] for file, receipt in written}}
+    known = {file: [receipt["bytes"], receipt["sha256"]] for file, receipt in written}
     write_manifest(folder, note, known)
 
 
@@ -257,8 +251,7 @@ def build_tfds(name: str, data_dir: str, manual_dir: str = "") -> str:
     except ImportError as error:
         raise missing_package(f"preparing {name}", str(error.name), "tf") from None
     except Exception as error:  # many kinds, with multi-line texts
-        lines = str(error).splitlines() or [type(error).__name__]
-        raise UserError(f"TFDS cannot prepare {name} ({lines[0]}).") from error
+        raise UserError(f"TFDS cannot prepare {name} ({one_line(error)}).") from error
     folder = Path(builder.data_dir)
     if not (folder / MANIFEST).exists():
         lengths = {
