@@ -71,10 +71,11 @@ class LabelledSource(Source):
         return self.keep(usable_images(len(self), self.read, self.describe, on_bad_image))
 
 
-def number_images(lengths: Mapping[str, int]) -> np.ndarray:
-    """Places of images that are stored by split and number in it."""
+def number_images(lengths: Mapping[str, int]) -> tuple[np.ndarray, dict[str, list[int]]]:
+    """Places of images that are stored by split and number in it, and the images of each split."""
     places = [(split, row) for split, length in lengths.items() for row in range(length)]
-    return np.array(places, [("split", object), ("row", np.int64)])
+    splits = rows_by((split for split, _ in places), lengths)
+    return np.array(places, [("split", object), ("row", np.int64)]), splits
 
 
 def rows_by(names: Iterable[str], known: Iterable[str] = ()) -> dict[str, list[int]]:
@@ -85,67 +86,62 @@ def rows_by(names: Iterable[str], known: Iterable[str] = ()) -> dict[str, list[i
     return rows
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class Listing:
-    """The images that a reader knows, in the order of `source`; `open` selects a split."""
+    """The images that a reader knows, in the order of `source`; `open` selects a split.
+
+    UserError for fewer than two classes, one that is not in `train`, or an odd name.
+    """
 
     where: str  # names the data in messages
-    source: LabelledSource  # without labels
+    source: LabelledSource  # gets the labels as a column
     splits: Mapping[str, Sequence[int]]  # the images of each; if `source.drawn`, all in each
     # Texts of each image, one or none (`several`: any number); or numbers of `classes`, int32 [N],
     # -1 if missing; None if they are not wanted, or only the source knows them.
-    labels: Sequence[Sequence[str]] | np.ndarray | None
+    labels: dataclasses.InitVar[Sequence[Sequence[str]] | np.ndarray | None]
     _: dataclasses.KW_ONLY
     several: bool = False
     classes: Sequence[str] | None = None  # None: the texts of `train`, or else of all splits
     groups: Sequence[str] | None = None  # of each image; None: images keep their order
     files: Sequence[str | None] = ()  # of each image, to warn of one in two splits
     label: str = ""  # what the data call it, for messages
-    unknown: str = "{where}: {count} missing from 'train': {names}."  # classes, in a split
+
+    def __post_init__(self, labels: Sequence[Sequence[str]] | np.ndarray | None) -> None:
+        self._warn_of_shared()
+        naming = naming_splits(self.splits)
+        if labels is not None and not isinstance(labels, np.ndarray):
+            where = f"{self.where}: {self.label}" if self.label else self.where
+            if self.classes is None:
+                texts = (text for rows in naming for row in rows for text in labels[row])
+                self.classes = in_order(texts)
+                if len(self.classes) < 2 - self.several:
+                    count = counted(len(self.classes), "class")
+                    raise UserError(f"{where}: {count}; a classifier needs two.")
+            known = set(self.classes)
+            for split, rows in self.splits.items():
+                if unknown := sorted({text for row in rows for text in labels[row]} - known):
+                    has = f"split {split!r} has classes that are not in 'train'"
+                    raise UserError(f"{where}: {has}: {list_names(unknown)}.")
+            labels = _encode(labels, self.classes, self.several)
+        check_classes(self.where, self.classes or (), sum(map(len, naming)))
+        if labels is not None:
+            columns = {**self.source.columns, "label": labels}
+            self.source = dataclasses.replace(self.source, columns=columns)
 
     def open(self, split: str) -> tuple[Any, tuple[str, ...]]:
         """The images that a split expression selects, with labels as numbers; and class names.
 
-        UserError for an invalid expression, missing labels, and see `numbered`.
+        UserError for an invalid expression, or missing labels.
         """
-        listing = self.numbered()
-        split = known_split(self.where, split, listing.splits)
-        ordered = functools.cache(listing._ordered)
-        parts = resolve_split(split, listing.splits, lambda name: len(ordered(name)))
+        split = known_split(self.where, split, self.splits)
+        ordered = functools.cache(self._ordered)
+        parts = resolve_split(split, self.splits, lambda name: len(ordered(name)))
         rows = np.concatenate([ordered(part.name)[part.start : part.stop] for part in parts])
-        source = listing.source.keep(rows)
+        source = self.source.keep(rows)
         if missing := int(np.sum(source.columns.get("label", np.array([])) < 0)):
             without = f"{counted(missing, 'example')} of {split!r} without {self.label!r}"
             raise UserError(f"{self.where}: {without}; choose a split that has labels.")
-        return source, tuple(listing.classes or ())
-
-    def numbered(self) -> Listing:
-        """The listing with class names, and labels as a column of its source.
-
-        UserError for fewer than two classes, one that is not in `train`, or an odd name.
-        """
-        self._warn_of_shared()
-        classes, labels = self.classes, self.labels
-        naming = naming_splits(self.splits)
-        if labels is not None and not isinstance(labels, np.ndarray):
-            where = f"{self.where}: {self.label}" if self.label else self.where
-            if classes is None:
-                classes = in_order(text for rows in naming for row in rows for text in labels[row])
-                if len(classes) < 2 - self.several:
-                    count = counted(len(classes), "class")
-                    raise UserError(f"{where}: {count}; a classifier needs two.")
-            for split, rows in self.splits.items():
-                texts = {text for row in rows for text in labels[row]}
-                if unknown := sorted(texts - set(classes)):
-                    count, names = counted(len(unknown), "class"), list_names(unknown)
-                    words = {"first": unknown[0], "number": len(unknown), "count": count}
-                    message = self.unknown.format(where=where, split=split, names=names, **words)
-                    raise UserError(message)
-            labels = _encode(labels, classes, self.several)
-        check_classes(self.where, classes or (), sum(map(len, naming)))
-        columns = {**self.source.columns, **({} if labels is None else {"label": labels})}
-        source = dataclasses.replace(self.source, columns=columns)
-        return dataclasses.replace(self, source=source, classes=classes, labels=None, files=())
+        return source, tuple(self.classes or ())
 
     def _warn_of_shared(self) -> None:
         if self.source.drawn or not self.files:
