@@ -119,7 +119,7 @@ IMAGES = np.zeros((3, 4, 4, 3), np.uint8)
         ({"train": (IMAGES, [0, 10**9, 0])}, "labels from 0 to 1000000000"),
         (
             {"train": (IMAGES, [0, 1, 0]), "test": (IMAGES, [2, 0, 0])},
-            "split 'test' has label 2, 'train' only up to 1",
+            "split 'test' has classes that are not in 'train': 2",
         ),
         (
             {"train": (IMAGES, [*"aab"]), "test": (IMAGES, [*"abc"])},

@@ -54,7 +54,7 @@ def test_labels_of_parquet_are_lists_or_text(tmp_path, labels, expected):
 @pytest.mark.parametrize(
     ("labels", "message"),
     [
-        ([["a"], ["b"]], "label of row 1: .* is neither text nor a number"),
+        ([["a"], ["b"]], r"\['a'\] is neither text nor a number"),
         ([1.0, float("nan")], "1 row without a label, the first is row 2"),
     ],
 )

@@ -17,9 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from vit_jax.data.labelled import LabelledSource, Listing, number_images, rows_by
+from vit_jax.data.labelled import LabelledSource, Listing, number_images
 from vit_jax.data.sources import Request, check_columns
 from vit_jax.errors import UserError, one_line
 from vit_jax.files.paths import read_object
@@ -107,14 +105,14 @@ def open_saved(request: Request) -> tuple[ArrowSource, tuple[str, ...]]:
     image = "image" if "image" in images else images[0]
     texts = [key for key in schema.names if str(schema.field(key).type).endswith("string")]
     check_columns(request.path, request.columns, texts)
-    places = number_images({split: table.num_rows for split, table in tables.items()})
-    key, labels, classes = "", None, None
+    places, splits = number_images({split: table.num_rows for split, table in tables.items()})
+    labels, classes = None, None
     if request.needs_label or request.label_key:
         key = _label_key(where, features, request.label_key)
-        labels, classes = _labels(f"{where}: {key}", list(tables.values()), key, features[key])
+        where = f"{where}: {key}"
+        labels, classes = _labels(where, list(tables.values()), key, features[key])
     source = ArrowSource(places, {}, files, image, request.columns)
-    splits = rows_by(places["split"], files)
-    return Listing(where, source, splits, labels, classes=classes, label=key).open(request.split)
+    return Listing(where, source, splits, labels, classes=classes).open(request.split)
 
 
 def _label_key(where: str, features: Mapping[str, Any], label_key: str) -> str:
@@ -131,13 +129,13 @@ def _label_key(where: str, features: Mapping[str, Any], label_key: str) -> str:
 
 def _labels(
     where: str, tables: Sequence[Any], key: str, feature: Mapping[str, Any]
-) -> tuple[Any, tuple[str, ...] | None]:
+) -> tuple[list[str], Sequence[str] | None]:
     """Labels of all examples and names of classes; see `Listing`."""
-    if feature["_type"] != "ClassLabel":
-        values = [value for table in tables for value in table[key].to_pylist()]
-        return [[] if value is None else [str(value)] for value in values], None
-    names = tuple(map(str, feature["names"]))
-    numbers = np.concatenate([table[key].fill_null(-1).to_numpy() for table in tables])
-    if (highest := numbers.max(initial=-1)) >= len(names):
+    values = [value for table in tables for value in table[key].to_pylist()]
+    names = feature.get("names")
+    if names is None:
+        return ["" if value is None else str(value) for value in values], None
+    numbers = [-1 if value is None else value for value in values]
+    if (highest := max(numbers, default=-1)) >= len(names):
         raise UserError(f"{where} {highest} has no name; there are {len(names)} names.")
-    return numbers.astype(np.int32), names
+    return ["" if number < 0 else names[number] for number in numbers], names

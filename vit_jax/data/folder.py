@@ -27,7 +27,6 @@ HEIC = (".heic", ".heif")  # need the extra `heic`
 # What OpenCV decodes, and Pillow with that extra.
 EXTENSIONS = tuple(f"{_EXTENSIONS} .ras .sr".split()) + (HEIC if find_spec("pillow_heif") else ())
 LAYOUT = "CLASS_NAME/IMAGE.jpg or train/CLASS_NAME/IMAGE.jpg"
-_UNKNOWN = "{where}: class {first!r} of split {split!r} is not a class of 'train' ({number} such)."
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -61,14 +60,7 @@ def open_folder(request: Request) -> tuple[FolderSource, tuple[str, ...]]:
     root = os.path.abspath(request.path)
     where = f"dataset.name={root!r}"
     folders = split_folders(root, request.needs_label, request.split)
-    classes = labelled.in_order(
-        map(os.path.basename, itertools.chain(*labelled.naming_splits(folders)))
-    )
-    if request.needs_label and len(classes) < 2:
-        one = f"{where}: only one class, {classes[0]!r}"
-        raise UserError(f"{one}; a classifier needs at least two (expected {LAYOUT}).")
     split = labelled.known_split(where, request.split, folders)
-    is_drawn = request.needs_label and "/" not in next(iter(folders.values()))[0]
     wanted = folders if "all" in split_names(split) else split_names(split)
     files = _list_files(root, [folder for name in wanted for folder in folders.get(name, ())])
     groups = [folder for folder, paths in files.items() for _ in paths]
@@ -77,13 +69,18 @@ def open_folder(request: Request) -> tuple[FolderSource, tuple[str, ...]]:
         name: [row for folder in inside for row in rows.get(folder, ())]
         for name, inside in folders.items()
     }
-    texts = {folder: [os.path.basename(folder)] for folder in files}
-    labels = [texts[folder] for folder in groups] if request.needs_label else None
+    labels, classes = None, []
+    if request.needs_label:
+        labels = list(map(os.path.basename, groups))
+        naming = itertools.chain(*labelled.naming_splits(folders))
+        classes = labelled.in_order(map(os.path.basename, naming))
+        if len(classes) < 2:
+            one = f"{where}: only one class, {classes[0]!r}"
+            raise UserError(f"{one}; a classifier needs at least two (expected {LAYOUT}).")
+    is_drawn = request.needs_label and "/" not in next(iter(folders.values()))[0]
     paths = np.array(list(itertools.chain(*files.values())), np.bytes_)
     source = FolderSource(paths, {}, root, drawn=is_drawn)
-    own = classes if request.needs_label else []
-    listing = Listing(where, source, splits, labels, classes=own, groups=groups, unknown=_UNKNOWN)
-    return listing.open(split)
+    return Listing(where, source, splits, labels, classes=classes, groups=groups).open(split)
 
 
 def _subfolders(path: str) -> list[str]:
@@ -100,7 +97,7 @@ def split_folders(root: str, needs_label: bool = True, split: str = "") -> dict[
     try:
         top = _subfolders(root)
         splits = {
-            name: [f"{name}/{each}" for each in _subfolders(f"{root}/{name}")] for name in top
+            name: [f"{name}/{folder}" for folder in _subfolders(f"{root}/{name}")] for name in top
         }
     except OSError as error:
         raise UserError(f"dataset.name={root!r}: {error.strerror}; expected {LAYOUT}.") from None
@@ -108,7 +105,7 @@ def split_folders(root: str, needs_label: bool = True, split: str = "") -> dict[
         return {name: folders or [name] for name, folders in splits.items()} or {"train": ["."]}
     known = {"train", *HELD_OUT}
     asked = set(split_names(split)) if split else set()
-    own = any(_has_images(f"{root}/{name}") for name in top)
+    own = any(_is_image(file) for name in top for file in os.listdir(f"{root}/{name}"))
     are_splits = any(splits[name] for name in known & set(top)) or (not own and asked <= set(top))
     with_folders = {name: folders for name, folders in splits.items() if folders}
     if are_splits and with_folders:
@@ -118,15 +115,8 @@ def split_folders(root: str, needs_label: bool = True, split: str = "") -> dict[
     raise UserError(f"dataset.name={root!r}: no class folders; expected {LAYOUT} in it.")
 
 
-def _is_image(entry: os.DirEntry[str]) -> bool:
-    """Whether it is a regular file with the extension of an image."""
-    name = entry.name.lower()
-    return name.endswith(EXTENSIONS) and not name.startswith(".") and entry.is_file()
-
-
-def _has_images(folder: str) -> bool:
-    with os.scandir(folder) as entries:
-        return any(map(_is_image, entries))
+def _is_image(name: str) -> bool:
+    return name.lower().endswith(EXTENSIONS) and not name.startswith(".")
 
 
 def find_below(folder: str) -> tuple[list[str], collections.Counter[str]]:
@@ -147,7 +137,7 @@ def find_below(folder: str) -> tuple[list[str], collections.Counter[str]]:
                     continue
                 if is_folder:
                     waiting.append(os.path.join(inside, entry.name))
-                elif _is_image(entry):
+                elif _is_image(entry.name) and entry.is_file():
                     images.append(os.path.join(inside, entry.name))
                 else:
                     others[os.path.splitext(entry.name)[1] or entry.name] += 1

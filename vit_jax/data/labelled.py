@@ -96,37 +96,32 @@ class Listing:
     where: str  # names the data in messages
     source: LabelledSource  # gets the labels as a column
     splits: Mapping[str, Sequence[int]]  # the images of each; if `source.drawn`, all in each
-    # Texts of each image, one or none (`several`: any number); or numbers of `classes`, int32 [N],
-    # -1 if missing; None if they are not wanted, or only the source knows them.
-    labels: dataclasses.InitVar[Sequence[Sequence[str]] | np.ndarray | None]
+    # Text of each image, "" if missing, or (`several`) any number of texts; None if they are not
+    # wanted, or only the source knows them.
+    labels: dataclasses.InitVar[Sequence[Any] | None]
     _: dataclasses.KW_ONLY
     several: bool = False
     classes: Sequence[str] | None = None  # None: the texts of `train`, or else of all splits
     groups: Sequence[str] | None = None  # of each image; None: images keep their order
     files: Sequence[str | None] = ()  # of each image, to warn of one in two splits
-    label: str = ""  # what the data call it, for messages
 
-    def __post_init__(self, labels: Sequence[Sequence[str]] | np.ndarray | None) -> None:
+    def __post_init__(self, labels: Sequence[Any] | None) -> None:
         self._warn_of_shared()
         naming = naming_splits(self.splits)
-        if labels is not None and not isinstance(labels, np.ndarray):
-            where = f"{self.where}: {self.label}" if self.label else self.where
+        if labels is not None:
+            texts = {split: self._texts(labels, rows) for split, rows in self.splits.items()}
             if self.classes is None:
-                texts = (text for rows in naming for row in rows for text in labels[row])
-                self.classes = in_order(texts)
+                self.classes = in_order(itertools.chain(*naming_splits(texts)))
                 if len(self.classes) < 2 - self.several:
                     count = counted(len(self.classes), "class")
-                    raise UserError(f"{where}: {count}; a classifier needs two.")
-            known = set(self.classes)
-            for split, rows in self.splits.items():
-                if unknown := sorted({text for row in rows for text in labels[row]} - known):
+                    raise UserError(f"{self.where}: {count}; a classifier needs two.")
+            for split in texts:
+                if unknown := sorted(texts[split].difference(self.classes)):
                     has = f"split {split!r} has classes that are not in 'train'"
-                    raise UserError(f"{where}: {has}: {list_names(unknown)}.")
-            labels = _encode(labels, self.classes, self.several)
-        check_classes(self.where, self.classes or (), sum(map(len, naming)))
-        if labels is not None:
-            columns = {**self.source.columns, "label": labels}
+                    raise UserError(f"{self.where}: {has}: {list_names(unknown)}.")
+            columns = {**self.source.columns, "label": _encode(labels, self.classes, self.several)}
             self.source = dataclasses.replace(self.source, columns=columns)
+        _check_classes(self.where, self.classes or (), sum(map(len, naming)))
 
     def open(self, split: str) -> tuple[Any, tuple[str, ...]]:
         """The images that a split expression selects, with labels as numbers; and class names.
@@ -139,9 +134,14 @@ class Listing:
         rows = np.concatenate([ordered(part.name)[part.start : part.stop] for part in parts])
         source = self.source.keep(rows)
         if missing := int(np.sum(source.columns.get("label", np.array([])) < 0)):
-            without = f"{counted(missing, 'example')} of {split!r} without {self.label!r}"
+            without = f"{counted(missing, 'example')} of {split!r} without a label"
             raise UserError(f"{self.where}: {without}; choose a split that has labels.")
         return source, tuple(self.classes or ())
+
+    def _texts(self, labels: Sequence[Any], rows: Iterable[int]) -> set[str]:
+        """The labels of some images."""
+        texts = (labels[row] for row in rows)
+        return set(itertools.chain.from_iterable(texts) if self.several else texts) - {""}
 
     def _warn_of_shared(self) -> None:
         if self.source.drawn or not self.files:
@@ -177,10 +177,10 @@ class Listing:
         return np.array([row for *_, row in sorted(ranked)], np.int64)
 
 
-def _encode(labels: Any, classes: Sequence[str], several: bool) -> np.ndarray:
+def _encode(labels: Sequence[Any], classes: Sequence[str], several: bool) -> np.ndarray:
     numbers = {name: number for number, name in enumerate(classes)}
     if not several:
-        return np.array([numbers[texts[0]] if texts else -1 for texts in labels], np.int32)
+        return np.array([numbers.get(label, -1) for label in labels], np.int32)
     encoded = np.zeros((len(labels), len(classes)), np.uint8)
     for row, texts in enumerate(labels):
         encoded[row, [numbers[text] for text in texts]] = 1
@@ -211,7 +211,7 @@ def in_order(names: Iterable[str]) -> list[str]:
     return sorted(distinct)
 
 
-def check_classes(where: str, names: Sequence[str], num_examples: int) -> None:
+def _check_classes(where: str, names: Sequence[str], num_examples: int) -> None:
     """UserError for a name that is not one line of UTF-8, or two names that look the same.
 
     Warns of nearly as many classes as images to train on (0 if unknown): they may be numbers.
@@ -222,12 +222,8 @@ def check_classes(where: str, names: Sequence[str], num_examples: int) -> None:
             raise UserError(f"{where}: class {name!a:.80} must be a single line of UTF-8.")
         other = forms.setdefault(unicodedata.normalize("NFC", name), name)
         if other != name:
-            raise UserError(
-                f"{where}: the classes {other!a:.80} and {name!a:.80} are one name in two forms of "
-                "Unicode; rename one."
-            )
+            alike = f"the classes {other!a:.80} and {name!a:.80} are one name in two forms"
+            raise UserError(f"{where}: {alike} of Unicode; rename one.")
     if num_examples and len(names) > max(10, 0.8 * num_examples):
-        logging.getLogger(__name__).warning(
-            f"{where}: {counted(len(names), 'class')} for {counted(num_examples, 'image')}; "
-            "are these labels or image numbers?"
-        )
+        count = f"{counted(len(names), 'class')} for {counted(num_examples, 'image')}"
+        logging.getLogger(__name__).warning(f"{where}: {count}; are these labels or image numbers?")

@@ -23,7 +23,6 @@ from vit_jax.errors import UserError
 
 _MAX_CLASSES = 1_000_000
 _PATHS = (str, os.PathLike)
-_UNKNOWN = "split {split!r} has classes that are not in 'train': {names}."
 FORMS = "(images, labels), or an object with len(), [i] -> (image, label) and .classes"
 
 
@@ -42,17 +41,16 @@ def open_given(splits: Mapping[str, Any], name: str) -> Callable[..., Dataset]:
     for split in splits:
         if not isinstance(split, str) or not re.fullmatch(r"[\w-]+", split):
             raise UserError(f"dataset has a split {split!r}; a name has letters, digits, _ and -.")
-    data = {split: _read_split(split, given) for split, given in splits.items()}
+    data = {split: _read_split(split, forms) for split, forms in splits.items()}
     labels, classes = _labels(data)
-    places = labelled.number_images({split: len(part) for split, part in data.items()})
     pairs = data.values() if labels is not None else ()
     images = (image for pair in pairs for image in pair.images)
     files = [os.path.realpath(i) if isinstance(i, _PATHS) else None for i in images]
-    source = MemorySource(places, {}, data, {name: i for i, name in enumerate(classes)})
-    rows = labelled.rows_by(places["split"], data)
-    listing = Listing(
-        "dataset", source, rows, labels, classes=classes, files=files, unknown=_UNKNOWN
-    ).numbered()  # errors now, before there is a run
+    places, rows = labelled.number_images({split: len(part) for split, part in data.items()})
+    numbers = {name: i for i, name in enumerate(classes or ())}
+    source = MemorySource(places, {}, data, numbers)
+    # Here, not in `open_split`: errors before there is a run.
+    listing = Listing("dataset", source, rows, labels, classes=classes, files=files)
 
     def open_split(request: Request) -> tuple[MemorySource, tuple[str, ...]]:
         source, names = listing.open(request.split)
@@ -98,7 +96,7 @@ def _read_split(split: str, data: Any) -> Any:
     raise UserError(f"split {split!r} is {type(data).__name__}; it must be {FORMS}.")
 
 
-def _labels(splits: Mapping[str, Any]) -> tuple[Any, Sequence[str]]:
+def _labels(splits: Mapping[str, Any]) -> tuple[list[str] | None, Sequence[str] | None]:
     """Labels and classes of a `Listing`: the names, or numbers up to the largest label."""
     objects = {split: data for split, data in splits.items() if not isinstance(data, _Pair)}
     for split, data in objects.items():
@@ -110,18 +108,17 @@ def _labels(splits: Mapping[str, Any]) -> tuple[Any, Sequence[str]]:
     if classes:
         return None, classes.pop()
     labels = [label for data in splits.values() for label in data.labels]
-    naming = [label for data in labelled.naming_splits(splits) for label in data.labels]
+    texts = list(map(str, labels))
     if any(isinstance(label, str) for label in labels):
-        return [[str(label)] for label in labels], labelled.in_order(map(str, naming))
-    for split, data in splits.items():
-        low, high = min(data.labels), max(data.labels)
-        if not 0 <= low <= high < _MAX_CLASSES:
-            has = f"split {split!r} has labels from {low} to {high}"
-            raise UserError(f"{has}; use 0, 1, ... below {_MAX_CLASSES:,}, or names.")
-        if high > max(naming):
-            has = f"split {split!r} has label {high}, 'train' only up to {max(naming)}"
-            raise UserError(f"{has}; if intended, pass an object with .classes.")
-    return np.array(labels, np.int32), tuple(map(str, range(1 + max(naming))))
+        return texts, None
+    low, high = min(labels), max(labels)
+    if not 0 <= low <= high < _MAX_CLASSES:
+        raise UserError(
+            f"dataset has labels from {low} to {high}; use 0, 1, ... below {_MAX_CLASSES:,}, or "
+            "names."
+        )
+    highest = max(label for data in labelled.naming_splits(splits) for label in data.labels)
+    return texts, tuple(map(str, range(1 + highest)))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

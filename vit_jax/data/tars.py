@@ -95,7 +95,7 @@ def find_tars(name: str) -> list[str]:
         names = sorted(glob.glob("*.tar", root_dir=folder))
         if not names or (below and _folders(folder)):
             return []
-        tars += [os.path.join(folder, each) for each in names]
+        tars += [os.path.join(folder, tar) for tar in names]
     return tars
 
 
@@ -163,7 +163,7 @@ def _samples(tar: int, index: Index, columns: Iterable[str]) -> Iterator[tuple[A
             about = sample.get("json", (None, b""))
             label = sample.get("cls", about)[1].decode(errors="replace")
             places = (sample.get(name, about)[0] for name in columns)
-            yield images[0], [label] if label else [], *places
+            yield images[0], label, *places
 
 
 def _index(where: str, tar: str) -> Index:
