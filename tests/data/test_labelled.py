@@ -62,8 +62,6 @@ def test_labels_may_be_several_or_unwanted():
     np.testing.assert_array_equal(source.columns["label"], [[0, 1], [1, 1], [0, 0]])
     plain = dataclasses.replace(source, columns={})
     source, classes = Listing("x", plain, {"train": [0, 1]}, None).open("train")
-        "train"
-    )
     assert (source[0], classes) == ({"image": "0"}, ())
 
 
