@@ -165,7 +165,7 @@ def test_a_clean_folder_passes_and_a_lost_file_is_named(small):
     lost = FolderSource(np.array([b"train/cat/gone.jpg"]), {}, str(small))
     with pytest.raises(UserError, match=r"gone\.jpg\): No such file"):
         dataclasses.replace(dataset, source=lost).example(0, np.random.default_rng(0))
-    with pytest.raises(UserError, match=r"1 of 1 files are missing.*gone\.jpg"):
+    with pytest.raises(UserError, match=r"1 of 1 files cannot be opened.*gone\.jpg"):
         lost.check("error")
 
 

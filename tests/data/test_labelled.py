@@ -76,7 +76,6 @@ def test_labels_may_be_several_or_unwanted():
         ),
         ({"labels": ["a\nb", "c"]}, "class 'a.*nb' must be a single line of UTF-8"),
         ({"labels": ["\udcff", "c"]}, "must be a single line of UTF-8"),
-        ({"labels": ["caf\u00e9", "cafe\u0301"]}, "are one name in two forms of Unicode"),
         (
             {"labels": ["a", "b", ""]},
             "1 example of 'train' without a label; choose a split that has labels",
@@ -105,14 +104,6 @@ def test_what_is_held_out_has_many_names(caplog):
     assert images(both, "val") == ["2"]
     with pytest.raises(UserError, match="unknown split 'dav'; known splits: train, val, test"):
         both.open("dav")
-
-
-def test_doubts_are_warnings(caplog):
-    listing([f"c{i}" for i in range(20)]).open("train")
-    assert "20 classes for 20 images" in caplog.text
-    splits = ["train", "train", "train", "val"]
-    listing([*"abab"], splits, files=("x", "y", None, "x")).open("train")
-    assert "1 file in 'train' and in 'val': x." in caplog.text
 
 
 @pytest.mark.parametrize(

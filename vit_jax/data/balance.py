@@ -6,11 +6,7 @@ class take its examples in turn across passes: none repeats before all others ha
 
 from __future__ import annotations
 
-import logging
-
 import numpy as np
-
-from vit_jax.wording import counted
 
 
 class Balance:
@@ -27,7 +23,7 @@ class Balance:
     """
 
     def __init__(self, labels: np.ndarray, exponent: float, seed: int):
-        present, counts = np.unique(labels, return_counts=True)
+        counts = np.unique(labels, return_counts=True)[1]
         shares = counts ** (1.0 - exponent)
         slots = np.rint(shares / shares.sum() * len(labels)).astype(np.int64)  # at least 1
         self.num_slots = int(slots.sum())
@@ -36,12 +32,6 @@ class Balance:
         self._first_member = np.cumsum(counts) - counts
         shuffled = np.random.default_rng(seed).permutation(len(labels)).astype(np.int32)
         self._members = shuffled[np.argsort(labels[shuffled], kind="stable")]  # grouped by class
-        logging.getLogger(__name__).info(
-            "dataset.balance=%g: %s of %s examples come %s times in a pass of %d.",
-            exponent,
-            counted(len(present), "class"),
-            *(_span(counts), _span(slots), self.num_slots),
-        )
 
     def examples(self, passes: np.ndarray, slots: np.ndarray) -> np.ndarray:
         """The examples, int64 [P], of slots [P] in passes [P]."""
@@ -49,8 +39,3 @@ class Balance:
         turn = passes * self._slots[number] + slots - self._first_slot[number]
         member = self._first_member[number] + turn % self._counts[number]
         return self._members[member].astype(np.int64)
-
-
-def _span(numbers: np.ndarray) -> str:
-    low, high = numbers.min(), numbers.max()
-    return f"{low}" if low == high else f"{low} to {high}"

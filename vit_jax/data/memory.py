@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 
 from vit_jax.data import labelled
-from vit_jax.data.check_images import usable_images
 from vit_jax.data.datasets import READERS, Dataset, Reader, create_dataset
 from vit_jax.data.decode import pillow_pixels
 from vit_jax.data.labelled import LabelledSource, Listing
@@ -43,14 +42,11 @@ def open_given(splits: Mapping[str, Any], name: str) -> Callable[..., Dataset]:
             raise UserError(f"dataset has a split {split!r}; a name has letters, digits, _ and -.")
     data = {split: _read_split(split, forms) for split, forms in splits.items()}
     labels, classes = _labels(data)
-    pairs = data.values() if labels is not None else ()
-    images = (image for pair in pairs for image in pair.images)
-    files = [os.path.realpath(i) if isinstance(i, _PATHS) else None for i in images]
     places, rows = labelled.number_images({split: len(part) for split, part in data.items()})
     numbers = {name: i for i, name in enumerate(classes or ())}
     source = MemorySource(places, {}, data, numbers)
     # Here, not in `open_split`: errors before there is a run.
-    listing = Listing("dataset", source, rows, labels, classes=classes, files=files)
+    listing = Listing("dataset", source, rows, labels, classes=classes)
 
     def open_split(request: Request) -> tuple[MemorySource, tuple[str, ...]]:
         source, names = listing.open(request.split)
@@ -143,6 +139,7 @@ class MemorySource(LabelledSource):
         return {"image": self._content(image), "label": number}
 
     def read(self, index: int) -> Any:
+        """Nothing that could be damaged if only an object knows the image."""
         return self._content(self._given(index))
 
     def _content(self, image: Any) -> Any:
@@ -161,14 +158,6 @@ class MemorySource(LabelledSource):
     def describe(self, index: int) -> str:
         image = self._given(index)
         return os.fspath(image) if isinstance(image, _PATHS) else super().describe(index)
-
-    def check(self, on_bad_image: str) -> MemorySource:
-        """Decodes images given as paths or bytes, see `usable_images`."""
-        encoded = [n for n in range(len(self)) if isinstance(self._given(n), (*_PATHS, bytes))]
-        files = self.keep(np.array(encoded, np.int64))
-        usable = usable_images(len(files), files.read, files.describe, on_bad_image)
-        lost = np.delete(encoded, usable)
-        return self.keep(np.delete(np.arange(len(self)), lost)) if len(lost) else self
 
     def identity(self) -> Iterable[str]:
         """Digests of arrays and bytes, names of files; for an object only its length."""

@@ -81,7 +81,7 @@ def open_table(request: Request) -> tuple[TableSource, tuple[str, ...]]:
     groups = [""] * len(paths) if several or labels is None else labels
     encoded = np.array(list(map(os.fsencode, paths)), np.bytes_)
     source = TableSource(encoded, texts, folder, drawn=is_drawn)
-    listing = Listing(where, source, splits, labels, several=several, groups=groups, files=files)
+    listing = Listing(where, source, splits, labels, several=several, groups=groups)
     return listing.open(request.split)
 
 

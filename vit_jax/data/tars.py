@@ -18,7 +18,6 @@ import functools
 import glob
 import hashlib
 import json
-import logging
 import os
 import re
 import tarfile
@@ -173,17 +172,14 @@ def _index(where: str, tar: str) -> Index:
         identity = f"{tar} {stat.st_size} {stat.st_mtime_ns}"
         digest = hashlib.blake2b(os.fsencode(identity), digest_size=16).hexdigest()
         cached = cache_dir() / "tars" / f"{digest}.npz"
-        damage = OSError, ValueError, EOFError, zipfile.BadZipFile
-        with contextlib.suppress(*damage), np.load(cached) as arrays:
-            return dict(arrays)
+        with contextlib.suppress(OSError, ValueError, zipfile.BadZipFile), np.load(cached) as kept:
+            return dict(kept)
         index = _scan(tar)
     except (OSError, tarfile.TarError) as error:
         raise UserError(f"{where}: {tar} cannot be read: {one_line(error)}.") from error
-    try:
+    with contextlib.suppress(OSError):  # without a cache it is read again
         cached.parent.mkdir(parents=True, exist_ok=True)
         write_arrays(cached, index)
-    except OSError as error:
-        logging.getLogger(__name__).warning("%s: its index is not cached: %s", tar, error)
     return index
 
 
@@ -198,7 +194,7 @@ def _scan(tar: str) -> Index:
             rows.append((os.fsencode(member.name), member.offset_data, member.size, label))
     kinds = {"name": np.bytes_, "offset": np.int64, "size": np.int64, "label": np.bytes_}
     columns = zip(*rows, strict=True) if rows else [()] * len(kinds)
-    return {key: np.array(each, kinds[key]) for key, each in zip(kinds, columns, strict=True)}
+    return {key: np.array(column, kinds[key]) for key, column in zip(kinds, columns, strict=True)}
 
 
 def _label(end: str, content: bytes) -> bytes:
