@@ -4,7 +4,6 @@ import pickle
 from pathlib import Path
 from typing import Any
 
-import cv2
 import numpy as np
 import pytest
 from PIL import Image
@@ -140,7 +139,7 @@ def test_mistakes(splits, message):
 
 
 @pytest.mark.parametrize("as_bytes", [False, True])
-def test_files_are_checked_before_the_training(tmp_path, caplog, as_bytes):
+def test_files_are_checked_before_the_training(tmp_path, as_bytes):
     paths = photos(tmp_path)["train"]
     names = [path.parent.name for path in paths]
     expected = open_given({"train": (paths, names)}, "x")

@@ -231,14 +231,6 @@ def test_kills_change_no_byte(tmp_path):
     assert os.listdir(tmp_path / "killed twice/photos") == ["1.0.0"]
 
 
-def test_too_little_room_is_said_before_anything_is_written(photos, tmp_path, monkeypatch):
-    usage = shutil.disk_usage("/")._replace(free=100)
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
-    with pytest.raises(UserError, match=r"1.0.0.incomplete: \d.* kB are needed, 0.1 kB are free"):
-        prepare(photos, tmp_path / "out")
-    assert not list(tmp_path.rglob("*_record-*"))
-
-
 def test_a_full_disk_is_said_in_one_line(tmp_path):
     """By a limit on the size of files (of 98 KiB), which fails a write as a full disk does."""
     source = many_photos(tmp_path / "photos")

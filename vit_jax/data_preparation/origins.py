@@ -253,10 +253,6 @@ def _list_folder(source: str) -> Listing:
     splits = {}
     for split in split_folders(source):
         images, class_names = open_folder(Request(name=source, split=split))
-        # TFDS stores them in a text file, one per line.
-        if odd := [name for name in class_names if name != name.strip() or not name.isprintable()]:
-            rule = "use UTF-8, one line, no spaces at the ends. Rename the folder."
-            raise UserError(f"{source}: {odd[0]!r} cannot be a class name: {rule}")
         folder = "" if images.drawn else f"{split}/"
         splits[split] = _rows(
             f"{source}/{folder}",

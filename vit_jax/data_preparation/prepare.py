@@ -37,7 +37,7 @@ from vit_jax.errors import UserError, missing_package, one_line
 from vit_jax.files.manifest import MANIFEST, read_manifest, write_manifest
 from vit_jax.files.paths import UNFINISHED, check_local, read_object, sync, write_atomically
 from vit_jax.kinds import check_known
-from vit_jax.wording import counted, nearest, size_text
+from vit_jax.wording import counted, nearest
 
 Receipts = dict[Shard, dict[str, Any]]  # see `write_shard`; split by split, in order
 
@@ -127,7 +127,7 @@ def _work_folder(work: Path, plan: dict[str, Any]) -> Iterator[None]:
         except (BlockingIOError, PermissionError):
             raise UserError(f"{work}: another process is working there.") from None
         except OSError as error:  # not every file system has locks
-            logging.warning("%s: cannot be locked (%s); run one preparation at a time", work, error)
+            logging.warning("%s: no lock (%s); run one preparation at a time", work, error)
         for stale in work.rglob(f"*{UNFINISHED}"):  # left half-written by a kill
             stale.unlink()
         path = work / "plan.json"
@@ -146,17 +146,10 @@ def _write_shards(
 ) -> Receipts:
     """Writes the missing shards; returns the receipts of all."""
     shards = _shards(listing, work, name, plan["shard_megabytes"])
-    kinds = {"records": int, "num_bytes": int, "bytes": int, "sha256": str, "unreadable": list}
     finished = [shard for shard in shards if shard.receipt.exists() and shard.path.exists()]
-    receipts = {shard: read_object(shard.receipt, **kinds) for shard in finished}
+    receipts = {shard: read_object(shard.receipt) for shard in finished}
     missing = [shard for shard in shards if shard not in receipts]
-    if finished:
-        logging.info("%d of %d shards already exist", len(finished), len(shards))
-    needed = sum(int(shard.rows["size"].sum()) for shard in missing)
-    free = shutil.disk_usage(work).free
-    if not plan["resize"] and needed > free:  # the size of smaller copies is unknown
-        room = f"{size_text(needed)} are needed, {size_text(free)} are free there"
-        raise UserError(f"{work}: {room}; see --data_dir.")
+    logging.info("%d of %d shards already exist", len(finished), len(shards))
     write = functools.partial(write_shard, short_side=plan["resize"], quality=plan["quality"])
     written = map_threads(write, missing, chunk=1, num_threads=num_workers)
     progress = tqdm(written, "writing shards", len(missing), mininterval=10)
@@ -181,7 +174,8 @@ def _shards(listing: Listing, work: Path, name: str, megabytes: float) -> list[S
 
 def _list_unreadable(receipts: Receipts, work: Path, on_bad_image: str) -> None:
     """Lists the images that were left out; UserError unless they are to be skipped."""
-    if not (bad := [where for receipt in receipts.values() for where in receipt["unreadable"]]):
+    bad = [where for receipt in receipts.values() for where in receipt["unreadable"]]
+    if not bad:
         return
     path = work / "prepared" / "unreadable_images.txt"
     write_atomically(path, "\n".join(map(str, bad)) + "\n")
@@ -197,19 +191,14 @@ def _finish(
 ) -> None:
     """Writes the metadata, like that of `imagenet2012`, and checksums; all synced at the end."""
     splits = []
-    for split, group in itertools.groupby(receipts, lambda shard: shard.split):
-        of_split = [receipts[shard] for shard in group]
+    for split in dict.fromkeys(shard.split for shard in receipts):
+        of_split = [receipt for shard, receipt in receipts.items() if shard.split == split]
         lengths = [receipt["records"] for receipt in of_split]
         if not sum(lengths):
             raise UserError(f"no images of split {split!r} can be decoded; see {folder}.")
         size = sum(receipt["num_bytes"] for receipt in of_split)
         splits.append(tfds.core.SplitInfo(name=split, shard_lengths=lengths, num_bytes=size))
-        examples, shards = counted(sum(lengths), "example"), counted(len(lengths), "shard")
-        logging.info("%s: %s in %s", split, examples, shards)
-    description = f"Prepared from {plan['source']} ({plan['kind']})."
-    if plan["resize"]:
-        how = f"scaled down to that (area interpolation), as JPEG of quality {plan['quality']}"
-        description += f" Short sides above {plan['resize']} pixels were {how}."
+        logging.info("%s: %d examples in %d shards", split, sum(lengths), len(lengths))
     features = {
         "image": tfds.features.Image(encoding_format="jpeg"),
         "label": tfds.features.ClassLabel(names=list(class_names)),
@@ -218,7 +207,7 @@ def _finish(
     tfds.folder_dataset.write_metadata(
         data_dir=folder,
         version=version,
-        description=description,
+        description=f"Prepared by vit_jax: {plan}",
         features=tfds.features.FeaturesDict(features),
         supervised_keys=("image", "label"),
         split_infos=splits,
@@ -237,9 +226,8 @@ def build_tfds(name: str, data_dir: str, manual_dir: str = "") -> str:
 
     `name` is `NAME[/CONFIG][:VERSION]`, `manual_dir` a folder with files that TFDS cannot download.
     """
-    match = NAME.fullmatch(name)
     known = registered.list_imported_builders()
-    if match is None or match["name"] not in known:
+    if (match := NAME.fullmatch(name)) is None or match["name"] not in known:
         raise UserError(f"{name!r} is not a TFDS dataset.{nearest(name.split('/')[0], known)}")
     check_local("--data_dir", data_dir)
     root = data_root(data_dir)
