@@ -92,7 +92,7 @@ def test_resized_copy(tmp_path):
         error = np.abs(one["image"].astype(int) - expected).mean()
         assert error < 1  # level of 255: what JPEG at 98 rounds
     assert shapes == {"large": (30, 45), "tall": (60, 30), "small": (20, 30)}
-    assert "above 30 pixels" in json.loads((out / "dataset_info.json").read_text())["description"]
+    assert "'resize': 30" in json.loads((out / "dataset_info.json").read_text())["description"]
 
 
 def test_unreadable_images_are_listed_and_refused_or_skipped(photos, tmp_path):

@@ -86,19 +86,18 @@ def _read_split(split: str, data: Any) -> Any:
             are = f"split {split!r}: labels {list(labels.shape)}"
             raise UserError(f"{are} must be integers or class names, one per image.")
         return _Pair(images, labels.tolist())
-    if hasattr(data, "__len__") and hasattr(data, "__getitem__") and hasattr(data, "classes"):
-        return data
-    # Without an index the order could not be a function of (seed, step), and no run could resume.
-    raise UserError(f"split {split!r} is {type(data).__name__}; it must be {FORMS}.")
+    if not all(hasattr(data, name) for name in ("__len__", "__getitem__", "classes")):
+        # Without an index the order could not be a function of (seed, step).
+        raise UserError(f"split {split!r} is {type(data).__name__}; it must be {FORMS}.")
+    if not isinstance(data.classes, list | tuple):
+        raise UserError(f"split {split!r}: .classes is {data.classes!r:.80}, not a list.")
+    return data
 
 
 def _labels(splits: Mapping[str, Any]) -> tuple[list[str] | None, Sequence[str] | None]:
     """Labels and classes of a `Listing`: the names, or numbers up to the largest label."""
-    objects = {split: data for split, data in splits.items() if not isinstance(data, _Pair)}
-    for split, data in objects.items():
-        if not isinstance(data.classes, list | tuple):
-            raise UserError(f"split {split!r}: .classes is {data.classes!r:.80}, not a list.")
-    classes = {tuple(map(str, data.classes)) for data in objects.values()}
+    objects = [data for data in splits.values() if not isinstance(data, _Pair)]
+    classes = {tuple(map(str, data.classes)) for data in objects}
     if len(classes) > 1:
         raise UserError("the splits must have the same .classes in the same order.")
     if classes:
@@ -109,10 +108,8 @@ def _labels(splits: Mapping[str, Any]) -> tuple[list[str] | None, Sequence[str] 
         return texts, None
     low, high = min(labels), max(labels)
     if not 0 <= low <= high < _MAX_CLASSES:
-        raise UserError(
-            f"dataset has labels from {low} to {high}; use 0, 1, ... below {_MAX_CLASSES:,}, or "
-            "names."
-        )
+        limits = f"use 0, 1, ... below {_MAX_CLASSES:,}, or names"
+        raise UserError(f"dataset has labels from {low} to {high}; {limits}.")
     highest = max(label for data in labelled.naming_splits(splits) for label in data.labels)
     return texts, tuple(map(str, range(1 + highest)))
 
@@ -140,7 +137,7 @@ class MemorySource(LabelledSource):
 
     def read(self, index: int) -> Any:
         """Nothing that could be damaged if only an object knows the image."""
-        return self._content(self._given(index))
+        return self._content(self._image(index))
 
     def _content(self, image: Any) -> Any:
         if isinstance(image, _PATHS):
@@ -149,14 +146,14 @@ class MemorySource(LabelledSource):
             image = pillow_pixels(image, exif=self.exif)
         return image if isinstance(image, bytes) else np.asarray(image)
 
-    def _given(self, index: int) -> Any:
+    def _image(self, index: int) -> Any:
         """An image as it was given; None if only an object knows it."""
         split, row = self.places[index].item()
         data = self.splits[split]
         return data.images[row] if isinstance(data, _Pair) else None
 
     def describe(self, index: int) -> str:
-        image = self._given(index)
+        image = self._image(index)
         return os.fspath(image) if isinstance(image, _PATHS) else super().describe(index)
 
     def identity(self) -> Iterable[str]:

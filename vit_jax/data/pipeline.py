@@ -173,12 +173,12 @@ def host_batches(
     options = grain.ReadOptions(num_threads=num_threads, prefetch_buffer_size=buffer_size)
     make = functools.partial(_build, dataset, seed, draw)
     data = grain.MapDataset.source(steps).map(make).to_iter_dataset(options)
-    with contextlib.ExitStack() as stack:
-        if num_workers and steps:
-            from vit_jax.data.workers import in_processes  # needed by few runs
+    if num_workers and steps:
+        from vit_jax.data.workers import in_processes  # needed by few runs
 
-            data = stack.enter_context(in_processes(data, min(num_workers, len(steps))))
-        yield stack.enter_context(contextlib.closing(_iterate(data)))
+        data = in_processes(data, min(num_workers, len(steps)))
+    with contextlib.closing(_iterate(data)) as batches:
+        yield batches
 
 
 def _iterate(data: grain.IterDataset) -> Generator[Batch]:

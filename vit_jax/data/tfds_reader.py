@@ -40,10 +40,8 @@ class TfdsSource(Parts):
     """
 
     def __init__(self, info: Any, extents: Sequence[Any], image_key: str, label: Label | None):
-        super().__init__(
-            Part(str(each.filename), each.skip, each.skip + each.take) for each in extents
-        )
-        self._lengths = {str(each.filename): each.examples_in_shard for each in extents}
+        super().__init__(Part(str(e.filename), e.skip, e.skip + e.take) for e in extents)
+        self._lengths = {str(extent.filename): extent.examples_in_shard for extent in extents}
         self._format, self._full_name = info.file_format.value, info.full_name
         self._image_key, self._label = image_key, label
         self._offsets: dict[str, np.ndarray] = {}
@@ -59,8 +57,8 @@ class TfdsSource(Parts):
             return {"image": image}
         label, num_classes = self._label.compute(features), len(self._label.class_names)
         if not 0 <= label < num_classes:
-            found = f"label {label} is not in 0 .. {num_classes - 1}"  # -1 in ImageNet's test split
-            raise UserError(f"{self.describe(index)}: {found}; this split may have no labels.")
+            outside = f"label {label} is not in 0 .. {num_classes - 1}"  # -1 in ImageNet's test
+            raise UserError(f"{self.describe(index)}: {outside}; this split may have no labels.")
         if self._label.brightness > 1:
             image = decode_image(image, channels=1, exif=False) * np.uint8(self._label.brightness)
         return {"image": image, "label": label}
@@ -121,24 +119,20 @@ def find_prepared(name: str, data_dir: str) -> str:
     """
     if (match := NAME.fullmatch(name)) is None:
         raise UserError(f"dataset.name={name!r} is not a TFDS name; write NAME[/CONFIG][:1.2.3].")
-    root = data_root(data_dir)
-    there = {}
+    root, there = data_root(data_dir), {}
     for depth in ("*", "*/*"):
         for path in sorted(map(str, to_path(root).glob(f"{match['name']}/{depth}/{INFO_FILE}"))):
             folder = path.removesuffix(f"/{INFO_FILE}")
-            if each := NAME.fullmatch(":".join(folder.removeprefix(f"{root}/").rsplit("/", 1))):
-                there[each] = folder
-    found = [
-        each
-        for each in there
-        if match["config"] in (None, each["config"]) and match["version"] in (None, each["version"])
-    ]
-    if not found:
-        raise UserError(_not_prepared(name, match["name"], root, [each.string for each in there]))
-    if len({each["config"] for each in found}) > 1:
-        names = [each.string for each in found]
-        raise UserError(f"dataset.name={name!r}: name one of the configs {', '.join(names)}.")
-    return there[max(found, key=lambda each: tuple(map(int, each["version"].split("."))))]
+            if prepared := NAME.fullmatch(":".join(folder.removeprefix(f"{root}/").rsplit("/", 1))):
+                there[prepared] = folder
+    wanted = {key: match[key] for key in ("config", "version") if match[key]}
+    suitable = [one for one in there if wanted.items() <= one.groupdict().items()]
+    if not suitable:
+        raise UserError(_not_prepared(name, match["name"], root, [one.string for one in there]))
+    if len({one["config"] for one in suitable}) > 1:
+        names = ", ".join(one.string for one in suitable)
+        raise UserError(f"dataset.name={name!r}: name one of the configs {names}.")
+    return there[max(suitable, key=lambda one: tuple(map(int, one["version"].split("."))))]
 
 
 def _not_prepared(name: str, base: str, root: str, there: list[str]) -> str:
@@ -174,8 +168,8 @@ def open_prepared(
     label = _label(info, label_key) if needs_label or label_key else None
     file_format = info.file_format.value if info.file_format else "unknown"
     if file_format not in ("array_record", "tfrecord"):
-        found = f"dataset {directory} is stored as {file_format}"
-        raise UserError(f"{found}; prepare it again with file_format='array_record'.")
+        stored = f"dataset {directory} is stored as {file_format}"
+        raise UserError(f"{stored}; prepare it again with file_format='array_record'.")
     try:
         extents = info.splits["".join(split.split())].file_instructions
     except Exception as error:  # likewise
@@ -192,18 +186,22 @@ def _supervised(info: Any) -> tuple[Any, Any]:
 
 
 def _listing(info: Any) -> str:
-    return ", ".join(f"{key} ({type(each).__name__})" for key, each in info.features.items())
+    return ", ".join(f"{key} ({type(kind).__name__})" for key, kind in info.features.items())
+
+
+def _features(info: Any, kind: type) -> list[str]:
+    """Names of the features of a kind."""
+    return [key for key, feature in info.features.items() if isinstance(feature, kind)]
 
 
 def image_key(info: Any) -> str:
     """Name of the image feature; UserError if there is none that can be read."""
-    features = info.features
-    images = [key for key, each in features.items() if isinstance(each, tfds.features.Image)]
+    images = _features(info, tfds.features.Image)
     chosen = next((key for key in (_supervised(info)[0], "image", *images) if key in images), "")
     where = f"dataset {info.full_name}"
     if not chosen:
         raise UserError(f"{where} has no image feature; its features: {_listing(info)}.")
-    dtype = np.dtype(features[chosen].np_dtype).name
+    dtype = np.dtype(info.features[chosen].np_dtype).name
     if dtype not in ("uint8", "uint16"):  # others are stored as bytes in a PNG's channels
         raise UserError(f"{where}: its images are {dtype}; only uint8 and uint16 can be read.")
     return chosen
@@ -213,19 +211,18 @@ def _label(info: Any, label_key: str) -> Label:
     """The stored or computed label; UserError if there is none."""
     features = info.features
     where = f"dataset {info.full_name}"
-    if computed := COMPUTED_LABELS.get(label_key):
-        if info.name == computed.dataset:
-            return computed
-        raise UserError(f"{where}: dataset.label_key={label_key!r} is for {computed.dataset}.")
-    labels = [key for key, each in features.items() if isinstance(each, tfds.features.ClassLabel)]
+    if label := COMPUTED_LABELS.get(label_key):
+        if info.name == label.dataset:
+            return label
+        raise UserError(f"{where}: dataset.label_key={label_key!r} is for {label.dataset}.")
+    labels = _features(info, tfds.features.ClassLabel)
     # The last is for imagenet2012_real, whose supervised key is a list of labels.
     usual = [label_key] if label_key else [_supervised(info)[1], "label", "original_label"]
     chosen = next((key for key in usual if key in labels and features[key].num_classes), "")
     if not chosen:
-        found = f"dataset.label_key={label_key!r} is not a ClassLabel" if label_key else "no label"
-        offered = [key for key, each in COMPUTED_LABELS.items() if each.dataset == info.name]
-        alternative = f", or to one of {', '.join(offered)}" if offered else ""
-        hint = f"set dataset.label_key to a ClassLabel of its features: {_listing(info)}"
-        raise UserError(f"{where}: {found}; {hint}{alternative}.")
+        what = f"dataset.label_key={label_key!r} is not a ClassLabel" if label_key else "no label"
+        computed = [key for key, row in COMPUTED_LABELS.items() if row.dataset == info.name]
+        known = ", ".join([_listing(info), *computed])
+        raise UserError(f"{where}: {what}; set dataset.label_key to a ClassLabel of: {known}.")
     compute = functools.partial(computed_labels.stored, key=chosen)
     return Label(tuple(features[chosen].names), compute)

@@ -253,6 +253,8 @@ def _list_folder(source: str) -> Listing:
     splits = {}
     for split in split_folders(source):
         images, class_names = open_folder(Request(name=source, split=split))
+        if odd := [name for name in class_names if name != name.strip()]:  # TFDS would strip it
+            raise UserError(f"{source}: {odd[0]!r} cannot be a class name; rename the folder.")
         folder = "" if images.drawn else f"{split}/"
         splits[split] = _rows(
             f"{source}/{folder}",
