@@ -5,7 +5,6 @@ import logging
 import os
 import pathlib
 
-import cv2
 import numpy as np
 import pytest
 
@@ -201,23 +200,3 @@ def test_links_are_followed_once_and_pipes_are_no_images(tmp_path, caplog):
     os.mkfifo(root / "train/b/pipe.jpg")
     assert len(opened(root, "train")[0]) == 5  # `again` leads to b's image too
     assert "not used: 2 .jpg" in caplog.text  # the pipe, by both ways
-
-
-def test_remarks_of_decoders_name_their_file(tmp_path, caplog, capfd):
-    rng = np.random.default_rng(0)
-    root = fixtures_data.write_folder(tmp_path, {"train": {"a": 2, "b": 2}})
-    for name, ending, flags in (
-        ("half", ".jpg", ()),
-        ("broken", ".tif", (cv2.IMWRITE_TIFF_COMPRESSION, 5)),
-    ):
-        content = bytearray(
-            cv2.imencode(ending, rng.integers(0, 255, (64, 96, 3), np.uint8), flags)[1]
-        )
-        middle = len(content) // 2
-        content[middle : middle + 100] = rng.bytes(100)
-        (root / f"train/a/{name}{ending}").write_bytes(content)
-    dataset = create_dataset(name=str(root), split="train", preprocess="decode")
-    with pytest.raises(UserError, match="1 of 6 images cannot be read: .*broken.tif"):
-        dataset.check()
-    assert "broken.tif is treated as damaged" in caplog.text
-    assert capfd.readouterr().err == ""

@@ -9,13 +9,9 @@ antialiased: timm, DeiT and Hugging Face evaluate on such images.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import io
-import os
-import sys
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, Literal
 
 import cv2
@@ -70,8 +66,8 @@ def decode_image(image: bytes | np.ndarray, *, channels: int, exif: bool) -> np.
     if reason := _unsupported_samples(_deep_pixels(image)):
         raise ValueError(reason)
     if (pixels := _imdecode(image, flags)) is None:
-        found = f"{len(image)} bytes: {image[:8]!r}..."
-        raise ValueError(f"the image cannot be decoded, or has more than 2^28 pixels ({found})")
+        start = f"{len(image)} bytes: {image[:8]!r}..."
+        raise ValueError(f"the image cannot be decoded, or has more than 2^28 pixels ({start})")
     return pixels if channels == 3 else pixels[:, :, None]  # [H, W, channels]
 
 
@@ -105,12 +101,12 @@ def decode_box(
     scale = 1
     if reduced_to:
         spare = min(height // reduced_to[0], width // reduced_to[1])
-        scale = max(each for each in _REDUCED if each <= max(spare, 1))
+        scale = max(factor for factor in _REDUCED if factor <= max(spare, 1))
     data = first_rows(image, frame, top + height) if is_upright else image
     flags = _COLOR[channels] | _REDUCED[scale] | (0 if exif else cv2.IMREAD_IGNORE_ORIENTATION)
-    if (found := _imdecode(data, flags)) is None:  # damaged, or the rows below are too few bytes
-        scale, found = 1, decode_image(image, channels=channels, exif=exif)
-    pixels = found.reshape(*found.shape[:2], channels)  # cv2 drops a channel axis of one
+    if (pixels := _imdecode(data, flags)) is None:  # damaged, or the rows below are too few bytes
+        scale, pixels = 1, decode_image(image, channels=channels, exif=exif)
+    pixels = pixels.reshape(*pixels.shape[:2], channels)  # cv2 drops a channel axis of one
     top, bottom = round(top / scale), round((top + height) / scale)
     left, right = round(left / scale), round((left + width) / scale)
     return crop(pixels, top, left, bottom - top, right - left)
@@ -145,23 +141,6 @@ def _read_by_pillow(image: bytes, *, exif: bool) -> np.ndarray:
     except OSError as error:
         kind = "HEIC" if _is_heic(image) else "AVIF"
         raise ValueError(f"the {kind} image cannot be decoded ({error})") from error
-
-
-@contextlib.contextmanager
-def captured_stderr() -> Iterator[list[str]]:
-    """Captures the lines that decoders write to stderr, which name no file."""
-    found: list[str] = []
-    sys.stderr.flush()
-    with tempfile.TemporaryFile() as file:
-        stderr = os.dup(2)
-        os.dup2(file.fileno(), 2)
-        try:
-            yield found
-        finally:
-            os.dup2(stderr, 2)
-            os.close(stderr)
-            file.seek(0)
-            found += filter(None, file.read().decode(errors="replace").splitlines())
 
 
 def pillow_pixels(image: Any, *, exif: bool) -> np.ndarray:
@@ -241,13 +220,13 @@ def _imdecode(data: bytes, flags: int) -> np.ndarray | None:
 
 def _strip_chunks(png: bytes) -> bytes:
     """The file without the chunks in `_STRIPPED_CHUNKS` that precede its pixels."""
-    kept, position = [_PNG], len(_PNG)
+    chunks, position = [_PNG], len(_PNG)
     while (kind := png[position + 4 : position + 8]) != b"IDAT" and len(kind) == 4:
         end = position + 12 + int.from_bytes(png[position : position + 4])  # length, kind, CRC
         if kind not in _STRIPPED_CHUNKS:
-            kept.append(png[position:end])
+            chunks.append(png[position:end])
         position = end
-    return b"".join([*kept, png[position:]])
+    return b"".join([*chunks, png[position:]])
 
 
 def resize(image: np.ndarray, height: int, width: int, method: Method) -> np.ndarray:
@@ -264,8 +243,8 @@ def resize(image: np.ndarray, height: int, width: int, method: Method) -> np.nda
         resized = cv2.resize(image, (width, height), interpolation=_CV2_METHODS[method])
         return resized.reshape(height, width, channels)  # cv2 drops a channel axis of one
     if image.dtype != np.uint8:
-        found = f"{method!r} needs uint8, not {image.dtype}"
-        raise ValueError(f"{found}: put it before value_range or normalize")
+        needs = f"{method!r} needs uint8, not {image.dtype}"
+        raise ValueError(f"{needs}: put it before value_range or normalize")
     from PIL import Image
 
     resample = Image.Resampling[method.removeprefix("pillow_").upper()]
