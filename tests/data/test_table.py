@@ -140,7 +140,6 @@ def test_without_labels(tmp_path):
         ("path,label", "0 classes; a classifier needs two"),
         ("path,label,split a,x,train b,y,", "1 row without a split, the first is row 2"),
         ("path,label a,x b,", "1 row without a label, the first is row 2"),
-        ("path,label a,x a,y", "listed twice in 'train': a"),
         ("path,label a,b,c", "row 1 has 3 values for 2 columns"),
         ("", "no column 'path' or 'file_name', but none"),
     ],
@@ -172,6 +171,3 @@ def test_one_file_under_several_names(tmp_path):
     rows = {"path": ["a.png", "b.png", f"{tmp_path}/a.png"], "label": ["x", "y", "x"]}
     table = write_table(tmp_path / "t.csv", {**rows, "split": ["train", "train", "test"]})
     assert opened(table, "test").source[0]["image"] == (tmp_path / "a.png").read_bytes()
-    table = write_table(tmp_path / "t.csv", {**rows, "split": ["train"] * 3})
-    with pytest.raises(UserError, match="listed twice in 'train'"):
-        opened(table)

@@ -110,7 +110,7 @@ def open_saved(request: Request) -> tuple[ArrowSource, tuple[str, ...]]:
     if request.needs_label or request.label_key:
         key = _label_key(where, features, request.label_key)
         where = f"{where}: {key}"
-        labels, classes = _labels(where, list(tables.values()), key, features[key])
+        labels, classes = _labels(tables.values(), key, features[key])
     source = ArrowSource(places, {}, files, image, request.columns)
     return Listing(where, source, splits, labels, classes=classes).open(request.split)
 
@@ -128,14 +128,11 @@ def _label_key(where: str, features: Mapping[str, Any], label_key: str) -> str:
 
 
 def _labels(
-    where: str, tables: Sequence[Any], key: str, feature: Mapping[str, Any]
+    tables: Iterable[Any], key: str, feature: Mapping[str, Any]
 ) -> tuple[list[str], Sequence[str] | None]:
     """Labels of all examples and names of classes; see `Listing`."""
     values = [value for table in tables for value in table[key].to_pylist()]
     names = feature.get("names")
     if names is None:
         return ["" if value is None else str(value) for value in values], None
-    numbers = [-1 if value is None else value for value in values]
-    if (highest := max(numbers, default=-1)) >= len(names):
-        raise UserError(f"{where} {highest} has no name; there are {len(names)} names.")
-    return ["" if number < 0 else names[number] for number in numbers], names
+    return ["" if value is None or value < 0 else names[value] for value in values], names

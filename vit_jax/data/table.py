@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import csv
 import os
-from collections import Counter
 from collections.abc import Iterable, Set
 from typing import Any
 
@@ -39,9 +38,8 @@ class TableSource(FolderSource):
 def open_table(request: Request) -> tuple[TableSource, tuple[str, ...]]:
     """Returns source and class names of the files listed in a table.
 
-    Examples have the text of `columns`. A file may then be in several rows if that text differs.
-    UserError for a table that cannot be read, a missing column or value, a file that is listed
-    twice, and see `Listing.open`.
+    Examples have the text of `columns`. UserError for a table that cannot be read, a missing column
+    or value, and see `Listing.open`.
     """
     path = os.path.abspath(request.path)
     where = f"dataset.name={path!r}"
@@ -64,17 +62,9 @@ def open_table(request: Request) -> tuple[TableSource, tuple[str, ...]]:
         return cells[name]
 
     folder, paths = os.path.dirname(path), column(*_PATHS)
-    # `a.jpg`, `./a.jpg` and the absolute path are the same file.
-    places = (os.path.normpath(os.path.join(folder, name)) for name in paths)
-    files = [place.removeprefix(os.path.join(folder, "")) for place in places]
     texts = {name: np.array(column(name), object) for name in request.columns}
-    is_drawn, everything = "split" not in cells, list(range(len(files)))
+    is_drawn, everything = "split" not in cells, list(range(len(paths)))
     splits = dict.fromkeys(("train", "test"), everything) if is_drawn else rows_by(column("split"))
-    keys = list(zip(files, *texts.values(), strict=True))
-    for split, rows in splits.items():
-        counts = Counter(keys[row] for row in rows)
-        if twice := [file for (file, *_), count in counts.items() if count > 1]:
-            raise UserError(f"{where}: listed twice in {split!r}: {list_names(twice)}.")
     labels, several = None, "labels" in cells
     if request.needs_label:
         labels = cells["labels"] if several else column("label", "labels")

@@ -11,6 +11,7 @@ present in the source, sorted by WordNet id, so a new head fits the data; `evalu
 from __future__ import annotations
 
 import hashlib
+import itertools
 import logging
 import os
 import re
@@ -47,33 +48,6 @@ class Listing(NamedTuple):
     splits: dict[str, np.ndarray]  # name to rows [N], see `_rows`
 
 
-class Origin(NamedTuple):
-    """A source, before any of its images are read."""
-
-    source: str  # a file or folder
-    name: str  # of the prepared dataset
-    version: str
-    parts: Sequence[str]  # the files and folders it consists of
-    list_images: Callable[[str], Listing]  # of `source`
-
-    def fingerprint(self) -> str:
-        """Hash of relative path, size and modification time of all tars and images."""
-        digest = hashlib.sha256()
-        is_folder = os.path.isdir(self.source)
-        root = os.fsencode(self.source if is_folder else os.path.dirname(self.source))
-        paths = [os.fsencode(part) for part in self.parts if os.path.isfile(part)]
-        for part in self.parts:
-            for folder, _, names in os.walk(os.fsencode(part), followlinks=True):
-                # A log written beside them does not count.
-                used = (name for name in names if name.endswith(b".tar") or _is_image(name))
-                paths += [os.path.join(folder, name) for name in used]
-        for path in sorted(paths):
-            status = os.stat(path)
-            line = f" {status.st_size} {status.st_mtime_ns}\n"
-            digest.update(os.path.relpath(path, root) + line.encode())
-        return digest.hexdigest()
-
-
 class Place(NamedTuple):
     """Location of images: a folder, a tar, or `size` bytes of a tar of tars."""
 
@@ -99,12 +73,11 @@ def _is_image(name: bytes) -> bool:
     return os.fsdecode(name).lower().endswith(EXTENSIONS) and not name.startswith(b".")
 
 
-def imagenet2012_parts(source: str) -> dict[str, str]:
+def _imagenet2012_parts(source: str) -> list[str]:
     """Tar or folder of each split; UserError if there is none."""
-    parts = {}
-    for split, names in PLACES.items():
-        if paths := [path for name in names if os.path.exists(path := f"{source}/{name}")]:
-            parts[split] = paths[0]
+    parts = []
+    for names in PLACES.values():
+        parts += [path for name in names if os.path.exists(path := f"{source}/{name}")][:1]
     if not parts:
         raise UserError(f"{source}: has none of {', '.join(sum(PLACES.values(), ()))}.")
     return parts
@@ -117,7 +90,8 @@ def list_imagenet2012(source: str) -> Listing:
     """
     ids = wordnet_ids("imagenet2012")
     splits = {}
-    for split, path in imagenet2012_parts(source).items():
+    for path in _imagenet2012_parts(source):
+        split = next(split for split in PLACES if os.path.basename(path) in PLACES[split])
         if classes := _classes(path):
             if unknown := sorted({place.name for place in classes} - set(ids)):
                 raise UserError(f"{path}: {unknown[0]} is not a class of ILSVRC 2012.")
@@ -265,25 +239,39 @@ def _list_folder(source: str) -> Listing:
     return Listing(class_names, splits)
 
 
-def _imagenet2012(source: str) -> Origin:
-    parts = list(imagenet2012_parts(source).values())
-    return Origin(source, "imagenet2012", "5.1.0", parts, list_imagenet2012)
+def _folder_parts(source: str) -> list[str]:
+    folders = itertools.chain(*split_folders(source).values())
+    return sorted({f"{source}/{folder}" for folder in folders})
 
 
-def _imagenet21k(source: str) -> Origin:
-    return Origin(source, "imagenet21k", "1.0.0", [source], list_imagenet21k)
+class Origin(NamedTuple):
+    """A kind of source: what the prepared set is called, and how its images are listed."""
+
+    name: str  # "": after the folder
+    version: str
+    parts: Callable[[str], Sequence[str]]  # the files and folders that a source consists of
+    list_images: Callable[[str], Listing]
 
 
-def _folder(source: str) -> Origin:
-    name = re.sub(r"\W", "_", os.path.basename(source), flags=re.ASCII)
-    name = name if re.match(r"[A-Za-z]", name) else f"images_{name}"
-    splits = split_folders(source)
-    parts = sorted({f"{source}/{folder}" for folders in splits.values() for folder in folders})
-    return Origin(source, name, "1.0.0", parts, _list_folder)
-
-
-ORIGINS: dict[str, Callable[[str], Origin]] = {
-    "imagenet2012": _imagenet2012,
-    "imagenet21k": _imagenet21k,
-    "folder": _folder,
+ORIGINS = {
+    "imagenet2012": Origin("imagenet2012", "5.1.0", _imagenet2012_parts, list_imagenet2012),
+    "imagenet21k": Origin("imagenet21k", "1.0.0", lambda source: [source], list_imagenet21k),
+    "folder": Origin("", "1.0.0", _folder_parts, _list_folder),
 }
+
+
+def fingerprint(source: str, parts: Sequence[str]) -> str:
+    """Hash of relative path, size and modification time of all tars and images in `parts`."""
+    digest = hashlib.sha256()
+    root = os.fsencode(source if os.path.isdir(source) else os.path.dirname(source))
+    paths = [os.fsencode(part) for part in parts if os.path.isfile(part)]
+    for part in parts:
+        for folder, _, names in os.walk(os.fsencode(part), followlinks=True):
+            # A log written beside them does not count.
+            used = (name for name in names if name.endswith(b".tar") or _is_image(name))
+            paths += [os.path.join(folder, name) for name in used]
+    for path in sorted(paths):
+        status = os.stat(path)
+        line = f" {status.st_size} {status.st_mtime_ns}\n"
+        digest.update(os.path.relpath(path, root) + line.encode())
+    return digest.hexdigest()

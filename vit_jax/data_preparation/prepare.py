@@ -19,6 +19,7 @@ import itertools
 import json
 import logging
 import os
+import re
 import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -31,7 +32,7 @@ from tqdm import tqdm
 
 from vit_jax.data.sources import map_threads
 from vit_jax.data.tfds_reader import NAME, data_root
-from vit_jax.data_preparation.origins import ORIGINS, Listing
+from vit_jax.data_preparation.origins import ORIGINS, Listing, fingerprint
 from vit_jax.data_preparation.shards import Shard, write_shard
 from vit_jax.errors import UserError, missing_package, one_line
 from vit_jax.files.manifest import MANIFEST, read_manifest, write_manifest
@@ -68,14 +69,18 @@ def prepare_data(
     if num_workers < 1 or resize < 0 or not 1 <= quality <= 100 or not shard_megabytes > 0:
         flags = f"{num_workers=}, {resize=}, {quality=}, {shard_megabytes=}"
         raise UserError(f"{flags}: flags out of range; quality is from 1 to 100.")
-    origin = ORIGINS[kind](source)
-    name = name or origin.name + (f"_{resize}" if resize else "")
+    origin = ORIGINS[kind]
+    parts = origin.parts(source)
+    if not name:
+        name = origin.name or re.sub(r"\W", "_", os.path.basename(source), flags=re.ASCII)
+        name = name if re.match(r"[A-Za-z]", name) else f"images_{name}"
+        name += f"_{resize}" if resize else ""
     if NAME.fullmatch(name) is None or "/" in name:
         raise UserError(f"--name={name!r}: use letters, digits and underscores, a letter first.")
     plan = {
         "kind": kind,
         "source": source,
-        "source_fingerprint": origin.fingerprint(),
+        "source_fingerprint": fingerprint(source, parts),
         "resize": resize,
         "quality": quality if resize else 0,
         "shard_megabytes": shard_megabytes,
@@ -92,7 +97,7 @@ def prepare_data(
         write_atomically(work / "plan.json", json.dumps(plan))
         receipts = _write_shards(listing, work, name, plan, num_workers)
         _list_unreadable(receipts, work, on_bad_image)
-        if origin.fingerprint() != plan["source_fingerprint"]:
+        if fingerprint(source, parts) != plan["source_fingerprint"]:
             raise UserError(f"{source}: changed while being read; delete {work} and start again.")
         _finish(work / "prepared", origin.version, listing.class_names, plan, receipts)
         (work / "prepared").rename(folder)
