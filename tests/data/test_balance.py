@@ -1,7 +1,5 @@
 """Balanced sampling: how often classes come, and that batches stay a function of (seed, step)."""
 
-import logging
-
 import numpy as np
 import pytest
 
@@ -43,13 +41,10 @@ def draw(balance, steps, start=0, batch_size=8, **options):
 @pytest.mark.parametrize(
     ("balance", "slots"), [(1.0, [24, 24, 24]), (0.5, [45, 17, 10]), (0.0, [60, 9, 3])]
 )
-def test_a_pass_has_its_share_of_each_class(balance, slots, caplog):
-    caplog.set_level(logging.INFO)
+def test_a_pass_has_its_share_of_each_class(balance, slots):
     for start in (0, 5):  # any pass
         labels = draw(balance, 1, start, batch_size=72)[:, 0]
         assert [int(np.sum(labels == label)) for label in (0, 2, 3)] == slots
-    said = "3 classes of 3 to 60 examples come 24 times in a pass of 72"
-    assert (said in caplog.text) == (balance == 1)
 
 
 def test_no_example_comes_again_before_its_whole_class_has():

@@ -11,7 +11,6 @@ import pytest
 from PIL import Image
 
 from tests.fixtures_data import broken_images, encoded, picture
-from vit_jax.data import decode as decode_module
 from vit_jax.data.decode import crop, decode_box, decode_image, decodes, sample_warning
 from vit_jax.data.jpeg import first_rows, read_frame
 from vit_jax.data.preprocess import parse
@@ -256,7 +255,6 @@ def test_heic_is_decoded_and_damage_is_seen():
 
 def test_without_its_package_heic_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "pillow_heif", None)
-    decode_module._register_heic.cache_clear()
     header = b"\0\0\0\x1cftypmif1\0\0\0\0mif1heic"
     for function in (decode, decodes):
         with pytest.raises(UserError, match=r"a HEIC image needs .*pillow_heif: .*'\.\[heic\]'"):

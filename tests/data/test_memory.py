@@ -11,8 +11,9 @@ from PIL import Image
 import vit_jax
 from tests import fixtures_data, tiny
 from vit_jax.data.datasets import create_dataset
-from vit_jax.data.digits import digit_splits
+from vit_jax.data.digits import open_digits
 from vit_jax.data.memory import open_given
+from vit_jax.data.sources import Request
 from vit_jax.errors import UserError
 from vit_jax.train import train_and_evaluate
 
@@ -84,10 +85,10 @@ def test_every_form_is_the_folder(tmp_path):
 
 
 def test_arrays_train_as_the_data_set_does_and_belong_to_the_run(tmp_path):
-    scans = digit_splits().items()
+    scans = open_digits(Request(name="digits", split="all"))[0].sources
     given = {
-        split: (np.stack([scan["image"] for scan in each]), [scan["label"] for scan in each])
-        for split, each in scans
+        split: (np.stack([s["image"] for s in scans[split]]), [s["label"] for s in scans[split]])
+        for split in scans
     }
     overrides = [f"{key}={value}" for key, value in tiny.OVERRIDES.items()]
     named = vit_jax.get_config("", *overrides)

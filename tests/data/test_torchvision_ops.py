@@ -149,7 +149,6 @@ def test_the_lists_of_papers_stand_for_ops():
         ("grayscale(1.5)", r"p=1.5 must be in \[0, 1\]"),
         ("color_jitter(hue=0.6)", "hue at most 0.5"),
         ("color_jitter(-0.1)", "must have amounts >= 0"),
-        ("three_augment(-1)", "must not be negative"),
         ("gaussian_blur(1, (0, 2))", "sigma"),
         ("random_resized_crop(8, (0.5, 1.5))", "area"),
     ],

@@ -9,7 +9,6 @@ antialiased: timm, DeiT and Hugging Face evaluate on such images.
 
 from __future__ import annotations
 
-import functools
 import io
 from collections.abc import Callable
 from typing import Any, Literal
@@ -125,16 +124,11 @@ def _is_for_pillow(data: bytes) -> bool:
     return data[4:12] in _AVIF or _is_heic(data)
 
 
-@functools.cache
-def _register_heic() -> None:
-    import_extra("a HEIC image", "pillow_heif", "heic").register_heif_opener()
-
-
 def _read_by_pillow(image: bytes, *, exif: bool) -> np.ndarray:
     from PIL import Image
 
     if _is_heic(image):
-        _register_heic()
+        import_extra("a HEIC image", "pillow_heif", "heic").register_heif_opener()
     try:
         with Image.open(io.BytesIO(image)) as picture:
             return pillow_pixels(picture, exif=exif)

@@ -216,7 +216,7 @@ def _sample_points(
 
 def open_glyphs(request: Request) -> tuple[SlicedSource, tuple[str, ...]]:
     """Returns source and class names of `glyphs` or `glyphs(size=32, ...)`, see `glyph_splits`."""
-    [(_, splits)] = evaluate_calls("dataset.name", request.name, {"glyphs": glyph_splits})
+    [splits] = evaluate_calls("dataset.name", request.name, {"glyphs": glyph_splits})
     return SlicedSource(splits, request.split), splits["train"].classes
 
 

@@ -91,7 +91,7 @@ def _scaling(mean: Channels, std: Channels) -> str:
 
 _TRAIN = official_train, torchvision_ops.deit3_train, torchvision_ops.dino_train
 _EVAL = official_eval, big_vision_eval, timm_eval, deit_eval, huggingface_eval
-PIPELINES: dict[str, Callable[..., str]] = {each.__name__: each for each in (*_TRAIN, *_EVAL)}
+PIPELINES: dict[str, Callable[..., str]] = {row.__name__: row for row in (*_TRAIN, *_EVAL)}
 
 OPS: dict[str, Callable[..., Any]] = {
     "decode": ops.Decode,
@@ -134,8 +134,8 @@ class PythonOp(ImageOp):
         if not isinstance(made, np.ndarray):
             raise UserError(f"preprocess: {self.call} gave {type(made).__name__}, not an image.")
         if made.ndim != 3 or made.dtype not in (np.uint8, np.float32):
-            found = f"preprocess: {self.call} gives {describe(made)}"
-            raise UserError(f"{found}; it must be uint8 or float32 [H, W, C].")
+            gives = f"preprocess: {self.call} gives {describe(made)}"
+            raise UserError(f"{gives}; it must be uint8 or float32 [H, W, C].")
         return made
 
 
@@ -155,8 +155,8 @@ def load_function(call: str) -> Callable[..., Any]:
             f"{here} and on PYTHONPATH."
         ) from error
     if not callable(function):
-        found = f"preprocess: {call} gives {type(function).__name__}"
-        raise UserError(f"{found}, not a function (image, rng) -> image.")
+        gives = f"preprocess: {call} gives {type(function).__name__}"
+        raise UserError(f"{gives}, not a function (image, rng) -> image.")
     return function
 
 
@@ -201,11 +201,11 @@ def parse(spec: str) -> Chain:
     """Builds the ops named in `spec`; for UserErrors see `evaluate_calls`."""
     chain: list[Op] = []
     table = {**OPS, **PIPELINES}
-    for name, made in evaluate_calls("preprocess", spec, table, dotted=PythonOp):
+    for made in evaluate_calls("preprocess", spec, table, dotted=PythonOp):
         try:
             chain += [made] if isinstance(made, Op) else parse(made).ops
         except UserError as error:
-            raise UserError(f"preprocess {spec!r}: {name} expands to {error}") from None
+            raise UserError(f"preprocess {spec!r} expands to {error}") from None
     for op, following in itertools.zip_longest(chain, chain[1:]):
         if getattr(op, "reduced", False) and not isinstance(following, ops.RandomBox):
             hint = "inception_crop or random_resized_crop"
@@ -230,8 +230,8 @@ def evaluate_calls(
     text: str,
     table: Mapping[str, Callable[..., Any]],
     dotted: Callable[[str], Any] | None = None,
-) -> list[tuple[str, Any]]:
-    """Calls the functions that the terms of `a|b(1, c=2)` name in `table`; returns (name, result)s.
+) -> list[Any]:
+    """Calls the functions that the terms of `a|b(1, c=2)` name in `table`; returns their results.
 
     `dotted` is called with the text of terms such as `d.e(3)`. UserError for bad syntax, an
     unknown name, or an unknown, missing or invalid argument.
@@ -245,7 +245,7 @@ def evaluate_calls(
         terms.append(node.right)
         node = node.left
     where = f"{key} {text!r}"
-    return [_evaluate(where, each, table, dotted) for each in [node, *reversed(terms)]]
+    return [_evaluate(where, term, table, dotted) for term in [node, *reversed(terms)]]
 
 
 def _read_call(where: str, node: ast.expr) -> tuple[str, list[Any], dict[str, Any]]:
@@ -266,11 +266,11 @@ def _evaluate(
     node: ast.expr,
     table: Mapping[str, Callable[..., Any]],
     dotted: Callable[[str], Any] | None,
-) -> tuple[str, Any]:
+) -> Any:
     name, args, kwargs = _read_call(where, node)
     text = ast.unparse(node)
     if dotted and "." in name:
-        return name, dotted(text)
+        return dotted(text)
     if name not in table:
         known = ", ".join(table)
         raise UserError(f"{where}: unknown op {name!r}.{nearest(name, table)} Known: {known}.")
@@ -282,10 +282,10 @@ def _evaluate(
                 raise TypeError(f"unknown argument {key!r}.{nearest(key, signature.parameters)}")
         bound = signature.bind(*args, **kwargs).arguments
         typed = {key: _cast(key, value, hints[key]) for key, value in bound.items()}
-        return name, function(**typed)
+        return function(**typed)
     except (TypeError, ValueError) as error:
         parameters = signature.parameters.values()
-        shown = ", ".join(str(each.replace(annotation=each.empty)) for each in parameters)
+        shown = ", ".join(str(one.replace(annotation=one.empty)) for one in parameters)
         raise UserError(f"{where}: {text}: {error} (arguments: {name}({shown})).") from None
 
 

@@ -33,7 +33,6 @@ class RandomResizedCrop(RandomBox):
     method: Method = "pillow_bilinear"
 
     def sample_box(self, rng: np.random.Generator, height: int, width: int) -> Box:
-        """A random box (top, left, height, width) inside an image of height x width."""
         low, high = self.ratio
         for _ in range(10):
             pixels = rng.uniform(*self.area) * height * width
@@ -160,10 +159,6 @@ class ThreeAugment(ImageOp):
     """DeiT III's 3-Augment (sec. 2.2): one of grayscale, solarize, blur, then colour jitter."""
 
     color_jitter: float = 0.3  # of brightness, contrast and saturation
-
-    def __post_init__(self) -> None:
-        if self.color_jitter < 0:
-            raise ValueError(f"color_jitter={self.color_jitter!r} must not be negative")
 
     def apply(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         chosen = (Grayscale(1.0), Solarize(1.0), GaussianBlur(1.0))[int(rng.integers(3))]
