@@ -91,13 +91,6 @@ def test_all_splits_and_files_are_read_in_order(tmp_path):
     assert again.fingerprint != create_dataset(**options, split="train").fingerprint
 
 
-def test_a_single_split_is_called_what_it_was(tmp_path):
-    name = save(tmp_path / "d", columns(5), split="test")
-    assert len(values(create_dataset(name=name, split="test", preprocess="decode"))) == 5
-    with pytest.raises(UserError, match=r"unknown split 'train'; known splits: test\."):
-        opened(name)
-
-
 def test_columns_of_text_are_for_ops_and_labels_need_not_be_there(tmp_path):
     given = columns(3) | {"caption": ["to", None, "be"]}
     name = save(tmp_path / "d", {k: v for k, v in given.items() if k != "label"})
@@ -118,21 +111,6 @@ def test_numbers_and_text_are_classes_by_their_value(tmp_path, key, names):
     dataset = opened(save(tmp_path / "d", columns(6)), key)
     assert dataset.class_names == names
     assert dataset.labels().tolist() == [i % len(names) for i in range(6)]
-
-
-def test_an_image_may_be_a_path(tmp_path):
-    given = columns(3)
-    given["image"] = [{"bytes": None, "path": "a.png"}, {"bytes": None, "path": None}, None]
-    dataset = create_dataset(
-        name=save(tmp_path / "d", given), split="train", preprocess="decode", label_key="label"
-    )
-    (tmp_path / "d" / "a.png").write_bytes(png(7))
-    rng = np.random.default_rng(0)
-    assert dataset.example(0, rng)["image"][0, 0, 0] == 7
-    for index in (1, 2):
-        message = rf"example {index} of .* \(train\[{index}\]\): the image is missing"
-        with pytest.raises(UserError, match=message):
-            dataset.example(index, rng)
 
 
 @pytest.mark.parametrize(

@@ -283,17 +283,3 @@ def test_noise_is_normal_where_the_image_is_normalised():
     # Rounding to a level, half of 1/255 over the smallest deviation.
     np.testing.assert_allclose(normalised, expected, rtol=0, atol=0.5 / 255 / 0.224 + 1e-5)
     assert np.mean((out[erased] == 0) | (out[erased] == 255)) == pytest.approx(0.05, abs=0.02)
-
-
-def test_grey_images_get_noise_about_the_mean_of_the_channels():
-    op = RandomErasing(1.0, area=(0.9, 0.9), ratio=(1.0, 1.0))
-    out = op.apply(np.full((200, 200, 1), 255, np.uint8), example_rng(0, 0))
-    middle = out[50:150, 50:150]
-    assert np.median(middle) == pytest.approx(np.mean(IMAGENET_MEAN) * 255, abs=3)
-
-
-def test_an_image_in_which_no_box_fits_stays():
-    image = np.full((1, 50, 3), 7, np.uint8)
-    for position in range(20):
-        out = RandomErasing(1.0).apply(image, example_rng(0, position))
-        np.testing.assert_array_equal(out, image)

@@ -11,7 +11,6 @@ from tests.data.test_table import write_images, write_table
 from tests.fixtures_data import tiny_tfds, write_folder
 from vit_jax.data import preprocess
 from vit_jax.data.datasets import create_dataset
-from vit_jax.data.glyphs import CLASSES
 from vit_jax.data.memory import open_given
 from vit_jax.data.ops import Op
 from vit_jax.data.pipeline import batch_spec, eval_batches, train_batches
@@ -79,15 +78,6 @@ def test_text_becomes_an_array_of_the_right_example(table):
     assert set(dataset.source[0]) == {"image", "label", "caption"}  # others are not read
 
 
-def test_numbers_are_text_too(table):
-    dataset = opened(table, spec=f"{SPEC}|spell('price')")
-    prices = {}
-    for i in range(24):
-        example = dataset.example(i, np.random.default_rng(0))
-        prices[int(example["image"][0, 0, 0]) // 3] = float(text(example["tokens"]))
-    assert prices == {i: i / 4 for i in range(24)}
-
-
 @pytest.mark.parametrize("loader", [{"num_threads": 2}, {"num_threads": 1, "num_workers": 1}])
 def test_the_same_batches_from_any_start(tmp_path, loader):
     write_images(tmp_path, NAMES)
@@ -105,14 +95,6 @@ def test_the_same_batches_from_any_start(tmp_path, loader):
     padded = collect(eval_batches(dataset, batch_size=9))
     assert padded["mask"].sum() == 24
     np.testing.assert_array_equal(padded["tokens"][-1, -3:], padded["tokens"][-1, [5, 5, 5]])
-
-
-def test_glyphs_have_the_names_of_their_classes():
-    dataset = opened("glyphs(size=8)", spec="decode|spell(length=3)")
-    for i in range(len(CLASSES)):
-        assert text(dataset.example(i, np.random.default_rng(0))["tokens"]) == CLASSES[i]
-    plain = opened("glyphs(size=8)", spec="decode")
-    assert plain.element_spec.keys() == {"image", "label"}
 
 
 def test_columns_that_are_not_there_are_named(table, tmp_path):
@@ -135,12 +117,6 @@ def test_columns_that_are_not_there_are_named(table, tmp_path):
         opened(table, spec=f"{SPEC}|spell('label')")
 
 
-def test_an_empty_cell_names_its_row(tmp_path):
-    rows = {"path": NAMES[:3], "caption": ["a", " ", "c"], "split": ["train"] * 3}
-    with pytest.raises(UserError, match="1 row without a caption, the first is row 2"):
-        opened(write_table(tmp_path / "t.csv", rows), needs_label=False)
-
-
 def test_an_image_may_have_several_captions(tmp_path):
     write_images(tmp_path, NAMES)
     rows = {"path": NAMES[:3] * 2, "caption": ["a", "b", "c", "d", "e", "f"]}
@@ -154,13 +130,6 @@ def test_an_image_may_have_several_captions(tmp_path):
     first, rows["caption"][5] = dataset.fingerprint, "g"
     write_table(tmp_path / "t.csv", rows)
     assert opened(name, needs_label=False).fingerprint != first
-
-
-def test_arrays_of_different_shapes_are_named(table):
-    batches = eval_batches(opened(table, spec=f"{SPEC}|spell(length=0)"), batch_size=24)
-    message = r"gives 'tokens' as int32 \[\d\] and int32 \[\d\] \(example \d+\); end with an op"
-    with pytest.raises(UserError, match=message):
-        collect(batches)
 
 
 def test_images_alone_and_data_that_are_planned():

@@ -7,11 +7,9 @@ import shutil
 import numpy as np
 import pytest
 
-from tests import fixtures_data, tiny
+from tests import fixtures_data
 from vit_jax.data.datasets import create_dataset
 from vit_jax.errors import UserError
-from vit_jax.parameters.sharding import create_mesh
-from vit_jax.run import create_run
 
 SPEC = "decode|resize(12)"
 
@@ -114,26 +112,7 @@ def test_labels_outside_of_the_classes_are_not_read(tmp_path):
     assert dataset.element_spec.keys() == {"image"}
 
 
-def test_a_folder_without_class_folders(tmp_path):
-    for seed in range(20):
-        image = fixtures_data.encoded(fixtures_data.picture(seed, size=(16, 20)))
-        (tmp_path / f"{seed}.jpg").write_bytes(image)
-    keys = {"split": "train", "preprocess": "decode|resize(16)"}
-    with pytest.raises(UserError, match="no class folders"):
-        create_dataset(name=str(tmp_path), **keys)
-    config = tiny.config(
-        dataset__name=str(tmp_path),
-        dataset__split="train",
-        objective__name="masked_patch",
-        model__classifier="token_unpooled",
-        evaluators__test__split="train[-4:]",
-    )
-    dataset = create_run(config, create_mesh()).dataset
-    assert (dataset.num_examples, dataset.class_names) == (20, ())
-    assert dataset.element_spec.keys() == {"image"}
-
-
-def test_splits_with_and_without_class_folders(tmp_path):
+def test_images_without_labels_need_no_class_folders(tmp_path):
     fixtures_data.write_folder(tmp_path, {"train": {"cat": 3}, "extra": {"cow": 2, "cat": 1}})
     (tmp_path / "test").mkdir()
     (tmp_path / "test" / "x.jpg").write_bytes(fixtures_data.encoded(fixtures_data.picture(0)))
@@ -142,3 +121,7 @@ def test_splits_with_and_without_class_folders(tmp_path):
             name=str(tmp_path), split=split, preprocess="decode", needs_label=False
         )
         assert dataset.check().num_examples == count
+    with pytest.raises(UserError, match="no class folders"):
+        create_dataset(name=str(tmp_path / "test"), split="train", preprocess="decode")
+    options = {"split": "train", "preprocess": "decode", "needs_label": False}
+    assert create_dataset(name=str(tmp_path / "test"), **options).num_examples == 1

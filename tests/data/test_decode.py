@@ -59,12 +59,6 @@ def test_samples_without_a_scale_to_8_bits_are_refused(dtype):
     assert dtype in sample_warning(data)
 
 
-def test_an_empty_crop_is_one_line():
-    for image in (np.zeros((0, 5, 3), np.uint8), np.zeros((5, 0), np.uint8)):
-        with pytest.raises(ValueError, match="is empty"):
-            decode(image)
-
-
 @pytest.mark.parametrize(("orientation", "turns"), [(1, 0), (3, 2), (6, 3), (8, 1)])
 def test_photographs_are_turned_upright(orientation, turns):
     exif = Image.Exif()
@@ -171,17 +165,6 @@ def test_a_reduced_box_is_the_smallest_that_is_large_enough(orientation, channel
         shape = (width // scale, height // scale)
         expected = cv2.resize(expected, shape, interpolation=cv2.INTER_AREA).reshape(box.shape)
         assert np.abs(box.astype(float) - expected).mean() <= (1.5 if scale > 1 else 0)
-
-
-@pytest.mark.parametrize("channels", [1, 3])
-@pytest.mark.parametrize("stored", [1, 3, 4])
-def test_pixels_need_no_decoding(stored, channels):
-    image = np.random.default_rng(0).integers(0, 256, (30, 40, stored), np.uint8)
-    out = decode(image, channels)
-    assert out.shape == (30, 40, channels)
-    if stored == channels:
-        np.testing.assert_array_equal(out, image)
-    assert decode(image[:, :, 0]).shape == (30, 40, 3)
 
 
 def test_what_is_wrong_is_said():

@@ -51,19 +51,6 @@ def test_labels_of_parquet_are_lists_or_text(tmp_path, labels, expected):
     assert opened(write_table(tmp_path / "t.parquet", rows)).class_names == expected
 
 
-@pytest.mark.parametrize(
-    ("labels", "message"),
-    [
-        ([["a"], ["b"]], r"\['a'\] is neither text nor a number"),
-        ([1.0, float("nan")], "1 row without a label, the first is row 2"),
-    ],
-)
-def test_odd_columns_of_parquet_are_one_line(tmp_path, labels, message):
-    table = write_table(tmp_path / "t.parquet", {"path": ["a", "b"], "label": labels})
-    with pytest.raises(UserError, match=message):
-        opened(table)
-
-
 @pytest.mark.parametrize("ending", ["CSV", "parquet"])
 def test_rows_are_examples(tmp_path, ending):
     write_images(tmp_path, [row[0] for row in ROWS])
@@ -126,12 +113,6 @@ def test_the_fingerprint_knows_the_labels(tmp_path):
     assert opened(write_table(tmp_path / "a.csv", rows)).fingerprint != first
 
 
-def test_without_labels(tmp_path):
-    table = write_table(tmp_path / "t.csv", columns("path"))
-    dataset = opened(table, "train+test", needs_label=False)
-    assert (dataset.num_examples, dataset.class_names, dataset.source.columns) == (24, (), {})
-
-
 @pytest.mark.parametrize(
     ("content", "message"),
     [
@@ -164,10 +145,3 @@ def test_files_that_are_no_tables(tmp_path, name, content, message):
         (tmp_path / name).write_bytes(content)
     with pytest.raises(UserError, match=message):
         opened(str(tmp_path / name))
-
-
-def test_one_file_under_several_names(tmp_path):
-    write_images(tmp_path, ["a.png", "b.png"])
-    rows = {"path": ["a.png", "b.png", f"{tmp_path}/a.png"], "label": ["x", "y", "x"]}
-    table = write_table(tmp_path / "t.csv", {**rows, "split": ["train", "train", "test"]})
-    assert opened(table, "test").source[0]["image"] == (tmp_path / "a.png").read_bytes()

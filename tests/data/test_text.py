@@ -1,19 +1,15 @@
 """Texts as ids, against the libraries that the vocabularies come from."""
 
 import io
-import pickle
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tests.data.test_pipeline import collect
-from tests.data.test_table import write_images, write_table
 from tests.peers import import_transformers
 from vit_jax.data.datasets import create_dataset
 from vit_jax.data.glyphs import CLASSES
-from vit_jax.data.pipeline import train_batches
 from vit_jax.data.preprocess import parse
 from vit_jax.data.text import Tokenize
 from vit_jax.errors import UserError
@@ -130,32 +126,6 @@ def test_characters_need_no_file() -> None:
     assert vocab_size("characters") == 98
     texts = {tokenize(name).tobytes() for name in CLASSES}
     assert len(texts) == len(CLASSES)
-
-
-def test_captions_of_a_table(tmp_path: Path, wordpieces: str) -> None:
-    names = [f"{i:02}.png" for i in range(24)]
-    write_images(tmp_path, names)
-    captions = [f"Cats, {i} mats" for i in range(24)]
-    rows = {"path": names, "title": captions, "split": ["train"] * 24}
-    spec = f"decode|resize(8)|tokenize('title', {wordpieces!r}, 7)"
-    dataset = create_dataset(
-        name=str(write_table(tmp_path / "t.csv", rows)),
-        split="train",
-        preprocess=spec,
-        needs_label=False,
-    )
-    assert dataset.element_spec["text"].shape == (7,)
-    assert dataset.element_spec.keys() == {"image", "text"}
-    batches = collect(train_batches(dataset, batch_size=8, seed=0, total_steps=3))
-    assert (batches["text"].shape, batches["text"].dtype) == ((3, 8, 7), np.int32)
-    tokenize = create_tokenizer(wordpieces, 7)
-    expected = {int(3 * i): tokenize(caption) for i, caption in enumerate(captions)}
-    for image, text in zip(
-        batches["image"].reshape(24, -1), batches["text"].reshape(24, 7), strict=True
-    ):
-        np.testing.assert_array_equal(text, expected[int(image[0])])
-    op = pickle.loads(pickle.dumps(parse(spec)))
-    assert op.columns == ("title",)
 
 
 def test_a_vocabulary_in_a_bucket(bucket: str, wordpieces: str) -> None:

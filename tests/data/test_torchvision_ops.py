@@ -72,20 +72,6 @@ def test_pixels_are_those_of_pillow(spec, rng, expected):
     np.testing.assert_array_equal(found, np.asarray(expected))
 
 
-def test_pixels_are_those_of_the_formulas():
-    """Within one level of unrounded arithmetic (Pillow truncates blends and rounds the mean)."""
-    x = PIXELS.astype(float)
-    luma = x @ [0.299, 0.587, 0.114]
-    assert np.abs(run("color_jitter(0.4)") - np.clip(1.4 * x, 0, 255)).max() <= 1
-    mean = luma.mean()
-    jittered = np.clip(mean + 1.4 * (x - mean), 0, 255)
-    assert np.abs(run("color_jitter(contrast=0.4)") - jittered).max() <= 1.2  # 0.4 * 0.5 of it
-    assert np.abs(run("grayscale(1)")[..., 2] - luma).max() <= 1
-    np.testing.assert_array_equal(run("solarize(1)"), np.where(x < 128, x, 255 - x))
-    red = np.full((2, 2, 3), (255, 0, 0), np.uint8)
-    np.testing.assert_allclose(run("color_jitter(hue=0.3333334)", pixels=red)[0, 0], [0, 255, 0])
-
-
 def test_the_ops_are_functions_of_the_generator_and_keep_one_channel():
     chain = parse("three_augment|color_jitter(0.4, 0.4, 0.2, 0.1, p=0.8)|gaussian_blur(0.5)")
     for pixels in (PIXELS, PIXELS[:, :, :1]):

@@ -229,26 +229,3 @@ def test_kills_change_no_byte(tmp_path):
     undisturbed = prepare(source, tmp_path / "whole", shard_megabytes=0.001)
     assert files(tmp_path / "killed twice/photos/1.0.0") == files(undisturbed)
     assert os.listdir(tmp_path / "killed twice/photos") == ["1.0.0"]
-
-
-def test_a_full_disk_is_said_in_one_line(tmp_path):
-    """By a limit on the size of files (of 98 KiB), which fails a write as a full disk does."""
-    source = many_photos(tmp_path / "photos")
-    command = [*SCRIPT, str(source), f"--data_dir={tmp_path}/out"]
-    result = subprocess.run(
-        ["bash", "-c", 'ulimit -f 98; exec "$@"', "bash", *command, "--num_workers=1"],
-        env=tiny.environment(),
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert result.returncode == 2
-    last = result.stderr.strip().splitlines()[-1]
-    assert last.startswith(
-        f"error: {tmp_path}/out/photos/1.0.0.incomplete/prepared/photos-test.array_record"
-    )
-    assert "cannot be written" in last
-    assert "File too large" in last
-    assert not list(tmp_path.rglob("*.unfinished"))
-    folder = prepare(source, tmp_path / "out")
-    assert check_prepared(str(folder)) == []
