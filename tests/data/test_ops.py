@@ -106,7 +106,6 @@ def test_central_crop():
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ("value_range|value_range", "scale the values only once"),
         ("normalize(0.5, 0.5)|value_range", "scale the values only once"),
         ("value_range|normalize(0.5, 0.5)", "takes uint8 .* not float32"),
         ("decode(1)|normalize((0.5, 0.5, 0.5), 1)", r"per number, not uint8 \[9, 11, 1\]"),

@@ -104,12 +104,6 @@ def test_what_is_no_image_is_said(module, function, message):
         _ = data.element_spec
 
 
-def test_an_error_in_the_function_keeps_its_traceback(module):
-    data = create_dataset(name="digits", split="train", preprocess=f"decode|{module}.late()")
-    with pytest.raises(ZeroDivisionError):
-        _ = data.element_spec
-
-
 def test_no_description_makes_us_import(module, tmp_path):
     """Whoever wrote a model's files: loading, resizing and fine-tuning do not run their code."""
     spec = f"decode|resize(16)|{module}.noise(9)"

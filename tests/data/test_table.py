@@ -132,16 +132,8 @@ def test_mistakes_are_one_line(tmp_path, content, message):
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
-        ("t.csv", "path,label\na,b\n".encode("utf-16"), "cannot be read: .utf-8. codec"),
-        ("t.parquet", b"path,label\na,b\n", "cannot be read: .*[Pp]arquet"),
-        ("gone.csv", None, "cannot be read: No such file"),
-    ],
-)
-def test_files_that_are_no_tables(tmp_path, name, content, message):
-    if content is not None:
-        (tmp_path / name).write_bytes(content)
-    with pytest.raises(UserError, match=message):
-        opened(str(tmp_path / name))
+@pytest.mark.parametrize("ending", ["csv", "parquet"])
+def test_what_is_no_table(tmp_path, ending):
+    (tmp_path / f"t.{ending}").write_bytes("path,label\n".encode("utf-16"))
+    with pytest.raises(UserError, match="cannot be read: .*(utf-8|[Pp]arquet)"):
+        opened(str(tmp_path / f"t.{ending}"))

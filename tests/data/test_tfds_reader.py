@@ -58,15 +58,6 @@ def test_same_examples_as_tfds(data_dirs, file_format, split):
         assert example["label"] == expected[index]["label"]
 
 
-def test_shards_of_tfds_can_be_named(data_dirs):
-    root = data_dirs["tfrecord"]
-    assert contents(open_cifar(root, "train[1shard:2shard]")) == contents(
-        open_cifar(root, "train[17:34]")
-    )
-    with pytest.raises(UserError, match=r"dataset\.split='train\[9shard:\]' selects no examples"):
-        open_cifar(root, "train[9shard:]")
-
-
 def shard(directory, split):
     return sorted(directory.glob(f"cifar10-{split}.*"))[0]
 

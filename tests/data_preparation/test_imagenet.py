@@ -59,8 +59,7 @@ def test_the_set_is_the_one_that_tfds_prepares(prepared, tmp_path):
     assert names != sorted(names)
 
 
-@pytest.mark.parametrize("tar", ["", "train", "val"])
-@pytest.mark.parametrize("flat", [True, False])
+@pytest.mark.parametrize(("tar", "flat"), [("", True), ("train", False), ("val", False)])
 def test_trees_give_the_same_bytes(prepared, tmp_path, tar, flat):
     """Also where one split is a tar; class folders may be links, and validation images flat."""
     source = small.write_tree(tmp_path / "source", None if flat else validation_labels())
