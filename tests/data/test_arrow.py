@@ -59,8 +59,8 @@ def save(folder, columns, shards=1, features=FEATURES, split="train"):
 
 
 def save_splits(folder, **splits):
-    for name, each in splits.items():
-        save(folder / name, each, shards=2, split=name)
+    for name, rows in splits.items():
+        save(folder / name, rows, shards=2, split=name)
     (folder / "dataset_dict.json").write_text(json.dumps({"splits": list(splits)}))
     return str(folder)
 

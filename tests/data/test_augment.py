@@ -217,19 +217,19 @@ def test_grey_images():
 def boxes(op, draws, height=100, width=120):
     """(top, left, height, width) of each box, NaN where nothing was erased."""
     image = np.full((height, width, 3), 9.0, np.float32)  # a value that noise does not have
-    found = []
+    drawn = []
     for position in range(draws):
         erased = np.any(op.apply(image, example_rng(0, position)) != 9.0, axis=2)
         rows, columns = np.nonzero(erased)
         if not len(rows):
-            found.append([np.nan] * 4)
+            drawn.append([np.nan] * 4)
             continue
         top, left = rows.min(), columns.min()
         box = erased[top : rows.max() + 1, left : columns.max() + 1]
         assert box.all()
-        found.append([top, left, *box.shape])
+        drawn.append([top, left, *box.shape])
     assert np.all(image == 9.0)
-    return np.array(found, float)
+    return np.array(drawn, float)
 
 
 def test_boxes_have_the_area_ratio_and_place_that_they_should():

@@ -70,7 +70,7 @@ def test_batches_are_a_function_of_seed_and_step():
 
 def test_the_config_key_reaches_training_alone():
     run = create_run(tiny.config(dataset__balance=1.0), create_mesh(data=-1, fsdp=1, tensor=1))
-    assert [each.balance for each in run.datasets.values()] == [1.0, 0.0]
+    assert [data.balance for data in run.datasets.values()] == [1.0, 0.0]
     options = {"batch_size": 100, "seed": 0, "total_steps": 1}
     with train_batches(run.dataset, **options) as batches:
         assert np.bincount(next(batches)["label"]).tolist() == [10] * 10

@@ -89,8 +89,8 @@ def test_the_same_batches_from_any_start(tmp_path, loader):
     expected = collect(train_batches(dataset, **arguments))
     assert expected.keys() == {"image", "tokens", "mask"}
     assert expected["tokens"].shape == (7, 8, 9000)
-    found = collect(train_batches(dataset, **arguments, start_step=3, **loader))
-    assert_equal(found, {key: value[3:] for key, value in expected.items()})
+    batches = collect(train_batches(dataset, **arguments, start_step=3, **loader))
+    assert_equal(batches, {key: value[3:] for key, value in expected.items()})
     padded = collect(eval_batches(dataset, batch_size=9))
     assert padded["mask"].sum() == 24
     np.testing.assert_array_equal(padded["tokens"][-1, -3:], padded["tokens"][-1, [5, 5, 5]])
@@ -118,8 +118,10 @@ def test_an_image_may_have_several_captions(tmp_path):
     dataset = opened(name, needs_label=False)
     rng = np.random.default_rng(0)
     examples = [dataset.example(i, rng) for i in range(6)]
-    found = sorted((text(each["tokens"]), each["image"][0, 0, 0] // 3) for each in examples)
-    assert found == [("a", 0), ("b", 1), ("c", 2), ("d", 0), ("e", 1), ("f", 2)]
+    pairs = sorted(
+        (text(example["tokens"]), example["image"][0, 0, 0] // 3) for example in examples
+    )
+    assert pairs == [("a", 0), ("b", 1), ("c", 2), ("d", 0), ("e", 1), ("f", 2)]
     first, rows["caption"][5] = dataset.fingerprint, "g"
     write_table(tmp_path / "t.csv", rows)
     assert opened(name, needs_label=False).fingerprint != first

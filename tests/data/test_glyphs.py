@@ -73,7 +73,7 @@ def test_an_image_depends_on_seed_split_and_index_only():
         np.testing.assert_array_equal(np.stack(list(drawn))[::-1], expected)
     sources = (source, glyph_splits(seed=3)["test"], glyph_splits(seed=2)["train"])
     same_label = range(0, 20 * len(CLASSES), len(CLASSES))
-    all_drawn = np.concatenate([images(each, same_label) for each in sources])
+    all_drawn = np.concatenate([images(source, same_label) for source in sources])
     assert len(np.unique(all_drawn, axis=0)) == len(all_drawn) == 60
 
 
@@ -100,7 +100,7 @@ def test_another_alphabet():
     # A font draws the characters that it lacks as the same box.
     plain = [[glyphs._drawing(face, char) for char in train.classes] for face in test.families[0]]
     for face in plain:
-        assert len({each.tobytes() for each in face}) == 40
+        assert len({drawing.tobytes() for drawing in face}) == 40
     name = "glyphs(alphabet='greek_cyrillic')"
     assert (
         create_dataset(name=name, split="train", preprocess="decode").class_names == train.classes

@@ -58,14 +58,14 @@ def test_rows_are_examples(tmp_path, ending):
     for split, known in (("train", "train"), ("test", "val")):
         dataset = opened(name, split).check()
         assert dataset.class_names == ("cat", "dog")
-        found = set()
+        examples = set()
         for i in range(dataset.num_examples):
             path = Path(dataset.source.describe(i))
             example = dataset.example(i, np.random.default_rng(0))
             assert example["image"][0, 0, 0] == int(path.stem) * 3
             label = dataset.class_names[example["label"]]
-            found.add((str(path.relative_to(tmp_path)), label, known))
-        assert found == {row for row in ROWS if row[2] == known}
+            examples.add((str(path.relative_to(tmp_path)), label, known))
+        assert examples == {row for row in ROWS if row[2] == known}
 
 
 def test_a_table_is_the_folder_that_it_lists(tmp_path):
@@ -87,16 +87,16 @@ def test_several_labels(tmp_path, ending):
     given = [["sky"], ["sea", "sky"], [], ["sand", "sea"]]
     names = [f"{i}.png" for i in range(4)]
     write_images(tmp_path, names)
-    labels: list[Any] = ["|".join(each) for each in given] if ending == "csv" else given
+    labels: list[Any] = ["|".join(names) for names in given] if ending == "csv" else given
     rows = {"path": names, "labels": labels, "split": ["train"] * 4}
     dataset = opened(write_table(tmp_path / f"t.{ending}", rows))
     assert dataset.class_names == ("sand", "sea", "sky")
-    found = {
+    encoded = {
         dataset.source.describe(i): dataset.example(i, np.random.default_rng(0))["label"]
         for i in range(4)
     }
     for name, expected in zip(names, ([0, 0, 1], [0, 1, 1], [0, 0, 0], [1, 1, 0]), strict=True):
-        np.testing.assert_array_equal(found[str(tmp_path / name)], expected)
+        np.testing.assert_array_equal(encoded[str(tmp_path / name)], expected)
     assert dataset.element_spec["label"].shape == (3,)
 
 

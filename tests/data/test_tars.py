@@ -122,8 +122,8 @@ def test_which_folders_hold_tars(root, tmp_path):
     assert len(find_tars(str(root))) == 3
     for split in ("train", "val"):
         write(tmp_path / "deep" / split / "0.tar", {})
-    found = find_tars(str(tmp_path / "deep"))
-    assert [tars._split_of(each) for each in found] == ["train", "val"]
+    paths = find_tars(str(tmp_path / "deep"))
+    assert [tars._split_of(path) for path in paths] == ["train", "val"]
     (tmp_path / "deep" / "train" / "ant").mkdir()  # a folder of images beside its archive
     assert find_tars(str(tmp_path / "deep")) == []
     assert find_tars(str(tmp_path / "nowhere")) == []

@@ -28,7 +28,10 @@ AWKWARD = (
     "x" * 120,
 )
 PIECES = ["[PAD]", "[unused0]", "[UNK]", "[CLS]", "[SEP]", "the", "cat", "##s", "sat", "on", "mat"]
-PIECES += [*"abcdefghijklmnopqrstuvwxyz0123456789.,!?'-()#", *(f"##{each}" for each in "abcdefgin")]
+PIECES += [
+    *"abcdefghijklmnopqrstuvwxyz0123456789.,!?'-()#",
+    *(f"##{letter}" for letter in "abcdefgin"),
+]
 PIECES += [
     "un",
     "do",
@@ -57,7 +60,7 @@ def create_tokenizer(vocab: str, length: int) -> Callable[[str], np.ndarray]:
 @pytest.fixture
 def wordpieces(tmp_path: Path) -> str:
     path = tmp_path / "vocab.txt"
-    path.write_text("".join(f"{each}\n" for each in PIECES), encoding="utf-8")
+    path.write_text("".join(f"{piece}\n" for piece in PIECES), encoding="utf-8")
     return str(path)
 
 
@@ -75,9 +78,9 @@ def test_wordpieces_are_those_of_bert(wordpieces: str) -> None:
         for text in (*AWKWARD, *random):
             ids = [3, *theirs.convert_tokens_to_ids(theirs.tokenize(text))][:length]
             expected = np.array(ids + [0] * (length - len(ids)), np.int32)
-            found = ours(text)
-            np.testing.assert_array_equal(found, expected, err_msg=text)
-            assert found.dtype == np.int32
+            tokens = ours(text)
+            np.testing.assert_array_equal(tokens, expected, err_msg=text)
+            assert tokens.dtype == np.int32
     assert {*create_tokenizer(wordpieces, 9)("The CATS")} == {3, 5, 6, 7, 0}
     assert vocab_size(wordpieces) == len(PIECES)
 
@@ -86,7 +89,7 @@ def test_wordpieces_are_those_of_bert(wordpieces: str) -> None:
 def sentencepieces(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Of a model that is trained here, with the ids of T5's."""
     package = pytest.importorskip("sentencepiece")
-    lines = [f"a photo of {each} small cats, in the {each}. park!" for each in CLASSES] * 5
+    lines = [f"a photo of {name} small cats, in the {name}. park!" for name in CLASSES] * 5
     path, model = tmp_path_factory.mktemp("pieces") / "spiece.model", io.BytesIO()
     package.SentencePieceTrainer.train(
         sentence_iterator=iter([*lines, *AWKWARD[2:]]),
@@ -109,12 +112,12 @@ def test_sentencepieces_end_in_their_end(sentencepieces: str) -> None:
     theirs = package.SentencePieceProcessor(model_file=sentencepieces)
     for length in (1, 2, 7, 200):
         for text in AWKWARD:
-            lowered = "".join(each.lower() if each.isascii() else each for each in text)
+            lowered = "".join(letter.lower() if letter.isascii() else letter for letter in text)
             ids = [*theirs.encode(lowered)[: length - 1], 1]
             expected = ids + [1] * (length - len(ids))
-            found = create_tokenizer(sentencepieces, length)(text)
-            np.testing.assert_array_equal(found, expected, err_msg=text)
-            assert found.dtype == np.int32
+            tokens = create_tokenizer(sentencepieces, length)(text)
+            np.testing.assert_array_equal(tokens, expected, err_msg=text)
+            assert tokens.dtype == np.int32
     assert vocab_size(sentencepieces) == theirs.get_piece_size()
 
 
@@ -140,8 +143,8 @@ def test_names_of_glyphs() -> None:
     dataset = create_dataset(name="glyphs(size=8)", split="test", preprocess="decode|tokenize")
     tokenize = create_tokenizer("characters", 16)
     for i, name in enumerate(CLASSES):
-        found = dataset.example(i, np.random.default_rng(0))["text"]
-        np.testing.assert_array_equal(found, tokenize(name))
+        tokens = dataset.example(i, np.random.default_rng(0))["text"]
+        np.testing.assert_array_equal(tokens, tokenize(name))
 
 
 @pytest.mark.parametrize(
@@ -160,9 +163,9 @@ def test_a_vocabulary_that_is_none_is_named(
     path = tmp_path / name
     if content is not None:
         path.write_bytes(content)
-    with pytest.raises(UserError, match=f"vocab='{path}' .*({message})|{message}") as found:
+    with pytest.raises(UserError, match=f"vocab='{path}' .*({message})|{message}") as caught:
         vocab_size(str(path))
-    assert "\n" not in str(found.value)
+    assert "\n" not in str(caught.value)
     with pytest.raises(UserError, match="length=0 must be at least 1"):
         parse("decode|tokenize(length=0)")
     with pytest.raises(UserError, match="gs://b.*not a folder in a bucket"):

@@ -67,9 +67,9 @@ def turned(picture, hue):
     ],
 )
 def test_pixels_are_those_of_pillow(spec, rng, expected):
-    found = run(spec, rng)
-    assert not np.array_equal(found, PIXELS)
-    np.testing.assert_array_equal(found, np.asarray(expected))
+    pixels = run(spec, rng)
+    assert not np.array_equal(pixels, PIXELS)
+    np.testing.assert_array_equal(pixels, np.asarray(expected))
 
 
 def test_the_ops_are_functions_of_the_generator_and_keep_one_channel():
@@ -86,7 +86,7 @@ def test_the_ops_are_functions_of_the_generator_and_keep_one_channel():
 
 def test_probabilities_and_orders_are_what_is_asked_for():
     draws = [run("solarize(0.2)", np.random.default_rng(seed)) for seed in range(500)]
-    share = np.mean([not np.array_equal(each, PIXELS) for each in draws])
+    share = np.mean([not np.array_equal(pixels, PIXELS) for pixels in draws])
     assert 0.14 < share < 0.26  # three standard errors
     jitter = "color_jitter(0.4, 0.4)"
     both = [run(jitter, np.random.default_rng(seed)).mean() for seed in range(200)]
@@ -108,8 +108,8 @@ def test_random_resized_crop_has_the_distribution_of_torchvision():
     assert (boxes[:, 0] + boxes[:, 2] <= 600).all()
     # A strip has no box that fits: the middle of it.
     assert parse("random_resized_crop(8, (1, 1))").ops[0].sample_box(rng, 30, 90) == (0, 25, 30, 40)
-    found = run("random_resized_crop((8, 9), (1, 1), (1.5, 1.5), 'pillow_bicubic')")
-    np.testing.assert_array_equal(found, np.asarray(PICTURE.resize((9, 8), Image.BICUBIC)))
+    resized = run("random_resized_crop((8, 9), (1, 1), (1.5, 1.5), 'pillow_bicubic')")
+    np.testing.assert_array_equal(resized, np.asarray(PICTURE.resize((9, 8), Image.BICUBIC)))
 
 
 def test_the_lists_of_papers_stand_for_ops():

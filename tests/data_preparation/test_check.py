@@ -58,8 +58,8 @@ def test_contents_are_checked_too(prepared):
     note["records"][shard.name] = len(records)
     write_manifest(prepared, note)  # with checksums that are right
     assert check_prepared(str(prepared)) == []
-    (found,) = check_prepared(str(prepared), full=True)
-    assert found == (shard.name, "the image of record 7 cannot be decoded")
+    (damage,) = check_prepared(str(prepared), full=True)
+    assert damage == (shard.name, "the image of record 7 cannot be decoded")
 
 
 def test_only_prepared_sets_are_checked(prepared, script):

@@ -39,7 +39,7 @@ def test_the_set_is_the_one_that_tfds_prepares(prepared, tmp_path):
     """Examples, labels, order, class names: `train[99%:]` is everybody's `train[99%:]`."""
     labels = validation_labels()
     images = {
-        "train": [(each, item) for each, it in small.train_images().items() for item in it.items()],
+        "train": [(n, item) for n, rows in small.train_images().items() for item in rows.items()],
         "validation": list(zip(labels, small.validation_images().items(), strict=False)),
     }
 
@@ -49,7 +49,7 @@ def test_the_set_is_the_one_that_tfds_prepares(prepared, tmp_path):
 
     sizes = {split: len(rows) for split, rows in images.items()}
     fixtures_data.tiny_tfds("imagenet2012", tmp_path, sizes, example=example)
-    theirs, ours = (tfds.builder("imagenet2012", data_dir=each) for each in (tmp_path, prepared))
+    theirs, ours = (tfds.builder("imagenet2012", data_dir=root) for root in (tmp_path, prepared))
     for split, count in {"train": 27, "validation": 10}.items():
         assert ours.info.splits[split].num_examples == count
         assert examples(ours, split) == examples(theirs, split)
@@ -71,39 +71,39 @@ def test_trees_give_the_same_bytes(prepared, tmp_path, tar, flat):
     for path in source.glob("*/n*/"):
         path.rename(tmp_path / "disk" / f"{path.parent.name}{path.name}")
         path.symlink_to(tmp_path / "disk" / f"{path.parent.name}{path.name}")
-    found = prepare_data(
+    folder = prepare_data(
         "imagenet2012", str(source), data_dir=f"{tmp_path}/out", shard_megabytes=0.01
     )
-    assert shards(found) == shards(prepared / "imagenet2012/5.1.0")
+    assert shards(folder) == shards(prepared / "imagenet2012/5.1.0")
 
 
 def test_21k_from_every_layout(tmp_path):
     """A tar of tars, folders, and some of each with class tars as the command line packs them."""
     ids = ["n00004475", "n99000001", "n02084071", "n01440764"]
     images = small.train_images(dict(zip(ids, (8, 5, 0, 14), strict=True)))
-    inner = {f"winter21/{each}.tar": small.tar(files) for each, files in images.items()}
+    inner = {f"winter21/{wordnet_id}.tar": small.tar(files) for wordnet_id, files in images.items()}
     outer = small.tar({"winter21/README": b"text", **inner})
     (tmp_path / "whole.tar").write_bytes(outer)
     for layout in ("folders", "both"):
-        for number, (each, files) in enumerate(images.items()):
-            folder = tmp_path / layout / each
+        for number, (wordnet_id, files) in enumerate(images.items()):
+            folder = tmp_path / layout / wordnet_id
             folder.mkdir(parents=True)
             for name, data in files.items():
                 (folder / name).write_bytes(data)
             if layout == "both" and number % 2:
                 subprocess.run(["tar", "-C", folder, "-cf", f"{folder}.tar", "."], check=True)
                 shutil.rmtree(folder)
-    found = {}
+    layouts = {}
     for layout in ("whole.tar", "folders", "both"):
         folder = prepare_data(
             "imagenet21k", str(tmp_path / layout), data_dir=str(tmp_path / f"out_{layout}"),
             shard_megabytes=0.01,
         )  # fmt: skip
-        found[layout] = shards(folder)
+        layouts[layout] = shards(folder)
         assert folder.parts[-2:] == ("imagenet21k", "1.0.0")
         assert not list(folder.parent.glob("*.incomplete"))
-    assert len(found["whole.tar"]) > 1
-    assert found["whole.tar"] == found["folders"] == found["both"]
+    assert len(layouts["whole.tar"]) > 1
+    assert layouts["whole.tar"] == layouts["folders"] == layouts["both"]
     dataset = create_dataset(
         name="imagenet21k", split="full", preprocess="decode", data_dir=f"{tmp_path}/out_both"
     )

@@ -43,13 +43,13 @@ def test_a_prepared_folder_gives_the_folders_own_batches(photos, tmp_path):
     assert len(list(folder.glob("photos-train.array_record-*"))) > 2
     options = {"preprocess": "official_train(8)", "data_dir": str(tmp_path / "out")}
     for split in ("train", "train[3:20]", "test"):
-        found = []
+        runs = []
         for name in ("photos", str(photos)):
             dataset = create_dataset(name=name, split=split, **options)
             assert dataset.class_names == ("cat", "dog")
             with train_batches(dataset, batch_size=4, seed=1, total_steps=9) as batches:
-                found.append(list(batches))
-        for one, other in zip(*found, strict=True):
+                runs.append(list(batches))
+        for one, other in zip(*runs, strict=True):
             for key in one:
                 np.testing.assert_array_equal(one[key], other[key])
 
