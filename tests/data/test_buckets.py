@@ -68,7 +68,7 @@ def test_a_shard_that_is_missing_or_damaged(bucket, tmp_path):
     (folder,) = to_path(f"{bucket}/tfds").glob("cifar10/*")
     shards = sorted(folder.glob("*-train.array_record-*"))
     shards[1].write_bytes(shards[1].read_bytes()[:-100])
-    with pytest.raises(UserError, match=rf"{shards[1]}: damaged \(.*; copy or prepare it again"):
+    with pytest.raises(UserError, match=rf"{shards[1]}: .*; copy or prepare it again"):
         opened(f"{bucket}/tfds")
     shards[1].unlink()
     with pytest.raises(UserError, match=rf"{shards[1]}: "):

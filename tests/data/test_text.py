@@ -151,9 +151,9 @@ def test_names_of_glyphs() -> None:
     ("name", "content", "message"),
     [
         ("vocab.txt", None, "cannot be read: No such file"),
-        ("vocab.txt", b"[PAD]\n[UNK]\n", r"is damaged: it has no \[CLS\]"),
-        ("vocab.txt", b"\xff\n", "is damaged"),
-        ("spiece.model", b"junk", "is damaged|needs the package sentencepiece"),
+        ("vocab.txt", b"[PAD]\n[UNK]\n", r"cannot be read: it has no \[CLS\]"),
+        ("vocab.txt", b"\xff\n", "cannot be read"),
+        ("spiece.model", b"junk", "cannot be read|needs the package sentencepiece"),
         ("vocab.bpe", b"", r"neither 'characters' nor a .txt or .model"),
     ],
 )

@@ -10,16 +10,10 @@ import numpy as np
 
 
 class Balance:
-    """Maps a slot of a pass to an example.
+    """Maps the `num_slots` slots of a pass, about N, to examples.
 
-    Args:
-      labels: classes, int [N], one per example.
-      exponent: 0 to 1: a class of n examples gets n^(1 - exponent) shares of a pass, rounded to
-        whole slots; 0 is once per example, 1 the same number per class.
-      seed: determines the order in which a class's examples are used.
-
-    Attributes:
-      num_slots: per pass, about N.
+    A class of n among the `labels`, int [N], gets n^(1 - exponent) shares of a pass, rounded to
+    whole slots: 0 is once per example, 1 the same number per class.
     """
 
     def __init__(self, labels: np.ndarray, exponent: float, seed: int):

@@ -39,8 +39,7 @@ _CV2_METHODS = {
     "nearest": cv2.INTER_NEAREST_EXACT,
 }
 _MAX_PIXELS = 2**28
-# TIFF, PNM and JPEG 2000 may have more than 8 bits per sample, as may PNG.
-_DEEP = (b"II*\0", b"MM\0*", b"P2", b"P3", b"P5", b"P6", b"\0\0\0\x0cjP")
+_DEEP = (b"II*\0", b"MM\0*", b"\0\0\0\x0cjP")  # TIFF, JPEG 2000
 _AVIF = (b"ftypavif", b"ftypavis")
 _HEIC = (b"heic", b"heix", b"hevc")  # compatible brands of a file
 
@@ -62,7 +61,7 @@ def decode_image(image: bytes | np.ndarray, *, channels: int, exif: bool) -> np.
     if _is_for_pillow(image):
         return _with_channels(_read_by_pillow(image, exif=exif), channels)
     flags = _COLOR[channels] | (0 if exif else cv2.IMREAD_IGNORE_ORIENTATION)
-    if reason := _unsupported_samples(_deep_pixels(image)):
+    if reason := _unsupported_samples(image):
         raise ValueError(reason)
     if (pixels := _imdecode(image, flags)) is None:
         start = f"{len(image)} bytes: {image[:8]!r}..."
@@ -163,27 +162,12 @@ def _with_channels(pixels: np.ndarray, channels: int) -> np.ndarray:
     return cv2.cvtColor(np.ascontiguousarray(pixels), cv2.COLOR_RGB2GRAY)[:, :, None]  # [H, W, 1]
 
 
-def _deep_pixels(data: bytes) -> np.ndarray | None:
-    """The stored samples of a file that may have more than 8 bits per sample; else None."""
-    if (data.startswith(_PNG) and data[24:25] != b"\x10") or not data.startswith((_PNG, *_DEEP)):
-        return None
-    return _imdecode(data, cv2.IMREAD_UNCHANGED)
-
-
-def _unsupported_samples(deep: np.ndarray | None) -> str:
+def _unsupported_samples(data: bytes) -> str:
+    """What is wrong with the samples of a file that may have other than unsigned integers."""
+    deep = _imdecode(data, cv2.IMREAD_UNCHANGED) if data.startswith(_DEEP) else None
     if deep is None or deep.dtype in (np.uint8, np.uint16):
         return ""
     return f"its samples are {deep.dtype}, with no known scale to 8 bits; convert it to uint8"
-
-
-def sample_warning(data: bytes) -> str:
-    """Warning about samples that cannot be converted, or use fewer than 16 bits; else ""."""
-    deep = _deep_pixels(data)
-    if (refused := _unsupported_samples(deep)) or deep is None or deep.dtype != np.uint16:
-        return refused
-    if not 0 < (bits := int(deep.max()).bit_length()) < 15:
-        return ""
-    return f"its values use {bits} of 16 bits, so it will look dark (only the high byte is kept)"
 
 
 def decodes(data: bytes) -> bool:
@@ -200,7 +184,7 @@ def decodes(data: bytes) -> bool:
             return False
     # For other formats OpenCV rejects this if a side is below 8 pixels.
     flags = cv2.IMREAD_REDUCED_COLOR_8 if data.startswith(b"\xff\xd8") else cv2.IMREAD_COLOR
-    return not _unsupported_samples(_deep_pixels(data)) and _imdecode(data, flags) is not None
+    return not _unsupported_samples(data) and _imdecode(data, flags) is not None
 
 
 def _imdecode(data: bytes, flags: int) -> np.ndarray | None:

@@ -59,7 +59,7 @@ def open_folder(request: Request) -> tuple[FolderSource, tuple[str, ...]]:
     """
     root = os.path.abspath(request.path)
     where = f"dataset.name={root!r}"
-    folders = split_folders(root, request.needs_label, request.split)
+    folders = split_folders(root, request.needs_label)
     split = labelled.known_split(where, request.split, folders)
     wanted = folders if "all" in split_names(split) else split_names(split)
     files = _list_files(root, [folder for name in wanted for folder in folders.get(name, ())])
@@ -88,11 +88,10 @@ def _subfolders(path: str) -> list[str]:
         return sorted(e.name for e in entries if e.is_dir() and not e.name.startswith((".", "__")))
 
 
-def split_folders(root: str, needs_label: bool = True, split: str = "") -> dict[str, list[str]]:
+def split_folders(root: str, needs_label: bool = True) -> dict[str, list[str]]:
     """Class folders, relative to root, per split; UserError for any other layout.
 
-    Split folders are `train` or those of `HELD_OUT` that contain folders, else the ones named in
-    the expression `split` if no folder has images of its own; otherwise folders are classes.
+    If `train` or one of `HELD_OUT` contains folders, all folders are splits; else they are classes.
     """
     try:
         top = _subfolders(root)
@@ -104,12 +103,8 @@ def split_folders(root: str, needs_label: bool = True, split: str = "") -> dict[
     if not needs_label:
         return {name: folders or [name] for name, folders in splits.items()} or {"train": ["."]}
     known = {"train", *HELD_OUT}
-    asked = set(split_names(split)) if split else set()
-    own = any(_is_image(file) for name in top for file in os.listdir(f"{root}/{name}"))
-    are_splits = any(splits[name] for name in known & set(top)) or (not own and asked <= set(top))
-    with_folders = {name: folders for name, folders in splits.items() if folders}
-    if are_splits and with_folders:
-        return with_folders
+    if any(splits[name] for name in known.intersection(top)):
+        return {name: folders for name, folders in splits.items() if folders}
     if set(top) - known:
         return {"train": top, "test": top}
     raise UserError(f"dataset.name={root!r}: no class folders; expected {LAYOUT} in it.")

@@ -71,13 +71,11 @@ def load_vocabulary(vocab: str) -> Vocabulary:
     if kind is None:
         raise UserError(f"vocab={vocab!r} is neither {CHARACTERS!r} nor a {' or '.join(_KINDS)}.")
     try:
-        return kind(to_path(os.path.expanduser(vocab)).read_bytes())
+        return kind(to_path(vocab).read_bytes())
     except UserError:
         raise
-    except OSError as error:
-        raise as_user_error(f"vocab={vocab!r} cannot be read: {one_line(error)}.", error) from error
     except Exception as error:  # both packages raise plain Exceptions
-        raise UserError(f"vocab={vocab!r} is damaged: {one_line(error)}.") from error
+        raise as_user_error(f"vocab={vocab!r} cannot be read: {one_line(error)}.", error) from error
 
 
 def _characters() -> Vocabulary:
