@@ -115,7 +115,7 @@ def test_unreadable_images_are_listed_and_refused_or_skipped(photos, tmp_path):
     assert sorted(names) == ["empty.jpg", "half.jpg", "text.png"]
     dataset = create_dataset(name=str(folder), split="train", preprocess="decode").check()
     assert dataset.num_examples == 23
-    assert check_prepared(str(folder), full=True) == []
+    assert check_prepared(str(folder)) == []
 
 
 @pytest.mark.parametrize("name", [b"cat ", b"caf\xe9", b"cat\ndog"])
@@ -186,7 +186,7 @@ def test_tfds_prepares_by_itself(tmp_path):
     """A set that needs no network; see `fixtures_data.Unlabelled`."""
     folder = build_tfds("unlabelled", str(tmp_path))
     assert folder == str(tmp_path / "unlabelled" / "1.0.0")
-    assert check_prepared(folder, full=True) == []
+    assert check_prepared(folder) == []
     assert build_tfds("unlabelled", str(tmp_path)) == folder
     with pytest.raises(UserError, match=r"'cifar11' is not a TFDS .*\. Did you mean 'cifar10"):
         build_tfds("cifar11", str(tmp_path))

@@ -220,10 +220,11 @@ def _finish(
     )
     for path in folder.iterdir():
         sync(path)
-    written = [(shard.path.name, receipt) for shard, receipt in receipts.items()]
-    note = {"plan": plan, "records": {file: receipt["records"] for file, receipt in written}}
-    known = {file: [receipt["bytes"], receipt["sha256"]] for file, receipt in written}
-    write_manifest(folder, note, known)
+    known = {
+        shard.path.name: [receipt["bytes"], receipt["sha256"]]
+        for shard, receipt in receipts.items()
+    }
+    write_manifest(folder, {"plan": plan}, known)
 
 
 def build_tfds(name: str, data_dir: str, manual_dir: str = "") -> str:
@@ -247,10 +248,5 @@ def build_tfds(name: str, data_dir: str, manual_dir: str = "") -> str:
         raise UserError(f"TFDS cannot prepare {name} ({one_line(error)}).") from error
     folder = Path(builder.data_dir)
     if not (folder / MANIFEST).exists():
-        lengths = {
-            name: length
-            for split in builder.info.splits.values()
-            for name, length in zip(split.filenames, split.shard_lengths, strict=True)
-        }
-        write_manifest(folder, {"plan": {"kind": "tfds", "source": name}, "records": lengths})
+        write_manifest(folder, {"plan": {"kind": "tfds", "source": name}})
     return str(folder)
