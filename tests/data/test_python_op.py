@@ -94,7 +94,7 @@ def test_what_cannot_be_made_is_said_before_the_data_are_opened(module, call, me
 @pytest.mark.parametrize(
     ("function", "message"),
     [
-        ("to_text", r"to_text gave str, not an image\."),
+        ("to_text", r"to_text gives <U8 \[\]; it must be uint8"),
         ("to_doubles", r"to_doubles gives float64 \[8, 8, 3\]; it must be uint8 or float32"),
     ],
 )

@@ -2,8 +2,7 @@
 
 A folder of one split holds `state.json`, which lists its Arrow files (streams of record batches,
 all columns in each); a `DatasetDict` holds `dataset_dict.json` and a folder per split. Files are
-memory-mapped, with pyarrow alone. Images keep the stored order and are decoded on first use. The
-layout is that of github.com/huggingface/datasets, 2.0 to 5.2.
+memory-mapped; images keep their order. The layout is that of `datasets` 2.0 to 5.2.
 """
 
 from __future__ import annotations
@@ -86,9 +85,8 @@ def _files(path: Path) -> dict[str, tuple[str, ...]]:
 def open_saved(request: Request) -> tuple[ArrowSource, tuple[str, ...]]:
     """Returns source and class names of a saved folder.
 
-    The label is the feature `label_key`, by default `label` or the only ClassLabel; text and
-    integers are names of classes. Ops may read text columns. UserError for damaged files, without
-    an image or a label, and see `Listing.open`.
+    The label is `label_key`, by default `label` or the only ClassLabel; text and integers name
+    classes. UserError for damaged files, without an image or a label, and see `Listing.open`.
     """
     path, where = Path(os.path.abspath(request.path)), f"dataset.name={request.path!r}"
     files = _files(path)

@@ -1,7 +1,7 @@
 """Image folders: `root/{train,test,...}/class_name/*.jpg` and similar.
 
-Without split folders, `root/class_name/*.jpg`, a fifth of each class is `test`. Images may be
-nested in any number of folders below their class. For their order see `labelled.py`.
+Without split folders, a fifth of each class is `test`. Images may be nested in any number of
+folders below their class. For their order see `labelled.py`.
 """
 
 from __future__ import annotations

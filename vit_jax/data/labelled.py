@@ -1,14 +1,13 @@
 """What readers of labelled images share: a source, and the rules of splits, classes and order.
 
-A reader (`folder.py`, `table.py`, `tars.py`, `arrow.py`, `memory.py`) lists images, the split of
-each and the text of its label. The rest is the same for all of them: `Listing.open`.
+A reader (`folder.py`, `table.py`, `tars.py`, `arrow.py`, `memory.py`) lists the place, split and
+label of all images; `Listing` does what is the same for all of them.
 
 Images in `groups` (mostly classes) are shuffled: the k-th of a group of n, by a hash of its place,
 gets rank k / (n - 1), and all are sorted by rank, ties by hash. So every prefix and suffix at least
-as long as the number of groups contains every group of two images. Without splits, a fifth of each
-group is `test`: the images whose hash is low, the same on any machine. So an image keeps its split
-when others are added; only if a group would be off by more than one image (of 100: three) do the
-next in order switch split.
+as long as the number of groups contains every group of two images. Without splits, the fifth of
+each group with the lowest hashes is `test`. So an image keeps its split when others are added,
+unless a group would be off by more than one image (of 100: three).
 """
 
 from __future__ import annotations

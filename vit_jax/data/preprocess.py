@@ -1,9 +1,8 @@
 """Preprocessing as a string of ops: `decode|inception_crop(224)|flip_lr`.
 
 The syntax is Python's: `|` chains ops, each a row of OPS, or of PIPELINES for several at once, or
-any Python function, `my_package.my_op(3)`, see `PythonOp`. Images stay uint8: the train step
-scales them to [-1, 1] on the device. Published accuracies were measured without applying EXIF
-orientation, `exif=False`.
+any Python function, see `PythonOp`. Images stay uint8: the step scales them to [-1, 1] on the
+device. Published accuracies were measured without applying EXIF orientation, `exif=False`.
 """
 
 from __future__ import annotations
@@ -122,17 +121,14 @@ class PythonOp(ImageOp):
     """`my_package.my_op(3)`, which returns a function of (image uint8 [H, W, C], rng) -> image.
 
     The returned image is uint8 or float32 [H, W, C]; all its randomness must come from `rng`, a
-    NumPy Generator, so that batches stay a function of (seed, step). The module is looked up as
-    Python does, and in the current folder. Model description files cannot use one: see
+    NumPy Generator. The module may be in the current folder. A model's files cannot use one, see
     `check_no_code`.
     """
 
     call: str
 
     def apply(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        made = load_function(self.call)(image.copy(), rng)  # they may modify it
-        if not isinstance(made, np.ndarray):
-            raise UserError(f"preprocess: {self.call} gave {type(made).__name__}, not an image.")
+        made = np.asarray(load_function(self.call)(image.copy(), rng))  # they may modify it
         if made.ndim != 3 or made.dtype not in (np.uint8, np.float32):
             gives = f"preprocess: {self.call} gives {describe(made)}"
             raise UserError(f"{gives}; it must be uint8 or float32 [H, W, C].")

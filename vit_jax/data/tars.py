@@ -5,9 +5,8 @@ tars in it or in its direct subfolders. The split of a tar is the last word of i
 a split (`train`, or one of `labelled.HELD_OUT`), or the name of its folder, else `train`. A class
 is a number or a name. A column read by ops is the member `KEY.COLUMN`, or a key of `KEY.json`.
 
-The headers of a tar are read once: the offsets of its members are cached. Images are in the
-order of their tars, and decoded on first use. The layout is that of
-github.com/webdataset/webdataset.
+The headers of a tar are read once: the offsets of its members are cached. Images keep the order of
+their tars. The layout is that of github.com/webdataset/webdataset.
 """
 
 from __future__ import annotations

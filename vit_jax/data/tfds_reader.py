@@ -1,8 +1,4 @@
-"""Prepared TFDS directories as random-access sources, without TensorFlow.
-
-They are found and read through their own metadata: any dataset written by TFDS works, with or
-without its builder's code. Nothing is downloaded here.
-"""
+"""Prepared TFDS directories as random-access sources, without TensorFlow or their builders."""
 
 from __future__ import annotations
 
@@ -34,9 +30,8 @@ INFO_FILE = "dataset_info.json"
 class TfdsSource(Parts):
     """Encoded images and class numbers from the records of a prepared directory.
 
-    `extents` are TFDS's FileInstructions. Files are opened in the process that reads them: pickling
-    sends the TFRecord indices but no file descriptors. UserError for a damaged file, from `check`
-    or on first read.
+    `extents` are TFDS's FileInstructions. A file is opened in the process that reads it. UserError
+    if it is damaged, from `check` or on first read.
     """
 
     def __init__(self, info: Any, extents: Sequence[Any], image_key: str, label: Label | None):
@@ -64,12 +59,11 @@ class TfdsSource(Parts):
         return {"image": image, "label": label}
 
     def stored(self, index: int) -> dict[str, list[Any]]:
-        """All features of example `index` except its image, each as a flat list."""
+        """All features of example `index`, each as a flat list."""
         values = {}
         for key, feature in self._features(index).items():
             kind = feature.WhichOneof("kind")  # None if TFDS stored an empty list
-            if key != self._image_key:
-                values[key] = list(getattr(feature, kind).value) if kind else []
+            values[key] = list(getattr(feature, kind).value) if kind else []
         return values
 
     def _features(self, index: int) -> Any:
@@ -112,10 +106,9 @@ def data_root(data_dir: str) -> str:
 
 
 def find_prepared(name: str, data_dir: str) -> str:
-    """The directory of a prepared dataset; for `data_dir` (may be a bucket) see `data_root`.
+    """The directory of NAME[/CONFIG][:1.2.3]; for `data_dir` (may be a bucket) see `data_root`.
 
-    NAME[/CONFIG][:1.2.3] means the newest version if none is given, and the only config.
-    UserError if it does not exist, or there are several configs.
+    By default the newest version, and the only config. UserError if there is none, or several.
     """
     if (match := NAME.fullmatch(name)) is None:
         raise UserError(f"dataset.name={name!r} is not a TFDS name; write NAME[/CONFIG][:1.2.3].")
@@ -141,11 +134,10 @@ def _not_prepared(name: str, base: str, root: str, there: list[str]) -> str:
     if there:
         return f"{where}; prepared there: {', '.join(there)}."
     own = {"imagenet2012": "imagenet2012 FOLDER", "imagenet21k": "imagenet21k TAR_OR_FOLDER"}
-    known = [*registered.list_imported_builders(), *own]  # others need network access
+    known = [*registered.list_imported_builders(), *own, "digits", "glyphs"]
     if base not in known:
         names = "'digits', 'glyphs', the path of an image folder, or a TFDS name"
-        close = nearest(base, [*known, "digits", "glyphs"])
-        return f"dataset.name={name!r}: no such dataset; expected {names}.{close}"
+        return f"dataset.name={name!r}: no such dataset; expected {names}.{nearest(base, known)}"
     what = own.get(base, f"tfds {name}")
     command = f"python scripts/prepare_data.py {what} --data_dir={shlex.quote(root)}"
     return f"{where}; prepare it with: {command}"
@@ -156,8 +148,7 @@ def open_prepared(
 ) -> tuple[TfdsSource, tuple[str, ...]]:
     """Reads the metadata of a prepared directory, no records; returns source and class names.
 
-    `label_key` is the feature to classify, or a key of COMPUTED_LABELS; "" means the
-    supervised feature, else `label`, or none if no label is needed.
+    `label_key` is a feature or a key of COMPUTED_LABELS; "" means the supervised one, else `label`.
     """
     try:
         info = tfds.builder_from_directory(directory).info
@@ -166,10 +157,9 @@ def open_prepared(
         raise as_user_error(message, error) from None
     image = image_key(info)
     label = _label(info, label_key) if needs_label or label_key else None
-    file_format = info.file_format.value if info.file_format else "unknown"
-    if file_format not in ("array_record", "tfrecord"):
-        stored = f"dataset {directory} is stored as {file_format}"
-        raise UserError(f"{stored}; prepare it again with file_format='array_record'.")
+    if (stored := info.file_format and info.file_format.value) not in ("array_record", "tfrecord"):
+        how = f"dataset {directory} is stored as {stored}"
+        raise UserError(f"{how}; prepare it again with file_format='array_record'.")
     try:
         extents = info.splits["".join(split.split())].file_instructions
     except Exception as error:  # likewise

@@ -167,11 +167,7 @@ class ThreeAugment(ImageOp):
 
 
 def deit3_train(size: int, simple_crop: bool = False, exif: bool = True) -> str:
-    """DeiT III's training pipeline with 3-Augment.
-
-    `simple_crop` (section 2.2, for ImageNet-21k): the short side at `size`, then a square of that
-    size within 4 more pixels of reflection.
-    """
+    """DeiT III's training pipeline with 3-Augment; `simple_crop` (sec. 2.2) is for ImageNet-21k."""
     crop = f"random_resized_crop({size}, method='pillow_bicubic')"
     if simple_crop:
         crop = f"resize_small({size}, 'pillow_bicubic', 'down')|random_crop({size}, padding=4)"

@@ -1,11 +1,9 @@
 """Sources of images: one row of ORIGINS per kind. It lists what the prepared set will contain.
 
-ImageNet is read as downloaded, as tars of tars, or from the unpacked folders.
-
-ImageNet-21k has 21,841 classes in the fall 2011 release (14,197,122 images) and 19,167 in that
-of winter 2021 (13,153,500); the published heads have 21,843 outputs. Labels here number the classes
-present in the source, sorted by WordNet id, so a new head fits the data; `evaluate.py` and
-`predict.py` match labels to the outputs of a published head by WordNet id, never by number.
+ImageNet is read as downloaded, as tars of tars, or from the unpacked folders. ImageNet-21k has
+21,841 classes in the fall 2011 release and 19,167 in that of winter 2021; the published heads have
+21,843 outputs. Labels here number the classes present in the source, sorted by WordNet id; scripts
+match them to the outputs of a published head by WordNet id, never by number.
 """
 
 from __future__ import annotations
@@ -58,9 +56,7 @@ class Place(NamedTuple):
 
 
 def _rows(container: str, names: Sequence[bytes], **columns: ArrayLike) -> np.ndarray:
-    """A row per image [N]: the tar or folder it is in, its first byte in a tar (0: it is a file of
-    the folder), bytes, class, name.
-    """
+    """A row per image [N]: its tar or folder, first byte in the tar (0: a file), bytes, class, name."""
     text = np.array(names, np.bytes_)
     numbers = [("offset", "<i8"), ("size", "<i8"), ("label", "<i4")]
     rows = np.zeros(len(text), [("container", object), *numbers, ("name", text.dtype)])
@@ -209,8 +205,7 @@ def _list_validation(path: str, ids: Sequence[str]) -> np.ndarray:
 def _in_order(source: str, class_names: Sequence[str], splits: dict[str, np.ndarray]) -> Listing:
     """The splits, each in TFDS's order: by the MD5 of split and image name.
 
-    `train[99%:]` has the same images as in a dataset prepared by TFDS itself, and any slice is
-    a random sample of the classes. UserError if a split has no images.
+    So `train[99%:]` has the images that TFDS gives it. UserError if a split has no images.
     """
     ordered = {}
     for split, rows in splits.items():

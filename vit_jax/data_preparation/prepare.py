@@ -6,8 +6,8 @@ Until it is finished, `NAME/VERSION.incomplete` is beside the dataset's own fold
     receipts/     one file per finished shard
     prepared/     the shards and finally their metadata: this is renamed to NAME/VERSION
 
-A preparation can be killed at any moment; the same command resumes with the missing shards. The
-contents of a shard depend only on the listing, not on threads or interruptions.
+After a kill the same command resumes with the missing shards. The contents of a shard depend only
+on the listing, not on threads or interruptions.
 """
 
 from __future__ import annotations
