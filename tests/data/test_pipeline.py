@@ -196,28 +196,6 @@ def test_stays_what_it_is():
     assert order(7, 50000, np.arange(10**12, 10**12 + 6)).tolist() == STABLE[1]
 
 
-def test_no_epoch_of_a_seed_is_an_epoch_of_another():
-    """seed + epoch, a usual shortcut, makes epoch 1 of seed 0 out of epoch 0 of seed 1."""
-    size = 500
-    epochs = np.concatenate(
-        [order(seed, size, np.arange(4 * size)).reshape(4, size) for seed in (0, 1, 2, -1)]
-    )
-    for i, one in enumerate(epochs):
-        for other in epochs[:i]:
-            # Two random permutations agree at one place on average.
-            assert np.sum(one == other) < 10
-
-
-@pytest.mark.parametrize("num_examples", [50000, 65536])
-def test_neighbours_are_independent(num_examples):
-    """Grain's shuffle has a correlation of -0.06 and +0.09 at these sizes."""
-    epochs = order(0, num_examples, np.arange(4 * num_examples)).reshape(4, num_examples)
-    for epoch in epochs:
-        for lag in (1, 2, 128):
-            assert abs(np.corrcoef(epoch[:-lag], epoch[lag:])[0, 1]) < 5 / np.sqrt(num_examples)
-        assert abs(np.corrcoef(epoch, np.arange(num_examples))[0, 1]) < 5 / np.sqrt(num_examples)
-
-
 def test_example_rng_is_philox_with_seed_and_position_as_key():
     expected = np.random.Generator(np.random.Philox(key=np.array([5, 9], np.uint64)))
     np.testing.assert_array_equal(example_rng(5, 9).random(8), expected.random(8))

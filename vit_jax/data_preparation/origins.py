@@ -56,7 +56,7 @@ class Place(NamedTuple):
 
 
 def _rows(container: str, names: Sequence[bytes], **columns: ArrayLike) -> np.ndarray:
-    """A row per image [N]: its tar or folder, first byte in the tar (0: a file), bytes, class, name."""
+    """A row per image [N]: tar or folder, first byte in the tar (0: a file), bytes, class, name."""
     text = np.array(names, np.bytes_)
     numbers = [("offset", "<i8"), ("size", "<i8"), ("label", "<i4")]
     rows = np.zeros(len(text), [("container", object), *numbers, ("name", text.dtype)])
