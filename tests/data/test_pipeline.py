@@ -6,13 +6,7 @@ import numpy as np
 import pytest
 
 from vit_jax.data.datasets import Dataset
-from vit_jax.data.pipeline import (
-    check_repeated_augmentation,
-    eval_batches,
-    example_rng,
-    order,
-    train_batches,
-)
+from vit_jax.data.pipeline import eval_batches, example_rng, order, train_batches
 from vit_jax.data.preprocess import parse
 from vit_jax.data.sources import Source
 from vit_jax.errors import UserError
@@ -121,12 +115,6 @@ def test_repeated_augmentation_is_the_same_for_any_hosts_and_start(options):
     for rows in (np.arange(4), np.arange(1, 8, 2)):
         part = train(dataset(), repeated_augmentation=4, rows=rows, start_step=2, **options)
         assert_equal(part, {key: value[2:, rows] for key, value in expected.items()})
-
-
-@pytest.mark.parametrize("repeats", [0, 3, 16])
-def test_repeats_that_do_not_divide_the_batch_are_refused_at_once(repeats):
-    with pytest.raises(UserError, match=f"repeated_augmentation={repeats} .*batch_size=8"):
-        check_repeated_augmentation(repeats, 8)
 
 
 @pytest.mark.parametrize("hosts", [1, 2, 8])

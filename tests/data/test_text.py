@@ -13,7 +13,6 @@ from vit_jax.data.glyphs import CLASSES
 from vit_jax.data.preprocess import parse
 from vit_jax.data.text import Tokenize
 from vit_jax.errors import UserError
-from vit_jax.files.paths import to_path
 
 AWKWARD = (
     "",
@@ -129,14 +128,6 @@ def test_characters_need_no_file() -> None:
     assert vocab_size("characters") == 98
     texts = {tokenize(name).tobytes() for name in CLASSES}
     assert len(texts) == len(CLASSES)
-
-
-def test_a_vocabulary_in_a_bucket(bucket: str, wordpieces: str) -> None:
-    path = to_path(f"{bucket}/bert/vocab.txt")
-    with pytest.raises(UserError, match=f"vocab='{path}' cannot be read"):
-        vocab_size(str(path))
-    path.write_bytes(Path(wordpieces).read_bytes())
-    assert vocab_size(str(path)) == len(PIECES)
 
 
 def test_names_of_glyphs() -> None:
