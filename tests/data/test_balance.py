@@ -80,10 +80,10 @@ def test_the_config_key_reaches_training_alone():
 @pytest.mark.parametrize(
     ("balance", "label", "message"),
     [
-        (1.5, 0, r"dataset.balance=1.5 must be between 0 \(as stored\) and 1"),
+        (1.5, 0, r"dataset.balance=1.5 must be between 0 and 1"),
         (float("nan"), 0, "dataset.balance=nan must be"),
-        (0.5, None, "needs one label per image, dataset.name='x' has no labels loaded"),
-        (0.5, np.ones(3, np.uint8), "dataset.name='x' has several labels; set it to 0"),
+        (0.5, None, "needs one label per image; set it to 0"),
+        (0.5, np.ones(3, np.uint8), "needs one label per image; set it to 0"),
     ],
 )
 def test_what_cannot_be_balanced_is_refused(balance, label, message):

@@ -81,7 +81,7 @@ def test_columns_that_are_not_there_are_named(table, tmp_path):
     for name in (photos, "digits", "cifar10"):
         with pytest.raises(UserError, match=f"'{name}' has no column 'caption', but none; prep"):
             opened(name, spec=spec)
-    with pytest.raises(UserError, match="column 'label', .* another name"):
+    with pytest.raises(UserError, match="column 'label'; .* another name"):
         opened(table, spec=f"{SPEC}|tokenize('label')")
 
 

@@ -87,14 +87,14 @@ IMAGES = np.zeros((3, 4, 4, 3), np.uint8)
 @pytest.mark.parametrize(
     ("splits", "message"),
     [
-        ({}, "it must be {'train': (images, labels), or"),
+        ({}, "dataset must be {'train': (images, labels), or"),
         ({"train": (IMAGES, [0, 1])}, "split 'train': 3 images but 2 labels"),
         ({"train": (IMAGES / 255, [0, 1, 0])}, "float64 [3, 4, 4, 3]; they must be uint8 [N, H"),
         ({"train": iter([1])}, "is list_iterator; it must be (images, labels), or an object"),
         ({"train": (IMAGES, [0, -1, 0])}, "labels from -1 to 0; use 0, 1, ..."),
         (
             {"train": (IMAGES, [0, 1, 0]), "test": (IMAGES, [2, 0, 0])},
-            "split 'test' has classes that are not in 'train': 2",
+            "'train' lacks the classes 2",
         ),
         ({"train": (IMAGES, ["a", None, "b"])}, "labels [3] must be integers or class names"),
         ({"train": Pairs([], ["a"]), "test": Pairs([], ["b"])}, "the same .classes"),

@@ -107,7 +107,7 @@ def test_central_crop():
     ("spec", "message"),
     [
         ("normalize(0.5, 0.5)|value_range", "scale the values only once"),
-        ("value_range|normalize(0.5, 0.5)", "takes uint8 .* not float32"),
+        ("value_range|normalize(0.5, 0.5)", "takes uint8, .* not float32"),
         ("decode(1)|normalize((0.5, 0.5, 0.5), 1)", r"per number, not uint8 \[9, 11, 1\]"),
         ("value_range|resize(8, method='pillow_bicubic')", "before value_range or normalize"),
     ],

@@ -110,6 +110,6 @@ def test_reduced_decoding_is_as_close_as_the_docs_say(crop, bound, tmp_path):
 
 
 def test_reduced_decoding_is_for_random_boxes():
-    with pytest.raises(UserError, match=r"decode\(reduced=True\) goes right before inception_crop"):
+    with pytest.raises(UserError, match=r"a random crop must follow decode\(reduced=True\)"):
         parse("decode(reduced=True)|resize(8, 8)")
     assert parse("official_train(8, reduced=True)").ops[0].reduced

@@ -80,7 +80,7 @@ def test_a_function_of_the_current_folder_is_an_op(module, tmp_path):
         ("MODULE.typo", "cannot be used .*has no attribute 'typo'"),
         ("MODULE.noise()", "cannot be used .*missing 1 required positional argument: 'most'"),
         ("MODULE.broken()", r"cannot be used \(RuntimeError: no weights found\); .* PYTHONPATH"),
-        ("MODULE.three()", r"MODULE.three\(\) gives int, not a function \(image, rng\)"),
+        ("MODULE.three()", r"MODULE.three\(\) gives no function \(image, rng\)"),
     ],
 )
 def test_what_cannot_be_made_is_said_before_the_data_are_opened(module, call, message):

@@ -118,9 +118,9 @@ def test_the_fingerprint_knows_the_labels(tmp_path):
     [
         ("file,label a,x", r"no column 'path' or 'file_name', but file"),
         ("path,lable a,x", "no column 'label' or 'labels', but .*Did you"),
-        ("path,label", "0 classes; a classifier needs two"),
-        ("path,label,split a,x,train b,y,", "1 row without a split, the first is row 2"),
-        ("path,label a,x b,", "1 row without a label, the first is row 2"),
+        ("path,label", "a classifier needs two classes, not 0"),
+        ("path,label,split a,x,train b,y,", "no split in row 2, the first of 1"),
+        ("path,label a,x b,", "no label in row 2, the first of 1"),
         ("path,label a,b,c", "row 1 has 3 values for 2 columns"),
         ("", "no column 'path' or 'file_name', but none"),
     ],

@@ -159,7 +159,7 @@ def test_other_sources_are_refused(tmp_path):
     (tmp_path / "none" / "train" / "n99000001").mkdir()
     fails("imagenet2012", tmp_path / "none", "n99000001 is not a class of ILSVRC 2012")
     (tmp_path / "odd" / "val").mkdir(parents=True)
-    fails("imagenet2012", tmp_path / "odd", "no images of split 'validation' ending in .jpg, ")
+    fails("imagenet2012", tmp_path / "odd", "no images of 'validation' ending in .jpg, ")
     (tmp_path / "odd" / "val" / "ILSVRC2012_val_00050001.JPEG").write_bytes(small.jpeg(0))
     fails("imagenet2012", tmp_path / "odd", "val_00050001.JPEG' is not named like")
     (tmp_path / "flat.tar").write_bytes(small.tar({"a.JPEG": small.jpeg(1)}))

@@ -98,8 +98,7 @@ def open_saved(request: Request) -> tuple[ArrowSource, tuple[str, ...]]:
     features = metadata.get("info", {}).get("features", {})
     images = [key for key, feature in features.items() if feature.get("_type") == "Image"]
     if not images:
-        listed = ", ".join(schema.names)
-        raise UserError(f"{where} has no Image feature; its columns: {listed}.")
+        raise UserError(f"{where} has no Image feature; its columns: {', '.join(schema.names)}.")
     image = "image" if "image" in images else images[0]
     texts = [key for key in schema.names if str(schema.field(key).type).endswith("string")]
     check_columns(request.path, request.columns, texts)
@@ -119,9 +118,8 @@ def _label_key(where: str, features: Mapping[str, Any], label_key: str) -> str:
     usual = [label_key] if label_key else ["label", *(known if len(known) == 1 else [])]
     chosen = next((key for key in usual if key in (*known, *simple)), "")
     if not chosen:
-        what = f"dataset.label_key={label_key!r} is not a label" if label_key else "no label found"
-        hint = f"set dataset.label_key to one of {', '.join([*known, *simple]) or 'none'}"
-        raise UserError(f"{where}: {what}; {hint}.")
+        labels = ", ".join([*known, *simple]) or "none"
+        raise UserError(f"{where}: dataset.label_key={label_key!r} must be one of {labels}.")
     return chosen
 
 

@@ -39,14 +39,10 @@ def usable_images(
     if not bad:
         return np.arange(count)
     if lost := [describe(number) for number in bad if damages[number] == "lost"]:
-        are = f"{len(lost)} of {count} files cannot be opened: {list_names(lost)}"
-        raise UserError(f"{are}; write their paths with / and with the extension.")
+        raise UserError(f"{len(lost)} of {count} files cannot be opened: {list_names(lost)}.")
     report = f"{len(bad)} of {count} images cannot be read: {list_names(map(describe, bad), 10)}"
     if on_bad_image == "error":
-        raise UserError(
-            f"{report}; fix or delete them, or skip them with on_bad_image='skip' "
-            "(--on_bad_image of a script, dataset.on_bad_image of a config)."
-        )
+        raise UserError(f"{report}; fix or delete them, or skip them with on_bad_image='skip'.")
     if len(bad) == count:
         raise UserError(f"{report}; no images left.")
     logging.getLogger(__name__).warning("%s; skipped (dataset.on_bad_image='skip').", report)

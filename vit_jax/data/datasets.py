@@ -106,14 +106,9 @@ class Dataset:
         UserError if the exponent is out of range, or examples do not have a single label.
         """
         if not 0 <= balance <= 1:
-            limits = "0 (as stored) and 1 (all classes equally often)"
-            raise UserError(f"dataset.balance={balance} must be between {limits}.")
+            raise UserError(f"dataset.balance={balance} must be between 0 and 1.")
         if balance and getattr(self.element_spec.get("label"), "shape", None) != ():
-            has = "several labels" if "label" in self.element_spec else "no labels loaded"
-            raise UserError(
-                f"dataset.balance={balance} needs one label per image, dataset.name={self.name!r} "
-                f"has {has}; set it to 0."
-            )
+            raise UserError(f"dataset.balance={balance} needs one label per image; set it to 0.")
         return dataclasses.replace(self, balance=balance)
 
     def check(self) -> Dataset:

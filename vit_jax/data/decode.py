@@ -64,8 +64,7 @@ def decode_image(image: bytes | np.ndarray, *, channels: int, exif: bool) -> np.
     if reason := _unsupported_samples(image):
         raise ValueError(reason)
     if (pixels := _imdecode(image, flags)) is None:
-        start = f"{len(image)} bytes: {image[:8]!r}..."
-        raise ValueError(f"the image cannot be decoded, or has more than 2^28 pixels ({start})")
+        raise ValueError(f"{len(image)} bytes cannot be decoded, or have more than 2^28 pixels")
     return pixels if channels == 3 else pixels[:, :, None]  # [H, W, channels]
 
 
@@ -102,9 +101,10 @@ def decode_box(
         scale = max(factor for factor in _REDUCED if factor <= max(spare, 1))
     data = first_rows(image, frame, top + height) if is_upright else image
     flags = _COLOR[channels] | _REDUCED[scale] | (0 if exif else cv2.IMREAD_IGNORE_ORIENTATION)
-    if (pixels := _imdecode(data, flags)) is None:  # damaged, or the rows below are too few bytes
-        scale, pixels = 1, decode_image(image, channels=channels, exif=exif)
-    pixels = pixels.reshape(*pixels.shape[:2], channels)  # cv2 drops a channel axis of one
+    decoded = _imdecode(data, flags)
+    if decoded is None:  # damaged, or the rows below are too few bytes
+        scale, decoded = 1, decode_image(image, channels=channels, exif=exif)
+    pixels = decoded.reshape(*decoded.shape[:2], channels)  # cv2 drops a channel axis of one
     top, bottom = round(top / scale), round((top + height) / scale)
     left, right = round(left / scale), round((left + width) / scale)
     return crop(pixels, top, left, bottom - top, right - left)
@@ -221,8 +221,7 @@ def resize(image: np.ndarray, height: int, width: int, method: Method) -> np.nda
         resized = cv2.resize(image, (width, height), interpolation=_CV2_METHODS[method])
         return resized.reshape(height, width, channels)  # cv2 drops a channel axis of one
     if image.dtype != np.uint8:
-        needs = f"{method!r} needs uint8, not {image.dtype}"
-        raise ValueError(f"{needs}: put it before value_range or normalize")
+        raise ValueError(f"{method!r} needs uint8: put it before value_range or normalize")
     from PIL import Image
 
     resample = Image.Resampling[method.removeprefix("pillow_").upper()]

@@ -75,8 +75,7 @@ def open_folder(request: Request) -> tuple[FolderSource, tuple[str, ...]]:
         naming = itertools.chain(*labelled.naming_splits(folders))
         classes = labelled.in_order(map(os.path.basename, naming))
         if len(classes) < 2:
-            one = f"{where}: only one class, {classes[0]!r}"
-            raise UserError(f"{one}; a classifier needs at least two (expected {LAYOUT}).")
+            raise UserError(f"{where}: only one class, {classes[0]!r}; expected {LAYOUT}.")
     is_drawn = request.needs_label and "/" not in next(iter(folders.values()))[0]
     paths = np.array(list(itertools.chain(*files.values())), np.bytes_)
     source = FolderSource(paths, {}, root, drawn=is_drawn)

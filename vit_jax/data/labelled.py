@@ -107,13 +107,10 @@ class Listing:
             texts = {split: self._texts(labels, rows) for split, rows in self.splits.items()}
             if self.classes is None:
                 self.classes = in_order(itertools.chain(*naming_splits(texts)))
-                if len(self.classes) < 2 - self.several:
-                    count = counted(len(self.classes), "class")
-                    raise UserError(f"{self.where}: {count}; a classifier needs two.")
-            for split in texts:
-                if unknown := sorted(texts[split].difference(self.classes)):
-                    has = f"split {split!r} has classes that are not in 'train'"
-                    raise UserError(f"{self.where}: {has}: {list_names(unknown)}.")
+                if (count := len(self.classes)) < 2 - self.several:
+                    raise UserError(f"{self.where}: a classifier needs two classes, not {count}.")
+            if unknown := sorted(set().union(*texts.values()).difference(self.classes)):
+                raise UserError(f"{self.where}: 'train' lacks the classes {list_names(unknown)}.")
             columns = {**self.source.columns, "label": _encode(labels, self.classes, self.several)}
             self.source = dataclasses.replace(self.source, columns=columns)
         if odd := next((name for name in self.classes or () if escaped(name) != name), None):
@@ -130,8 +127,8 @@ class Listing:
         rows = np.concatenate([ordered(part.name)[part.start : part.stop] for part in parts])
         source = self.source.keep(rows)
         if missing := int(np.sum(source.columns.get("label", np.array([])) < 0)):
-            without = f"{counted(missing, 'example')} of {split!r} without a label"
-            raise UserError(f"{self.where}: {without}; choose a split that has labels.")
+            count = counted(missing, "example")
+            raise UserError(f"{self.where}: {count} of {split!r} without a label.")
         return source, tuple(self.classes or ())
 
     def _texts(self, labels: Sequence[Any], rows: Iterable[int]) -> set[str]:

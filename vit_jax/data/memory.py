@@ -35,8 +35,7 @@ def open_given(splits: Mapping[str, Any], name: str) -> Callable[..., Dataset]:
     UserError for anything else, or if the splits disagree on the classes.
     """
     if not isinstance(splits, Mapping) or not splits:
-        kind = type(splits).__name__
-        raise UserError(f"dataset is {kind}; it must be {{'train': {FORMS}, ...}}.")
+        raise UserError(f"dataset must be {{'train': {FORMS}, ...}}.")
     for split in splits:
         if not isinstance(split, str) or not re.fullmatch(r"[\w-]+", split):
             raise UserError(f"dataset has a split {split!r}; a name has letters, digits, _ and -.")

@@ -309,6 +309,5 @@ class Normalize(ImageOp):
     def apply(self, image: np.ndarray, _rng: np.random.Generator) -> np.ndarray:
         mean, std = np.asarray(self.mean, np.float32), np.asarray(self.std, np.float32)
         if image.dtype != np.uint8 or max(mean.size, std.size) not in (1, image.shape[2]):
-            but = describe(image)
-            raise ValueError(f"{self} takes uint8 with one channel per number, not {but}")
+            raise ValueError(f"{self} takes uint8, a channel per number, not {describe(image)}")
         return (image / np.float32(255) - mean) / std

@@ -151,8 +151,7 @@ def load_function(call: str) -> Callable[..., Any]:
             f"{here} and on PYTHONPATH."
         ) from error
     if not callable(function):
-        gives = f"preprocess: {call} gives {type(function).__name__}"
-        raise UserError(f"{gives}, not a function (image, rng) -> image.")
+        raise UserError(f"preprocess: {call} gives no function (image, rng) -> image.")
     return function
 
 
@@ -204,8 +203,7 @@ def parse(spec: str) -> Chain:
             raise UserError(f"preprocess {spec!r} expands to {error}") from None
     for op, following in itertools.zip_longest(chain, chain[1:]):
         if getattr(op, "reduced", False) and not isinstance(following, ops.RandomBox):
-            hint = "inception_crop or random_resized_crop"
-            raise UserError(f"preprocess {spec!r}: decode(reduced=True) goes right before {hint}.")
+            raise UserError(f"preprocess {spec!r}: a random crop must follow decode(reduced=True).")
     return Chain(tuple(chain))
 
 

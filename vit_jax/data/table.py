@@ -18,7 +18,7 @@ from vit_jax.data.folder import FolderSource
 from vit_jax.data.labelled import Listing, rows_by
 from vit_jax.data.sources import Request
 from vit_jax.errors import UserError, one_line
-from vit_jax.wording import counted, list_names, nearest
+from vit_jax.wording import list_names, nearest
 
 _PATHS, _SEPARATOR = ("path", "file_name"), "|"
 _KNOWN = (*_PATHS, "label", "labels", "split")
@@ -48,8 +48,7 @@ def open_table(request: Request) -> tuple[TableSource, tuple[str, ...]]:
     except (OSError, ValueError, csv.Error) as error:
         raise UserError(f"{where} cannot be read: {one_line(error)}.") from None
     if clash := {"image", "label", "labels"}.intersection(request.columns):
-        reads = f"preprocess reads the column {min(clash)!r}, which examples do not have as text"
-        raise UserError(f"{where}: {reads}; copy it under another name.")
+        raise UserError(f"{where}: ops read no column {min(clash)!r}; copy it under another name.")
 
     def column(*known: str) -> list[str]:
         """The first column of `known` that exists; UserError unless every row has a value."""
@@ -57,8 +56,7 @@ def open_table(request: Request) -> tuple[TableSource, tuple[str, ...]]:
             others = f"{list_names(names) or 'none'}.{nearest(known[0], names)}"
             raise UserError(f"{where} has no column {' or '.join(map(repr, known))}, but {others}")
         if empty := [row for row, text in enumerate(cells[name], start=1) if not text]:
-            rows = counted(len(empty), "row")
-            raise UserError(f"{where}: {rows} without a {name}, the first is row {empty[0]}.")
+            raise UserError(f"{where}: no {name} in row {empty[0]}, the first of {len(empty)}.")
         return cells[name]
 
     folder, paths = os.path.dirname(path), column(*_PATHS)

@@ -50,10 +50,10 @@ class TfdsSource(Parts):
         image = features[self._image_key].bytes_list.value[0]
         if self._label is None:
             return {"image": image}
-        label, num_classes = self._label.compute(features), len(self._label.class_names)
-        if not 0 <= label < num_classes:
-            outside = f"label {label} is not in 0 .. {num_classes - 1}"  # -1 in ImageNet's test
-            raise UserError(f"{self.describe(index)}: {outside}; this split may have no labels.")
+        label = self._label.compute(features)
+        if not 0 <= label < len(self._label.class_names):  # -1 in ImageNet's test split
+            where = self.describe(index)
+            raise UserError(f"{where}: label {label} is no class; this split may have no labels.")
         if self._label.brightness > 1:
             image = decode_image(image, channels=1, exif=False) * np.uint8(self._label.brightness)
         return {"image": image, "label": label}
@@ -158,8 +158,7 @@ def open_prepared(
     image = image_key(info)
     label = _label(info, label_key) if needs_label or label_key else None
     if (stored := info.file_format and info.file_format.value) not in ("array_record", "tfrecord"):
-        how = f"dataset {directory} is stored as {stored}"
-        raise UserError(f"{how}; prepare it again with file_format='array_record'.")
+        raise UserError(f"dataset {directory} is stored as {stored}; prepare it as array_record.")
     try:
         extents = info.splits["".join(split.split())].file_instructions
     except Exception as error:  # likewise

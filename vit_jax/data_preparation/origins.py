@@ -210,8 +210,7 @@ def _in_order(source: str, class_names: Sequence[str], splits: dict[str, np.ndar
     ordered = {}
     for split, rows in splits.items():
         if not len(rows):
-            endings = ", ".join(EXTENSIONS)
-            raise UserError(f"{source}: no images of split {split!r} ending in {endings}.")
+            raise UserError(f"{source}: no images of {split!r} ending in {', '.join(EXTENSIONS)}.")
         keys = [hashlib.md5(split.encode() + name).digest() for name in rows["name"]]
         ordered[split] = rows[np.argsort(np.array(keys, "S16"), kind="stable")]
     return Listing(class_names, ordered)
