@@ -17,7 +17,7 @@ import numpy as np
 
 from vit_jax.data.preprocess import Chain, PythonOp, load_function, parse
 from vit_jax.data.sources import ArraySpec, Request, Source, check_columns, map_threads
-from vit_jax.errors import UserError, as_user_error
+from vit_jax.errors import UserError, as_user_error, one_line
 from vit_jax.files.paths import to_path
 from vit_jax.kinds import check_known
 from vit_jax.wording import counted
@@ -54,8 +54,7 @@ class Dataset:
             raise
         except (ValueError, OSError, cv2.error) as error:
             where = f"example {index} of {self.name} {self.split} ({self.source.describe(index)})"
-            reason = getattr(error, "strerror", None) or error
-            raise as_user_error(f"{where}: {reason}", error) from error
+            raise as_user_error(f"{where}: {one_line(error)}", error) from error
         arrays = {key: value for key, value in example.items() if not isinstance(value, str)}
         if (label := arrays.get("label")) is not None:
             several = getattr(label, "ndim", 0) > 0
@@ -71,10 +70,8 @@ class Dataset:
     def check_keys(self, who: str, keys: Iterable[str]) -> None:
         """Raises a UserError unless examples have all `keys` that `who` reads."""
         if missing := [key for key in keys if key not in self.element_spec]:
-            raise UserError(
-                f"{who} reads {missing[0]!r}, but examples of dataset.name={self.name!r} have "
-                f"{', '.join(self.element_spec)}; preprocess needs an op that creates it."
-            )
+            have = f"examples of dataset.name={self.name!r} have {', '.join(self.element_spec)}"
+            raise UserError(f"{who} reads {missing[0]!r}, but {have}; preprocess can add it.")
 
     @property
     def image_shape(self) -> tuple[int, int, int]:
@@ -142,8 +139,8 @@ def _later(name: str) -> Callable[[Request], Opened]:
 
 
 def _is_saved(name: str, _data_dir: str) -> bool:
-    folder = os.path.expanduser(name)
-    return bool(name) and any(os.path.isfile(os.path.join(folder, file)) for file in _ARROW_FILES)
+    folder = Path(os.path.expanduser(name))
+    return bool(name) and any((folder / file).is_file() for file in _ARROW_FILES)
 
 
 def _is_folder(name: str, data_dir: str) -> bool:

@@ -146,10 +146,8 @@ def load_function(call: str) -> Callable[..., Any]:
         function = getattr(importlib.import_module(module), attribute)(*args, **kwargs)
     except Exception as error:  # user code may raise anything
         reason = f"{type(error).__name__}: {one_line(error)}"
-        raise UserError(
-            f"preprocess: {call} cannot be used ({reason}); module {module!r} is searched in "
-            f"{here} and on PYTHONPATH."
-        ) from error
+        places = f"module {module!r} is searched in {here} and on PYTHONPATH"
+        raise UserError(f"preprocess: {call} cannot be used ({reason}); {places}.") from error
     if not callable(function):
         raise UserError(f"preprocess: {call} gives no function (image, rng) -> image.")
     return function
