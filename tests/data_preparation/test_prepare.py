@@ -79,19 +79,13 @@ def test_resized_copy(tmp_path):
         )
         for name in ("photos_30", str(folder.parent))
     )
-    rng = np.random.default_rng(0)
-    shapes = {}
+    shapes = {"large": (30, 45), "tall": (60, 30), "small": (20, 30)}
     for index in range(3):
-        one, other = resized.example(index, rng), stored.example(index, rng)
-        name = stored.class_names[one["label"]]
-        shapes[name] = one["image"].shape[:2]
-        if name == "small":
-            assert resized.source[index]["image"] == stored.source[index]["image"]
-            continue
-        expected = cv2.resize(other["image"], shapes[name][::-1], interpolation=cv2.INTER_AREA)
-        error = np.abs(one["image"].astype(int) - expected).mean()
+        small, large = (data.example(index, np.random.default_rng(0)) for data in (resized, stored))
+        height, width = shapes[stored.class_names[small["label"]]]
+        expected = cv2.resize(large["image"], (width, height), interpolation=cv2.INTER_AREA)
+        error = np.abs(small["image"].astype(int) - expected).mean()
         assert error < 1  # level of 255: what JPEG at 98 rounds
-    assert shapes == {"large": (30, 45), "tall": (60, 30), "small": (20, 30)}
     assert "'resize': 30" in json.loads((out / "dataset_info.json").read_text())["description"]
 
 
