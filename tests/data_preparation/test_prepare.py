@@ -205,12 +205,10 @@ def test_kills_change_no_byte(tmp_path):
         while len(list(receipts.glob("*.json"))) < 10 and time.monotonic() < deadline:
             time.sleep(0.001)
         process.kill()
-    count = len(list(receipts.glob("*.json")))
-    assert count >= 10
+    assert len(list(receipts.glob("*.json"))) >= 10
     assert not (tmp_path / "killed twice/photos/1.0.0").exists()
     options = {"env": tiny.environment(), "capture_output": True, "text": True}
     result = subprocess.run(command, **options, check=True)
-    assert f"{count} of " in result.stderr
     flags = f"--config.dataset.name=photos '--config.dataset.data_dir={tmp_path / 'killed twice'}'"
     assert result.stdout == f"{tmp_path / 'killed twice/photos/1.0.0'}\n{flags}\n"
     undisturbed = prepare(source, tmp_path / "whole", shard_megabytes=0.001)

@@ -16,7 +16,7 @@ import numpy as np
 from absl import flags
 
 _SHARED_MEMORY = "/dev/shm"
-_ROOM = 2**30  # bytes: containers often have 64 MB, and a worker that needs more is killed
+_ROOM = 2**33  # bytes: containers often have 64 MB, and a worker that needs more is killed
 _LARGE = 2**17  # bytes; smaller arrays are as fast through a pipe
 
 

@@ -151,15 +151,10 @@ def _write_shards(
 ) -> Receipts:
     """Writes the missing shards; returns the receipts of all."""
     shards = _shards(listing, work, name, plan["shard_megabytes"])
-    finished = [shard for shard in shards if shard.receipt.exists() and shard.path.exists()]
-    receipts = {shard: read_object(shard.receipt) for shard in finished}
-    missing = [shard for shard in shards if shard not in receipts]
-    logging.info("%d of %d shards already exist", len(finished), len(shards))
     write = functools.partial(write_shard, short_side=plan["resize"], quality=plan["quality"])
-    written = map_threads(write, missing, chunk=1, num_threads=num_workers)
-    progress = tqdm(written, "writing shards", len(missing), mininterval=10)
-    receipts |= zip(missing, progress, strict=True)
-    return {shard: receipts[shard] for shard in shards}
+    written = map_threads(write, shards, chunk=1, num_threads=num_workers)
+    progress = tqdm(written, "writing shards", len(shards), mininterval=10)
+    return dict(zip(shards, progress, strict=True))
 
 
 def _shards(listing: Listing, work: Path, name: str, megabytes: float) -> list[Shard]:

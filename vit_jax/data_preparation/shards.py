@@ -20,7 +20,7 @@ from tensorflow_datasets.proto import tf_example_pb2
 from vit_jax.data.decode import decode_image, decodes, resize
 from vit_jax.errors import UserError, one_line
 from vit_jax.files.manifest import digest
-from vit_jax.files.paths import replacing, write_atomically
+from vit_jax.files.paths import read_object, replacing, write_atomically
 
 # One record per group, as Grain and TFDS need for random access; JPEGs do not compress further.
 WRITER_OPTIONS = "group_size:1,uncompressed"
@@ -41,6 +41,8 @@ def write_shard(shard: Shard, short_side: int, quality: int) -> dict[str, Any]:
 
     Images that cannot be decoded are left out, and listed there as `unreadable`.
     """
+    if shard.receipt.exists() and shard.path.exists():
+        return read_object(shard.receipt)
     written: list[tuple[int, bytes, str]] = []  # row, record, where the image is
     for number, image, where in _read_images(shard.rows):
         row, record = shard.rows[number], b""
