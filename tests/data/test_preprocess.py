@@ -88,21 +88,20 @@ def test_mistakes_are_named(spec, message):
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(("crop", "bound"), [("inception_crop", 12), ("random_resized_crop", 6)])
-def test_reduced_decoding_is_as_close_as_the_docs_say(crop, bound, tmp_path):
+def test_reduced_decoding_is_as_close_as_the_docs_say(tmp_path):
     """The mean difference; crops without antialiasing keep noise that a reduced image has not."""
     write_photographs(tmp_path, 40)
-    changed = []
-    for number, path in enumerate(sorted(tmp_path.rglob("*.jpg"))):
-        example = {"image": path.read_bytes()}
-        exact, again, reduced = (
-            parse(f"{decode}|{crop}(64)|flip_lr")(example, np.random.default_rng(number))["image"]
-            for decode in ("decode", "decode", "decode(reduced=True)")
-        )
-        np.testing.assert_array_equal(exact, again)
-        changed.append(np.abs(exact.astype(int) - reduced).mean())
-    assert 0 < np.mean(changed) < bound
-    assert 10 < np.count_nonzero(changed) < 40  # not where the box is small
+    for crop, bound in (("inception_crop", 12), ("random_resized_crop", 6)):
+        changed = []
+        for seed, path in enumerate(sorted(tmp_path.rglob("*.jpg"))):
+            example = {"image": path.read_bytes()}
+            exact, reduced = (
+                parse(f"{decode}|{crop}(64)|flip_lr")(example, np.random.default_rng(seed))["image"]
+                for decode in ("decode", "decode(reduced=True)")
+            )
+            changed.append(np.abs(exact.astype(int) - reduced).mean())
+        assert 0 < np.mean(changed) < bound
+        assert 10 < np.count_nonzero(changed) < 40  # not where the box is small
 
 
 def test_reduced_decoding_is_for_random_boxes():

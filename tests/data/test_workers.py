@@ -89,17 +89,13 @@ def training(*arguments):
     )
 
 
-def test_the_end_is_silent():
+def test_the_end_is_silent_and_workers_follow_a_killed_training_process():
     """Although batches are alive when the interpreter ends."""
-    with training() as process:
-        out, err = process.communicate()
-    assert (process.returncode, out, err) == (0, "ready\n", "")
-
-
-def test_workers_follow_a_killed_training_process():
-    with training("wait") as process:
-        assert process.stdout.readline() == "ready\n"
-        process.kill()
+    with training() as ended, training("wait") as killed:
+        assert killed.stdout.readline() == "ready\n"
+        killed.kill()
         # Workers hold the pipe too: whoever reads the log of a killed run sees its end.
-        assert process.stdout.read() == ""
-        process.stderr.read()
+        assert killed.stdout.read() == ""
+        killed.stderr.read()
+        out, err = ended.communicate()
+    assert (ended.returncode, out, err) == (0, "ready\n", "")
