@@ -4,15 +4,15 @@
     python scripts/prepare_data.py imagenet21k winter21_whole.tar --data_dir=DIR
     python scripts/prepare_data.py folder PHOTOS --data_dir=DIR [--resize=256]
     python scripts/prepare_data.py tfds NAME --data_dir=DIR
-    python scripts/prepare_data.py --check DIR/imagenet2012/5.1.0     # or --check=full
+    python scripts/prepare_data.py --check DIR/imagenet2012/5.1.0
 
 imagenet2012: FOLDER contains the original ILSVRC2012_img_train.tar and ILSVRC2012_img_val.tar, or
 the folders train/ and val/. imagenet21k: the tar of class tars, or a folder of class tars. folder:
 train/CLASS/*.jpg and so on. tfds: a name that TFDS downloads and prepares itself.
 
 The same command resumes an interrupted preparation. Progress is on stderr;
-the last line on stdout is the prepared folder. --check compares checksums, --check=full also
-decodes every image; it prints what is damaged and exits with status 1.
+the last line on stdout is the prepared folder. --check compares checksums, prints what is damaged
+and exits with status 1.
 """
 
 import os
@@ -27,7 +27,7 @@ from vit_jax.errors import UserError
 def main():
     parser = create_parser(__doc__)
     parser.add_argument("what", nargs="*", help="KIND SOURCE, or with --check a prepared folder")
-    parser.add_argument("--check", nargs="?", const="files", help="verify instead: files | full")
+    parser.add_argument("--check", action="store_true", help="verify a prepared folder instead")
     parser.add_argument("--data_dir", default="", help="TFDS root (default: $TFDS_DATA_DIR)")
     parser.add_argument("--manual_dir", default="", help="files that TFDS cannot download")
     parser.add_argument("--name", default="", help="of the set (default: SOURCE or SOURCE_RESIZE)")
@@ -42,8 +42,8 @@ def main():
     manual_dir = arguments.pop("manual_dir")
     launch.start_logging(to_stderr=True)
     with launch.one_line_errors():
-        if check is not None:
-            verify([*what, *([check] if check not in ("files", "full") else [])], check == "full")
+        if check:
+            verify(what)
         elif len(what) != 2:
             raise UserError("give KIND SOURCE, or --check FOLDER; see --help.")
         else:
@@ -66,12 +66,12 @@ def prepare(kind, source, manual_dir, arguments):
     return prepare_data(kind, source, **arguments)
 
 
-def verify(folders, full):
+def verify(folders):
     from vit_jax.data_preparation.check import check_prepared
 
     if len(folders) != 1:
         raise UserError("--check takes one prepared folder; see --help.")
-    damage = check_prepared(folders[0], full=full)
+    damage = check_prepared(folders[0])
     for file, reason in damage:
         print(f"{file}: {reason}")
     print(f"{len(damage)} of its files are damaged" if damage else "all is well")

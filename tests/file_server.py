@@ -11,15 +11,11 @@ from typing import Any
 
 @dataclasses.dataclass
 class Served:
-    """A file of the server.
+    """A file of the server, with one of `faults` per request.
 
-    Attributes:
-      body: its bytes.
-      headers: sent along; an ETag by default.
-      faults: what goes wrong, one per request, in this order: `status=500` (and `headers` of that
-        answer), `break_after=10` bytes, `stall_after=10` bytes, `wait` (for `release`),
-        `location=/other`, `without_length` (ends where the connection ends), `chunked`
-        (break_after cuts it), `endless`, `drip=0.01` (seconds between its bytes).
+    `status=500` (and `headers` of that answer), `break_after=10` bytes, `stall_after=10` bytes,
+    `wait` (for `release`), `location=/other`, `without_length` (ends where the connection ends),
+    `chunked` (break_after cuts it), `endless`, `drip=0.01` (seconds between its bytes).
     """
 
     body: bytes

@@ -121,13 +121,8 @@ def tiny_tfds(
 ) -> pathlib.Path:
     """Prepares a few examples of a registered dataset; returns the prepared directory.
 
-    Args:
-      name: a registered TFDS name.
-      data_dir: the TFDS root to write to.
-      sizes: number of examples of each split.
-      file_format: `array_record` or `tfrecord`.
-      shards: number of files per split; examples are dealt out as evenly as can be.
-      example: `(split, index) -> example`; by default the one for `name` in EXAMPLES.
+    `sizes` has the number of examples of each split, each in `shards` files of `file_format`
+    (`array_record` or `tfrecord`); `example` is `(split, index) -> example`.
     """
     make = example or EXAMPLES[name]
     real: Any = type(tfds.builder(name, data_dir=data_dir))

@@ -48,7 +48,7 @@ def validation_images() -> dict[str, bytes]:
 def write_tars(root: pathlib.Path) -> pathlib.Path:
     """The two files that one downloads."""
     root.mkdir(parents=True)
-    inner = {f"{each}.tar": tar(images) for each, images in train_images().items()}
+    inner = {f"{name}.tar": tar(images) for name, images in train_images().items()}
     (root / "ILSVRC2012_img_train.tar").write_bytes(tar(inner))
     (root / "ILSVRC2012_img_val.tar").write_bytes(tar(validation_images()))
     return root

@@ -73,11 +73,11 @@ class Bucket:
         self.uploads: dict[str, tuple[dict[str, str], bytearray]] = {}
 
     def get(self, bucket: str, name: str, query: dict[str, str]) -> Stored:
-        found = self.objects.get((bucket, name))
-        _check(query, found)
-        if found is None:
+        stored = self.objects.get((bucket, name))
+        _check(query, stored)
+        if stored is None:
             raise ApiError(404, f"No such object: {bucket}/{name}")
-        return found
+        return stored
 
     def put(self, bucket: str, name: str, data: bytes, query: dict[str, str]) -> Stored:
         now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
@@ -100,17 +100,17 @@ class Bucket:
             for (where, name), stored in sorted(self.objects.items()):
                 if where != bucket or not name.startswith(prefix):
                     continue
-                below, found, _ = name[len(prefix) :].partition(delimiter or "\0")
-                if found:
+                below, is_folder, _ = name[len(prefix) :].partition(delimiter or "\0")
+                if is_folder:
                     prefixes.add(prefix + below + delimiter)
                 else:
                     items.append(stored.resource())
         return {"kind": "storage#objects", "items": items, "prefixes": sorted(prefixes)}
 
 
-def _check(query: dict[str, str], found: Stored | None) -> None:
+def _check(query: dict[str, str], stored: Stored | None) -> None:
     """Preconditions: https://cloud.google.com/storage/docs/request-preconditions"""
-    generation = found.generation if found else 0
+    generation = stored.generation if stored else 0
     if query.get("ifGenerationMatch", str(generation)) != str(generation):
         raise ApiError(412, "At least one of the pre-conditions you specified did not hold.")
     if query.get("ifGenerationNotMatch") == str(generation):

@@ -59,8 +59,8 @@ def save(folder, columns, shards=1, features=FEATURES, split="train"):
 
 
 def save_splits(folder, **splits):
-    for name, each in splits.items():
-        save(folder / name, each, shards=2, split=name)
+    for name, rows in splits.items():
+        save(folder / name, rows, shards=2, split=name)
     (folder / "dataset_dict.json").write_text(json.dumps({"splits": list(splits)}))
     return str(folder)
 
@@ -91,13 +91,6 @@ def test_all_splits_and_files_are_read_in_order(tmp_path):
     assert again.fingerprint != create_dataset(**options, split="train").fingerprint
 
 
-def test_a_single_split_is_called_what_it_was(tmp_path):
-    name = save(tmp_path / "d", columns(5), split="test")
-    assert len(values(create_dataset(name=name, split="test", preprocess="decode"))) == 5
-    with pytest.raises(UserError, match=r"unknown split 'train'; known splits: test\."):
-        opened(name)
-
-
 def test_columns_of_text_are_for_ops_and_labels_need_not_be_there(tmp_path):
     given = columns(3) | {"caption": ["to", None, "be"]}
     name = save(tmp_path / "d", {k: v for k, v in given.items() if k != "label"})
@@ -120,29 +113,13 @@ def test_numbers_and_text_are_classes_by_their_value(tmp_path, key, names):
     assert dataset.labels().tolist() == [i % len(names) for i in range(6)]
 
 
-def test_an_image_may_be_a_path(tmp_path):
-    given = columns(3)
-    given["image"] = [{"bytes": None, "path": "a.png"}, {"bytes": None, "path": None}, None]
-    dataset = create_dataset(
-        name=save(tmp_path / "d", given), split="train", preprocess="decode", label_key="label"
-    )
-    (tmp_path / "d" / "a.png").write_bytes(png(7))
-    rng = np.random.default_rng(0)
-    assert dataset.example(0, rng)["image"][0, 0, 0] == 7
-    for index in (1, 2):
-        message = rf"example {index} of .* \(train\[{index}\]\): the image is missing"
-        with pytest.raises(UserError, match=message):
-            dataset.example(index, rng)
-
-
 @pytest.mark.parametrize(
     ("change", "label_key", "message"),
     [
-        ({"label": [0, -1, 2]}, "", r"1 example of 'train' without 'label'; choose a split"),
-        ({"label": [0, None, 2]}, "", r"1 example of 'train' without 'label'"),
-        ({"label": [0, 1, 3]}, "", "label 3 has no name; there are 3"),
-        ({}, "image", "label_key='image' is not a label; set .* one of label, caption, code"),
-        ({}, "lable", "label_key='lable' is not a label"),
+        ({"label": [0, -1, 2]}, "", r"1 example of 'train' without a label"),
+        ({"label": [0, None, 2]}, "", r"1 example of 'train' without a label"),
+        ({}, "image", "label_key='image' must be one of label, caption, code"),
+        ({}, "lable", "label_key='lable' must be one of"),
     ],
 )
 def test_labels_that_are_none_are_refused(tmp_path, change, label_key, message):
@@ -159,10 +136,5 @@ def test_damaged_folders_are_named(tmp_path):
     (tmp_path / "d" / "test" / "state.json").write_text("{}")
     with pytest.raises(UserError, match=r"state.json.*_data_files"):
         opened(name)
-    features = {"label": FEATURES["label"]}
-    bare = save(tmp_path / "e", {"label": [0, 1]}, features=features)
-    with pytest.raises(UserError, match="no Image feature; its columns: label"):
-        opened(bare)
-    plain = save(tmp_path / "f", columns(3), features={})
-    with pytest.raises(UserError, match="no Image feature"):
-        opened(plain)
+    with pytest.raises(UserError, match="no Image feature; its columns: image, label"):
+        opened(save(tmp_path / "f", columns(3), features={}))

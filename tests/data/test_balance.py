@@ -1,7 +1,5 @@
 """Balanced sampling: how often classes come, and that batches stay a function of (seed, step)."""
 
-import logging
-
 import numpy as np
 import pytest
 
@@ -43,13 +41,10 @@ def draw(balance, steps, start=0, batch_size=8, **options):
 @pytest.mark.parametrize(
     ("balance", "slots"), [(1.0, [24, 24, 24]), (0.5, [45, 17, 10]), (0.0, [60, 9, 3])]
 )
-def test_a_pass_has_its_share_of_each_class(balance, slots, caplog):
-    caplog.set_level(logging.INFO)
+def test_a_pass_has_its_share_of_each_class(balance, slots):
     for start in (0, 5):  # any pass
         labels = draw(balance, 1, start, batch_size=72)[:, 0]
         assert [int(np.sum(labels == label)) for label in (0, 2, 3)] == slots
-    said = "3 classes of 3 to 60 examples come 24 times in a pass of 72"
-    assert (said in caplog.text) == (balance == 1)
 
 
 def test_no_example_comes_again_before_its_whole_class_has():
@@ -75,7 +70,7 @@ def test_batches_are_a_function_of_seed_and_step():
 
 def test_the_config_key_reaches_training_alone():
     run = create_run(tiny.config(dataset__balance=1.0), create_mesh(data=-1, fsdp=1, tensor=1))
-    assert [each.balance for each in run.datasets.values()] == [1.0, 0.0]
+    assert [data.balance for data in run.datasets.values()] == [1.0, 0.0]
     options = {"batch_size": 100, "seed": 0, "total_steps": 1}
     with train_batches(run.dataset, **options) as batches:
         assert np.bincount(next(batches)["label"]).tolist() == [10] * 10
@@ -85,10 +80,10 @@ def test_the_config_key_reaches_training_alone():
 @pytest.mark.parametrize(
     ("balance", "label", "message"),
     [
-        (1.5, 0, r"dataset.balance=1.5 must be between 0 \(as stored\) and 1"),
+        (1.5, 0, r"dataset.balance=1.5 must be between 0 and 1"),
         (float("nan"), 0, "dataset.balance=nan must be"),
-        (0.5, None, "needs one label per image, dataset.name='x' has no labels loaded"),
-        (0.5, np.ones(3, np.uint8), "dataset.name='x' has several labels; set it to 0"),
+        (0.5, None, "needs one label per image; set it to 0"),
+        (0.5, np.ones(3, np.uint8), "needs one label per image; set it to 0"),
     ],
 )
 def test_what_cannot_be_balanced_is_refused(balance, label, message):

@@ -63,27 +63,13 @@ def test_an_object_that_was_replaced_by_one_of_its_size_is_fetched_again(bucket,
     assert note.exists()
 
 
-def test_no_room_for_a_shard(bucket, tmp_path, cache, monkeypatch):
-    prepare(bucket, tmp_path, "tfrecord")
-    usage = paths.shutil.disk_usage("/")._replace(free=100)
-    monkeypatch.setattr(paths.shutil, "disk_usage", lambda _: usage)
-    with pytest.raises(UserError, match=r"^gs://.*0.1 kB are free in .*cache.*: set VIT_JAX_CACHE"):
-        opened(f"{bucket}/tfds")
-    assert not [path for path in cache.rglob("*") if path.is_file()]
-
-
 def test_a_shard_that_is_missing_or_damaged(bucket, tmp_path):
     prepare(bucket, tmp_path, "array_record")
     (folder,) = to_path(f"{bucket}/tfds").glob("cifar10/*")
     shards = sorted(folder.glob("*-train.array_record-*"))
     shards[1].write_bytes(shards[1].read_bytes()[:-100])
-    with pytest.raises(UserError, match=rf"{shards[1]}: damaged \(.*; copy or prepare it again"):
+    with pytest.raises(UserError, match=rf"{shards[1]}: .*; copy or prepare it again"):
         opened(f"{bucket}/tfds")
     shards[1].unlink()
     with pytest.raises(UserError, match=rf"{shards[1]}: "):
-        opened(f"{bucket}/tfds")
-
-
-def test_a_set_that_is_not_there(bucket):
-    with pytest.raises(UserError, match=rf"'cifar10': not prepared in {bucket}/tfds"):
         opened(f"{bucket}/tfds")

@@ -57,22 +57,3 @@ def test_local_rows_of_several_processes():
     # Devices in an order of their own: a process may hold rows that are not adjacent.
     other = OneProcess(sharding, [devices[0], devices[1], devices[4], devices[5]])
     assert local_rows(other, 8).tolist() == [0, 1, 4, 5]
-
-
-def test_looks_ahead():
-    taken = []
-
-    def hosts():
-        for seed in range(6):
-            taken.append(seed)
-            yield host_batch(seed)
-
-    sharding = batch_sharding(create_mesh())
-    batches = device_batches(hosts(), sharding, batch_size=16, prefetch=2)
-    assert taken == []
-    ahead = []
-    for index in range(6):
-        np.testing.assert_array_equal(next(batches)["image"], host_batch(index)["image"])
-        ahead.append(len(taken) - index - 1)
-    assert ahead == [0, 1, 2, 2, 1, 0]  # the first step waits for its own batch alone
-    assert next(batches, None) is None

@@ -1,18 +1,14 @@
 """Image folders: classes, order, layout errors, damaged files."""
 
-import dataclasses
 import logging
 import os
 import pathlib
 
-import cv2
 import numpy as np
 import pytest
 
 from tests import fixtures_data
-from vit_jax.data import folder
 from vit_jax.data.datasets import create_dataset
-from vit_jax.data.folder import FolderSource
 from vit_jax.errors import UserError
 
 
@@ -74,32 +70,6 @@ def test_extensions_in_any_case_and_hidden_files(tmp_path, caplog):
     assert any("ä ö.jpg" in source.describe(i) for i in range(len(source)))
 
 
-def test_heic_is_an_image_where_it_can_be_read(tmp_path, caplog, monkeypatch):
-    touch_folder(tmp_path, {"a": 1, "b": 1})
-    for name in ("x.HEIC", "y.heif"):
-        (tmp_path / "train" / "a" / name).touch()
-    plain = tuple(each for each in folder.EXTENSIONS if each not in folder.HEIC)
-    monkeypatch.setattr(folder, "EXTENSIONS", plain)
-    assert len(opened(tmp_path, "train")[0]) == 2
-    assert "1 .HEIC, 1 .heif; .heic is read with pip install -e '.[heic]'" in caplog.text
-    caplog.clear()
-    monkeypatch.setattr(folder, "EXTENSIONS", plain + folder.HEIC)
-    assert len(opened(tmp_path, "train")[0]) == 4
-    assert not caplog.text
-
-
-def test_a_folder_of_classes_alone_is_split(tmp_path):
-    root = touch_folder(tmp_path, {"a": 10, "few": 2, "one": 1}, "photos") / "photos"
-    train, test = (opened(root, split)[0] for split in ("train", "validation"))
-    assert train.drawn
-    files = train.relative_paths() + test.relative_paths()
-    assert sorted(files) == sorted(str(path.relative_to(root)) for path in root.glob("*/*"))
-    assert {os.path.dirname(path) for path in test.relative_paths()} == {"a", "few"}
-    (root / "new").mkdir()
-    with pytest.raises(UserError, match="no images in 'new'"):
-        opened(root, "train")
-
-
 def test_layout_errors(tmp_path):
     def fails(name, message, split="train"):
         with pytest.raises(UserError, match=message) as caught:
@@ -122,7 +92,7 @@ def test_layout_errors(tmp_path):
     fails("bare", "no images in 'train/dog' or below .but 1 other files.; supported: .*jpg")
     touch_folder(tmp_path / "more", {"cat": 2, "dog": 2})
     touch_folder(tmp_path / "more", {"cow": 1}, "test")
-    fails("more", "class 'cow' of split 'test' is not a class of 'train'", "test")
+    fails("more", "'train' lacks the classes cow", "test")
     fails("more", "unknown split 'fold'; known splits: test, train", "fold")
     fails("more", "selects no examples", "train[:10%]")
     (tmp_path / "file").touch()
@@ -151,37 +121,19 @@ def test_damaged_images_are_reported_before_training(tmp_path, caplog):
     assert "skipped" in caplog.text
     assert kept.num_examples == dataset.num_examples - len(broken)
     assert kept.fingerprint != dataset.fingerprint
-    assert kept.fingerprint == skipping.check().fingerprint  # the same ones are dropped
-    for index in range(kept.num_examples):  # and all that is left can be used
-        example = kept.example(index, np.random.default_rng(0))
-        assert example["image"].shape == (16, 16, 3)
-        assert example["image"].dtype == np.uint8
-
-
-def test_a_clean_folder_passes_and_a_lost_file_is_named(small):
-    dataset = create_dataset(name=str(small), split="train", preprocess="decode")
-    source = dataset.source
-    assert source.check("error").relative_paths() == source.relative_paths()
-    lost = FolderSource(np.array([b"train/cat/gone.jpg"]), {}, str(small))
-    with pytest.raises(UserError, match=r"gone\.jpg\): No such file"):
-        dataclasses.replace(dataset, source=lost).example(0, np.random.default_rng(0))
-    with pytest.raises(UserError, match=r"1 of 1 files are missing.*gone\.jpg"):
-        lost.check("error")
+    for index in range(kept.num_examples):  # all that is left can be used
+        assert kept.example(index, np.random.default_rng(0))["image"].shape == (16, 16, 3)
+    (root / "train/a/grey.jpg").unlink()
+    with pytest.raises(UserError, match=r"1 of \d+ files cannot be opened: .*grey\.jpg"):
+        skipping.check()
 
 
 @pytest.mark.parametrize(
     ("paths", "split", "counts"),
     [
         (["train/a/1.jpg", "train/a/x/y/2.jpg", "train/b/1.jpg"], "train", {"a": 2, "b": 1}),
-        (["a/1.jpg", "b/1.jpg", "b/x/2.jpg"], "train+test", {"a": 1, "b": 2}),
         (["a/2023/1.jpg", "a/2024/2.jpg", "b/2023/1.jpg"], "train+test", {"a": 2, "b": 1}),
         (["train/1.jpg", "bus/1.jpg", "bus/2.jpg"], "train+test", {"bus": 2, "train": 1}),
-        (["one/a/1.jpg", "one/b/1.jpg", "two/c/1.jpg"], "one", {"a": 1, "b": 1, "c": 0}),
-        (
-            ["train/n1/images/1.jpg", "train/n2/images/1.jpg", "val/images/1.jpg"],
-            "train",
-            {"n1": 1, "n2": 1},
-        ),
     ],
 )
 def test_images_lie_below_their_class(tmp_path, paths, split, counts):
@@ -189,8 +141,8 @@ def test_images_lie_below_their_class(tmp_path, paths, split, counts):
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).touch()
     source, classes = opened(tmp_path, split)
-    found = np.bincount(labels(source), minlength=len(classes))
-    assert dict(zip(classes, found.tolist(), strict=True)) == counts
+    numbers = np.bincount(labels(source), minlength=len(classes)).tolist()
+    assert dict(zip(classes, numbers, strict=True)) == counts
 
 
 def test_links_are_followed_once_and_pipes_are_no_images(tmp_path, caplog):
@@ -201,23 +153,3 @@ def test_links_are_followed_once_and_pipes_are_no_images(tmp_path, caplog):
     os.mkfifo(root / "train/b/pipe.jpg")
     assert len(opened(root, "train")[0]) == 5  # `again` leads to b's image too
     assert "not used: 2 .jpg" in caplog.text  # the pipe, by both ways
-
-
-def test_remarks_of_decoders_name_their_file(tmp_path, caplog, capfd):
-    rng = np.random.default_rng(0)
-    root = fixtures_data.write_folder(tmp_path, {"train": {"a": 2, "b": 2}})
-    for name, ending, flags in (
-        ("half", ".jpg", ()),
-        ("broken", ".tif", (cv2.IMWRITE_TIFF_COMPRESSION, 5)),
-    ):
-        content = bytearray(
-            cv2.imencode(ending, rng.integers(0, 255, (64, 96, 3), np.uint8), flags)[1]
-        )
-        middle = len(content) // 2
-        content[middle : middle + 100] = rng.bytes(100)
-        (root / f"train/a/{name}{ending}").write_bytes(content)
-    dataset = create_dataset(name=str(root), split="train", preprocess="decode")
-    with pytest.raises(UserError, match="1 of 6 images cannot be read: .*broken.tif"):
-        dataset.check()
-    assert "broken.tif is treated as damaged" in caplog.text
-    assert capfd.readouterr().err == ""

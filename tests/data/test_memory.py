@@ -4,18 +4,14 @@ import pickle
 from pathlib import Path
 from typing import Any
 
-import cv2
 import numpy as np
 import pytest
 from PIL import Image
 
-import vit_jax
-from tests import fixtures_data, tiny
+from tests import fixtures_data
 from vit_jax.data.datasets import create_dataset
-from vit_jax.data.digits import digit_splits
 from vit_jax.data.memory import open_given
 from vit_jax.errors import UserError
-from vit_jax.train import train_and_evaluate
 
 OPTIONS: dict[str, Any] = {
     "split": "train[1:]+test",
@@ -46,11 +42,11 @@ def photos(folder):
         path = folder / split / name / f"{number}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(fixtures_data.encoded(fixtures_data.picture(number), "PNG"))
-    found = {}
+    files = {}
     for split in ("train", "test"):
         source = create_dataset(name=str(folder), **{**OPTIONS, "split": split}).source
-        found[split] = [folder / source.describe(i) for i in range(len(source))]
-    return found
+        files[split] = [folder / source.describe(i) for i in range(len(source))]
+    return files
 
 
 def test_every_form_is_the_folder(tmp_path):
@@ -72,36 +68,17 @@ def test_every_form_is_the_folder(tmp_path):
         assert dataset.class_names == expected.class_names == tuple(classes)
         assert dataset.num_examples == expected.num_examples == 9
         for index in range(9):
-            for each in (dataset, again):
-                example = each.example(index, np.random.default_rng(0))
-                wanted = expected.example(index, np.random.default_rng(0))
-                np.testing.assert_array_equal(example["image"], wanted["image"], err_msg=form)
-                assert example["label"] == wanted["label"]
+            example = again.example(index, np.random.default_rng(0))
+            wanted = expected.example(index, np.random.default_rng(0))
+            np.testing.assert_array_equal(example["image"], wanted["image"], err_msg=form)
+            assert example["label"] == wanted["label"]
         assert dataset.fingerprint == again.fingerprint
         prints.add(dataset.fingerprint)
-    assert len(prints) == len(forms)
+    forms["pixels"]["test"][0][0][0, 0] ^= 1
+    prints.add(open_given(forms["pixels"], "mine")(name="mine", **OPTIONS).fingerprint)
+    assert len(prints) == len(forms) + 1
     other = open_given(forms["pixels"], "mine")(name=str(tmp_path), **OPTIONS)
     assert other.fingerprint == expected.fingerprint  # another name is another data set
-
-
-def test_arrays_train_as_the_data_set_does_and_belong_to_the_run(tmp_path):
-    scans = digit_splits().items()
-    given = {
-        split: (np.stack([scan["image"] for scan in each]), [scan["label"] for scan in each])
-        for split, each in scans
-    }
-    overrides = [f"{key}={value}" for key, value in tiny.OVERRIDES.items()]
-    named = vit_jax.get_config("", *overrides)
-    mine = vit_jax.get_config("", *overrides, "dataset.name=mine")
-    expected = train_and_evaluate(named, str(tmp_path / "named"))
-    found = vit_jax.train_and_evaluate(mine, str(tmp_path / "mine"), dataset=given)
-    assert found["test/loss"] == expected["test/loss"]
-    files = [(tmp_path / name / "params.npz").read_bytes() for name in ("named", "mine")]
-    assert files[0] == files[1]
-
-    given["train"][0][3, 0, 0] ^= 1
-    with pytest.raises(UserError, match="other data.*train"):
-        train_and_evaluate(mine, str(tmp_path / "mine"), dataset=given)
 
 
 IMAGES = np.zeros((3, 4, 4, 3), np.uint8)
@@ -110,26 +87,18 @@ IMAGES = np.zeros((3, 4, 4, 3), np.uint8)
 @pytest.mark.parametrize(
     ("splits", "message"),
     [
-        ({}, "it must be {'train': (images, labels), or"),
+        ({}, "dataset must be {'train': (images, labels), or"),
         ({"train": (IMAGES, [0, 1])}, "split 'train': 3 images but 2 labels"),
         ({"train": (IMAGES / 255, [0, 1, 0])}, "float64 [3, 4, 4, 3]; they must be uint8 [N, H"),
-        ((IMAGES, [0, 1, 0]), "dataset is tuple; it must be {'train': (images, labels), or"),
         ({"train": iter([1])}, "is list_iterator; it must be (images, labels), or an object"),
         ({"train": (IMAGES, [0, -1, 0])}, "labels from -1 to 0; use 0, 1, ..."),
-        ({"train": (IMAGES, [0, 10**9, 0])}, "labels from 0 to 1000000000"),
         (
             {"train": (IMAGES, [0, 1, 0]), "test": (IMAGES, [2, 0, 0])},
-            "split 'test' has label 2, 'train' only up to 1",
-        ),
-        (
-            {"train": (IMAGES, [*"aab"]), "test": (IMAGES, [*"abc"])},
-            "split 'test' has classes that are not in 'train': c",
+            "'train' lacks the classes 2",
         ),
         ({"train": (IMAGES, ["a", None, "b"])}, "labels [3] must be integers or class names"),
         ({"train": Pairs([], ["a"]), "test": Pairs([], ["b"])}, "the same .classes"),
         ({"train": Pairs([], None)}, ".classes is None, not a list"),
-        ({"train": (IMAGES[:0], [])}, "split 'train': 0 images but 0 labels"),
-        ({0: (IMAGES, [0, 1, 0])}, "split 0; a name has letters, digits, _ and -"),
         ({"a b": (IMAGES, [0, 1, 0])}, "split 'a b'; a name has letters, digits, _ and -"),
     ],
 )
@@ -140,7 +109,7 @@ def test_mistakes(splits, message):
 
 
 @pytest.mark.parametrize("as_bytes", [False, True])
-def test_files_are_checked_before_the_training(tmp_path, caplog, as_bytes):
+def test_files_are_checked_before_the_training(tmp_path, as_bytes):
     paths = photos(tmp_path)["train"]
     names = [path.parent.name for path in paths]
     expected = open_given({"train": (paths, names)}, "x")
@@ -150,16 +119,13 @@ def test_files_are_checked_before_the_training(tmp_path, caplog, as_bytes):
     options = {**OPTIONS, "split": "train", "name": "x"}
     with pytest.raises(UserError, match=r"1 of 8 images cannot be read: (.*bad.png|train\[0\]);"):
         opened(**options)
-    with pytest.raises(UserError, match="dataset.on_bad_image='ignore' is unknown"):
-        opened(**{**options, "on_bad_image": "ignore"})
     dataset = opened(**{**options, "on_bad_image": "skip"})
-    assert "no images left of dog" in caplog.text
     rng = np.random.default_rng(0)
     assert dataset.num_examples == 7
     for i in range(7):
-        want, found = expected(**options).example(i, rng), dataset.example(i, rng)
-        np.testing.assert_array_equal(found["image"], want["image"])
-        assert dataset.class_names[found["label"]] == names[i]
+        wanted, example = expected(**options).example(i, rng), dataset.example(i, rng)
+        np.testing.assert_array_equal(example["image"], wanted["image"])
+        assert dataset.class_names[example["label"]] == names[i]
 
 
 def first_image(image, exif=True):
@@ -168,17 +134,15 @@ def first_image(image, exif=True):
     return dataset.example(0, np.random.default_rng(0))["image"]
 
 
-def test_grey_images_of_one_array():
+def test_grey_arrays_and_photographs_of_pillow(tmp_path):
     grey = np.random.default_rng(0).integers(0, 256, (1, 9, 9), np.uint8)
     np.testing.assert_array_equal(first_image(grey), first_image(grey[..., None].repeat(3, axis=3)))
-
-
-@pytest.mark.parametrize("exif", [True, False])
-def test_a_photograph_of_pillow_is_its_file(tmp_path, exif):
     path, tags = tmp_path / "photo.jpg", Image.Exif()
     tags[0x0112] = 6  # a quarter turn
     Image.fromarray(fixtures_data.picture(0)).save(path, exif=tags)
-    np.testing.assert_array_equal(first_image([path], exif), first_image([Image.open(path)], exif))
+    for exif in (True, False):
+        expected = first_image([path], exif)
+        np.testing.assert_array_equal(first_image([Image.open(path)], exif), expected)
 
 
 def test_a_label_that_is_no_class_is_named():
@@ -191,12 +155,3 @@ def test_a_label_that_is_no_class_is_named():
     )
     with pytest.raises(UserError, match=r"example 0 of mine train \(train\[0\]\): label 1 is not"):
         dataset.example(0, np.random.default_rng(0))
-
-
-def test_a_file_in_two_splits_is_said(tmp_path, caplog):
-    paths = []
-    for i in range(2):
-        cv2.imwrite(str(tmp_path / f"{i}.png"), np.zeros((4, 4, 3), np.uint8))
-        paths.append(f"{tmp_path}/./{i}.png")
-    open_given({"train": (paths, ["a", "b"]), "test": ([tmp_path / "1.png"], ["b"])}, "x")
-    assert f"dataset: 1 file in 'train' and in 'test': {tmp_path}/1.png." in caplog.text

@@ -6,13 +6,7 @@ import numpy as np
 import pytest
 
 from vit_jax.data.datasets import Dataset
-from vit_jax.data.pipeline import (
-    check_repeated_augmentation,
-    eval_batches,
-    example_rng,
-    order,
-    train_batches,
-)
+from vit_jax.data.pipeline import eval_batches, example_rng, order, train_batches
 from vit_jax.data.preprocess import parse
 from vit_jax.data.sources import Source
 from vit_jax.errors import UserError
@@ -123,12 +117,6 @@ def test_repeated_augmentation_is_the_same_for_any_hosts_and_start(options):
         assert_equal(part, {key: value[2:, rows] for key, value in expected.items()})
 
 
-@pytest.mark.parametrize("repeats", [0, 3, 16])
-def test_repeats_that_do_not_divide_the_batch_are_refused_at_once(repeats):
-    with pytest.raises(UserError, match=f"repeated_augmentation={repeats} .*batch_size=8"):
-        check_repeated_augmentation(repeats, 8)
-
-
 @pytest.mark.parametrize("hosts", [1, 2, 8])
 @pytest.mark.parametrize("size", [1, 7, 8, 9, 23])
 def test_eval_batches_count_every_example_once(size, hosts):
@@ -145,14 +133,6 @@ def test_eval_batches_count_every_example_once(size, hosts):
         assert np.all(parts[0]["label"][padding] == size - 1)
         for image in parts[0]["image"][padding]:
             np.testing.assert_array_equal(image, parts[0]["image"][~padding][-1])
-
-
-def test_eval_batches_do_not_depend_on_batch_size_or_threads():
-    def flat(**kwargs):
-        batches = collect(eval_batches(dataset(), **kwargs))
-        return {key: value.reshape(-1, *value.shape[2:])[:23] for key, value in batches.items()}
-
-    assert_equal(flat(batch_size=8), flat(batch_size=3, num_threads=2))
 
 
 @pytest.mark.parametrize("batch_size", [8, 1])
@@ -202,28 +182,6 @@ def test_stays_what_it_is():
     """A change of these numbers changes every run, also one that is resumed."""
     assert order(0, 1000, np.arange(6)).tolist() == STABLE[0]
     assert order(7, 50000, np.arange(10**12, 10**12 + 6)).tolist() == STABLE[1]
-
-
-def test_no_epoch_of_a_seed_is_an_epoch_of_another():
-    """seed + epoch, a usual shortcut, makes epoch 1 of seed 0 out of epoch 0 of seed 1."""
-    size = 500
-    epochs = np.concatenate(
-        [order(seed, size, np.arange(4 * size)).reshape(4, size) for seed in (0, 1, 2, -1)]
-    )
-    for i, one in enumerate(epochs):
-        for other in epochs[:i]:
-            # Two random permutations agree at one place on average.
-            assert np.sum(one == other) < 10
-
-
-@pytest.mark.parametrize("num_examples", [50000, 65536])
-def test_neighbours_are_independent(num_examples):
-    """Grain's shuffle has a correlation of -0.06 and +0.09 at these sizes."""
-    epochs = order(0, num_examples, np.arange(4 * num_examples)).reshape(4, num_examples)
-    for epoch in epochs:
-        for lag in (1, 2, 128):
-            assert abs(np.corrcoef(epoch[:-lag], epoch[lag:])[0, 1]) < 5 / np.sqrt(num_examples)
-        assert abs(np.corrcoef(epoch, np.arange(num_examples))[0, 1]) < 5 / np.sqrt(num_examples)
 
 
 def test_example_rng_is_philox_with_seed_and_position_as_key():

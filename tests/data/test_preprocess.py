@@ -2,7 +2,6 @@
 
 import pickle
 
-import cv2
 import numpy as np
 import pytest
 
@@ -67,26 +66,19 @@ def test_what_named_pipelines_stand_for(named, ops):
         ("decod|flip_lr", r"unknown op 'decod'. Did you mean 'decode'\? Known: decode, resize"),
         ("resize()", r"missing a required argument: 'height' \(arguments: resize\(height, width="),
         ("resize(4, widht=5)", r"unknown argument 'widht'\. Did you mean 'width'\? \(arguments:"),
-        ("resize(1, 2, 'area', 3)", "too many positional arguments"),
         ("resize(4.5)", "height=4.5 is not int"),
-        ("inception_crop((1, 2, 3))", r"size=\(1, 2, 3\) is not int \| tuple\[int, int\]"),
         ("inception_crop(8, area=(0.5, 2))", r"area=\(0.5, 2.0\) must be .* <= 1"),
         ("decode(channels=2)", "channels=2 must be one of 1, 3"),
         ("resize(1000000000)", "height=1000000000 must be from 1 to 8192 pixels"),
         ("resize(4, method='a|b')", r"method='a\|b' must be one of bilinear"),
         ("randaug(2, 21)", r"magnitude=21.0\) must have a layer and a magnitude in \[0, 20\]"),
         ("random_affine(degrees=-1)", "degrees=-1.0.* must have degrees, translate and shear >= 0"),
-        ("random_erasing(1.5)", "probability=1.5"),
         ("resize(size)", r"'resize\(size\)': arguments must be literals"),
         ("os['system']('x')", "is not a name"),
         ("", "invalid syntax; expected e.g."),
-        (
-            "official_eval(0)",
-            r"expands to preprocess 'decode.*resize\(0, 0\)': .* must be from 1 to 8192",
-        ),
+        ("official_eval(0)", r"preprocess 'decode.*resize\(0, 0\)': .* must be from 1 to 8192"),
         ("timm_eval(224, 1.1)", r"crop_pct=1.1 must be in \(0, 1\] \(arguments: timm_eval\(size,"),
         ("timm_eval(224, method='cubic')", "'pillow_cubic' must be one of bilinear, area"),
-        ("normalize(0.5, 0)", "std=0.0 must be positive"),
     ],
 )
 def test_mistakes_are_named(spec, message):
@@ -96,43 +88,23 @@ def test_mistakes_are_named(spec, message):
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(("crop", "bound"), [("inception_crop", 12), ("random_resized_crop", 6)])
-def test_reduced_decoding_is_as_close_as_the_docs_say(crop, bound, tmp_path):
+def test_reduced_decoding_is_as_close_as_the_docs_say(tmp_path):
     """The mean difference; crops without antialiasing keep noise that a reduced image has not."""
     write_photographs(tmp_path, 40)
-    changed = []
-    for number, path in enumerate(sorted(tmp_path.rglob("*.jpg"))):
-        example = {"image": path.read_bytes()}
-        exact, again, reduced = (
-            parse(f"{decode}|{crop}(64)|flip_lr")(example, np.random.default_rng(number))["image"]
-            for decode in ("decode", "decode", "decode(reduced=True)")
-        )
-        np.testing.assert_array_equal(exact, again)
-        changed.append(np.abs(exact.astype(int) - reduced).mean())
-    assert 0 < np.mean(changed) < bound
-    assert 10 < np.count_nonzero(changed) < 40  # not where the box is small
+    for crop, bound in (("inception_crop", 12), ("random_resized_crop", 6)):
+        changed = []
+        for seed, path in enumerate(sorted(tmp_path.rglob("*.jpg"))):
+            example = {"image": path.read_bytes()}
+            exact, reduced = (
+                parse(f"{decode}|{crop}(64)|flip_lr")(example, np.random.default_rng(seed))["image"]
+                for decode in ("decode", "decode(reduced=True)")
+            )
+            changed.append(np.abs(exact.astype(int) - reduced).mean())
+        assert 0 < np.mean(changed) < bound
+        assert 10 < np.count_nonzero(changed) < 40  # not where the box is small
 
 
 def test_reduced_decoding_is_for_random_boxes():
-    with pytest.raises(UserError, match=r"decode\(reduced=True\) goes right before inception_crop"):
+    with pytest.raises(UserError, match=r"a random crop must follow decode\(reduced=True\)"):
         parse("decode(reduced=True)|resize(8, 8)")
     assert parse("official_train(8, reduced=True)").ops[0].reduced
-
-
-RANDOM = "decode|random_affine(10, 0.1)|inception_crop(24)|random_crop(20)|flip_lr"
-
-
-@pytest.mark.parametrize(
-    "spec", [RANDOM, "official_eval(16)", "big_vision_eval(16, 20)", "decode|central_crop(8)"]
-)
-def test_output_is_a_function_of_the_seed_and_the_example_is_not_touched(spec):
-    noise = np.random.default_rng(0).integers(0, 256, (30, 40, 3), np.uint8)
-    example = {"image": cv2.imencode(".png", noise)[1].tobytes(), "label": 3, "name": "x"}
-    before = dict(example)
-    one, again, other = (parse(spec)(example, np.random.default_rng(seed)) for seed in (1, 1, 2))
-    assert example == before
-    np.testing.assert_array_equal(one["image"], again["image"])
-    assert np.array_equal(one["image"], other["image"]) == (spec != RANDOM)
-    assert one["image"].flags.c_contiguous
-    assert one["image"].dtype == np.uint8
-    assert (one["label"], one["name"]) == (3, "x")

@@ -87,11 +87,11 @@ def test_headers_are_read_once(root, monkeypatch):
     assert values(again) == values(first)
     assert scanned == []
     os.utime(root / "train-000.tar", (1, 1))
-    [kept, *_] = sorted((root.parent / "cache" / "tars").iterdir())
-    kept.write_bytes(b"damaged")
     assert values(create_dataset(name=str(root), split="train", preprocess="decode"))
-    assert f"{root}/train-000.tar" in scanned
-    assert len(scanned) in (1, 2)  # the damaged one may be of the tar that was touched
+    assert scanned == [f"{root}/train-000.tar"]
+    for path in (root.parent / "cache" / "tars").iterdir():
+        path.write_bytes(b"damaged")
+    assert values(create_dataset(name=str(root), split="train", preprocess="decode"))
 
 
 def test_names_and_json_are_labels_and_columns_too(tmp_path):
@@ -122,8 +122,8 @@ def test_which_folders_hold_tars(root, tmp_path):
     assert len(find_tars(str(root))) == 3
     for split in ("train", "val"):
         write(tmp_path / "deep" / split / "0.tar", {})
-    found = find_tars(str(tmp_path / "deep"))
-    assert [tars._split_of(each) for each in found] == ["train", "val"]
+    paths = find_tars(str(tmp_path / "deep"))
+    assert [tars._split_of(path) for path in paths] == ["train", "val"]
     (tmp_path / "deep" / "train" / "ant").mkdir()  # a folder of images beside its archive
     assert find_tars(str(tmp_path / "deep")) == []
     assert find_tars(str(tmp_path / "nowhere")) == []
@@ -137,18 +137,10 @@ def test_what_is_missing_or_damaged_is_named(root):
 
     fails("/train-{000..002}.tar", r"train-002.tar cannot be read: No such file")
     write(root / "more.tar", {"1": sample(1, 0), "2": {"png": png(2)}})
-    fails("/more.tar", r"1 image without KEY.cls or 'label' in KEY.json, first 2.png")
-    message = "2 images without KEY.caption or 'caption' in KEY.json"
+    fails("/more.tar", r"no KEY.cls or 'label' in KEY.json, first of 2.png")
+    message = "no KEY.caption or 'caption' in KEY.json"
     fails("/more.tar", message, "decode|tokenize", needs_label=False)
     write(root / "more.tar", {"1": {"txt": b"x"}})
     fails("/more.tar", r"no images in 1 tar \(.*/more.tar\)")
     (root / "train-001.tar").write_bytes(b"x" * 2000)
     fails("", r"train-001.tar cannot be read: .*(header|read)")
-
-
-def test_a_tar_that_became_shorter_is_an_error_of_its_example(root):
-    dataset = create_dataset(name=str(root), split="train", preprocess="decode")
-    tar = root / "train-000.tar"
-    tar.write_bytes(tar.read_bytes()[:600])
-    with pytest.raises(UserError, match=r"example 4 of .*d/004.png\): the tar is truncated"):
-        dataset.example(4, np.random.default_rng(0))

@@ -67,40 +67,14 @@ def turned(picture, hue):
     ],
 )
 def test_pixels_are_those_of_pillow(spec, rng, expected):
-    found = run(spec, rng)
-    assert not np.array_equal(found, PIXELS)
-    np.testing.assert_array_equal(found, np.asarray(expected))
-
-
-def test_pixels_are_those_of_the_formulas():
-    """Within one level of unrounded arithmetic (Pillow truncates blends and rounds the mean)."""
-    x = PIXELS.astype(float)
-    luma = x @ [0.299, 0.587, 0.114]
-    assert np.abs(run("color_jitter(0.4)") - np.clip(1.4 * x, 0, 255)).max() <= 1
-    mean = luma.mean()
-    jittered = np.clip(mean + 1.4 * (x - mean), 0, 255)
-    assert np.abs(run("color_jitter(contrast=0.4)") - jittered).max() <= 1.2  # 0.4 * 0.5 of it
-    assert np.abs(run("grayscale(1)")[..., 2] - luma).max() <= 1
-    np.testing.assert_array_equal(run("solarize(1)"), np.where(x < 128, x, 255 - x))
-    red = np.full((2, 2, 3), (255, 0, 0), np.uint8)
-    np.testing.assert_allclose(run("color_jitter(hue=0.3333334)", pixels=red)[0, 0], [0, 255, 0])
-
-
-def test_the_ops_are_functions_of_the_generator_and_keep_one_channel():
-    chain = parse("three_augment|color_jitter(0.4, 0.4, 0.2, 0.1, p=0.8)|gaussian_blur(0.5)")
-    for pixels in (PIXELS, PIXELS[:, :, :1]):
-
-        def draw(seed, pixels=pixels):
-            return chain({"image": pixels}, np.random.default_rng(seed))["image"]
-
-        np.testing.assert_array_equal(draw(1), draw(1))
-        assert draw(1).shape == pixels.shape
-        assert not np.array_equal(draw(1), draw(2))
+    pixels = run(spec, rng)
+    assert not np.array_equal(pixels, PIXELS)
+    np.testing.assert_array_equal(pixels, np.asarray(expected))
 
 
 def test_probabilities_and_orders_are_what_is_asked_for():
     draws = [run("solarize(0.2)", np.random.default_rng(seed)) for seed in range(500)]
-    share = np.mean([not np.array_equal(each, PIXELS) for each in draws])
+    share = np.mean([not np.array_equal(pixels, PIXELS) for pixels in draws])
     assert 0.14 < share < 0.26  # three standard errors
     jitter = "color_jitter(0.4, 0.4)"
     both = [run(jitter, np.random.default_rng(seed)).mean() for seed in range(200)]
@@ -122,8 +96,8 @@ def test_random_resized_crop_has_the_distribution_of_torchvision():
     assert (boxes[:, 0] + boxes[:, 2] <= 600).all()
     # A strip has no box that fits: the middle of it.
     assert parse("random_resized_crop(8, (1, 1))").ops[0].sample_box(rng, 30, 90) == (0, 25, 30, 40)
-    found = run("random_resized_crop((8, 9), (1, 1), (1.5, 1.5), 'pillow_bicubic')")
-    np.testing.assert_array_equal(found, np.asarray(PICTURE.resize((9, 8), Image.BICUBIC)))
+    resized = run("random_resized_crop((8, 9), (1, 1), (1.5, 1.5), 'pillow_bicubic')")
+    np.testing.assert_array_equal(resized, np.asarray(PICTURE.resize((9, 8), Image.BICUBIC)))
 
 
 def test_the_lists_of_papers_stand_for_ops():
@@ -149,7 +123,6 @@ def test_the_lists_of_papers_stand_for_ops():
         ("grayscale(1.5)", r"p=1.5 must be in \[0, 1\]"),
         ("color_jitter(hue=0.6)", "hue at most 0.5"),
         ("color_jitter(-0.1)", "must have amounts >= 0"),
-        ("three_augment(-1)", "must not be negative"),
         ("gaussian_blur(1, (0, 2))", "sigma"),
         ("random_resized_crop(8, (0.5, 1.5))", "area"),
     ],
@@ -157,8 +130,3 @@ def test_the_lists_of_papers_stand_for_ops():
 def test_mistakes_are_named(spec, message):
     with pytest.raises(UserError, match=message):
         parse(spec)
-
-
-def test_floats_are_refused():
-    with pytest.raises(ValueError, match="put it before value_range"):
-        run("solarize(1)", pixels=PIXELS.astype(np.float32))

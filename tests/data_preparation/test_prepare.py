@@ -43,26 +43,24 @@ def test_a_prepared_folder_gives_the_folders_own_batches(photos, tmp_path):
     assert len(list(folder.glob("photos-train.array_record-*"))) > 2
     options = {"preprocess": "official_train(8)", "data_dir": str(tmp_path / "out")}
     for split in ("train", "train[3:20]", "test"):
-        found = []
+        runs = []
         for name in ("photos", str(photos)):
             dataset = create_dataset(name=name, split=split, **options)
             assert dataset.class_names == ("cat", "dog")
             with train_batches(dataset, batch_size=4, seed=1, total_steps=9) as batches:
-                found.append(list(batches))
-        for one, other in zip(*found, strict=True):
+                runs.append(list(batches))
+        for one, other in zip(*runs, strict=True):
             for key in one:
                 np.testing.assert_array_equal(one[key], other[key])
 
 
-def test_a_prepared_set_comes_before_the_folder_of_its_name(photos, tmp_path, monkeypatch, caplog):
+def test_a_prepared_set_comes_before_the_folder_of_its_name(photos, tmp_path, monkeypatch):
     prepare(photos, tmp_path / "out")
     monkeypatch.chdir(photos.parent)
     options = {"name": "photos", "split": "train", "preprocess": "decode"}
     assert isinstance(create_dataset(**options).source, FolderSource)
-    assert not caplog.text
     opened = create_dataset(**options, data_dir=str(tmp_path / "out"))
     assert isinstance(opened.source, TfdsSource)
-    assert "is the prepared dataset in" in caplog.text
 
 
 def test_resized_copy(tmp_path):
@@ -81,20 +79,14 @@ def test_resized_copy(tmp_path):
         )
         for name in ("photos_30", str(folder.parent))
     )
-    rng = np.random.default_rng(0)
-    shapes = {}
+    shapes = {"large": (30, 45), "tall": (60, 30), "small": (20, 30)}
     for index in range(3):
-        one, other = resized.example(index, rng), stored.example(index, rng)
-        name = stored.class_names[one["label"]]
-        shapes[name] = one["image"].shape[:2]
-        if name == "small":
-            assert resized.source[index]["image"] == stored.source[index]["image"]
-            continue
-        expected = cv2.resize(other["image"], shapes[name][::-1], interpolation=cv2.INTER_AREA)
-        error = np.abs(one["image"].astype(int) - expected).mean()
+        small, large = (data.example(index, np.random.default_rng(0)) for data in (resized, stored))
+        height, width = shapes[stored.class_names[small["label"]]]
+        expected = cv2.resize(large["image"], (width, height), interpolation=cv2.INTER_AREA)
+        error = np.abs(small["image"].astype(int) - expected).mean()
         assert error < 1  # level of 255: what JPEG at 98 rounds
-    assert shapes == {"large": (30, 45), "tall": (60, 30), "small": (20, 30)}
-    assert "above 30 pixels" in json.loads((out / "dataset_info.json").read_text())["description"]
+    assert "'resize': 30" in json.loads((out / "dataset_info.json").read_text())["description"]
 
 
 def test_unreadable_images_are_listed_and_refused_or_skipped(photos, tmp_path):
@@ -117,7 +109,7 @@ def test_unreadable_images_are_listed_and_refused_or_skipped(photos, tmp_path):
     assert sorted(names) == ["empty.jpg", "half.jpg", "text.png"]
     dataset = create_dataset(name=str(folder), split="train", preprocess="decode").check()
     assert dataset.num_examples == 23
-    assert check_prepared(str(folder), full=True) == []
+    assert check_prepared(str(folder)) == []
 
 
 @pytest.mark.parametrize("name", [b"cat ", b"caf\xe9", b"cat\ndog"])
@@ -129,13 +121,6 @@ def test_names_of_classes_that_would_not_come_back(photos, tmp_path, name):
     with pytest.raises(UserError, match="cannot be a class name|must be a single line of UTF-8"):
         prepare(photos, tmp_path / "out")
     assert not list(tmp_path.rglob("*_record-*"))  # said before any work
-
-
-def test_a_split_without_any_image_is_refused(photos, tmp_path):
-    for path in photos.glob("test/*/*.jpg"):
-        path.write_bytes(b"no image")
-    with pytest.raises(UserError, match="no images of split 'test' can be decoded"):
-        prepare(photos, tmp_path / "out", on_bad_image="skip")
 
 
 def test_what_is_there_stays(photos, tmp_path):
@@ -195,7 +180,7 @@ def test_tfds_prepares_by_itself(tmp_path):
     """A set that needs no network; see `fixtures_data.Unlabelled`."""
     folder = build_tfds("unlabelled", str(tmp_path))
     assert folder == str(tmp_path / "unlabelled" / "1.0.0")
-    assert check_prepared(folder, full=True) == []
+    assert check_prepared(folder) == []
     assert build_tfds("unlabelled", str(tmp_path)) == folder
     with pytest.raises(UserError, match=r"'cifar11' is not a TFDS .*\. Did you mean 'cifar10"):
         build_tfds("cifar11", str(tmp_path))
@@ -220,45 +205,12 @@ def test_kills_change_no_byte(tmp_path):
         while len(list(receipts.glob("*.json"))) < 10 and time.monotonic() < deadline:
             time.sleep(0.001)
         process.kill()
-    count = len(list(receipts.glob("*.json")))
-    assert count >= 10
+    assert len(list(receipts.glob("*.json"))) >= 10
     assert not (tmp_path / "killed twice/photos/1.0.0").exists()
     options = {"env": tiny.environment(), "capture_output": True, "text": True}
     result = subprocess.run(command, **options, check=True)
-    assert f"{count} of " in result.stderr
     flags = f"--config.dataset.name=photos '--config.dataset.data_dir={tmp_path / 'killed twice'}'"
     assert result.stdout == f"{tmp_path / 'killed twice/photos/1.0.0'}\n{flags}\n"
     undisturbed = prepare(source, tmp_path / "whole", shard_megabytes=0.001)
     assert files(tmp_path / "killed twice/photos/1.0.0") == files(undisturbed)
     assert os.listdir(tmp_path / "killed twice/photos") == ["1.0.0"]
-
-
-def test_too_little_room_is_said_before_anything_is_written(photos, tmp_path, monkeypatch):
-    usage = shutil.disk_usage("/")._replace(free=100)
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
-    with pytest.raises(UserError, match=r"1.0.0.incomplete: \d.* kB are needed, 0.1 kB are free"):
-        prepare(photos, tmp_path / "out")
-    assert not list(tmp_path.rglob("*_record-*"))
-
-
-def test_a_full_disk_is_said_in_one_line(tmp_path):
-    """By a limit on the size of files (of 98 KiB), which fails a write as a full disk does."""
-    source = many_photos(tmp_path / "photos")
-    command = [*SCRIPT, str(source), f"--data_dir={tmp_path}/out"]
-    result = subprocess.run(
-        ["bash", "-c", 'ulimit -f 98; exec "$@"', "bash", *command, "--num_workers=1"],
-        env=tiny.environment(),
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert result.returncode == 2
-    last = result.stderr.strip().splitlines()[-1]
-    assert last.startswith(
-        f"error: {tmp_path}/out/photos/1.0.0.incomplete/prepared/photos-test.array_record"
-    )
-    assert "cannot be written" in last
-    assert "File too large" in last
-    assert not list(tmp_path.rglob("*.unfinished"))
-    folder = prepare(source, tmp_path / "out")
-    assert check_prepared(str(folder)) == []

@@ -2,8 +2,7 @@
 
 A folder of one split holds `state.json`, which lists its Arrow files (streams of record batches,
 all columns in each); a `DatasetDict` holds `dataset_dict.json` and a folder per split. Files are
-memory-mapped, with pyarrow alone. Images keep the stored order and are decoded on first use. The
-layout is that of github.com/huggingface/datasets, 2.0 to 5.2.
+memory-mapped; images keep their order. The layout is that of `datasets` 2.0 to 5.2.
 """
 
 from __future__ import annotations
@@ -17,9 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from vit_jax.data.labelled import LabelledSource, Listing, number_images, rows_by
+from vit_jax.data.labelled import LabelledSource, Listing, number_images
 from vit_jax.data.sources import Request, check_columns
 from vit_jax.errors import UserError, one_line
 from vit_jax.files.paths import read_object
@@ -88,9 +85,8 @@ def _files(path: Path) -> dict[str, tuple[str, ...]]:
 def open_saved(request: Request) -> tuple[ArrowSource, tuple[str, ...]]:
     """Returns source and class names of a saved folder.
 
-    The label is the feature `label_key`, by default `label` or the only ClassLabel; text and
-    integers are names of classes. Ops may read text columns. UserError for damaged files, without
-    an image or a label, and see `Listing.open`.
+    The label is `label_key`, by default `label` or the only ClassLabel; text and integers name
+    classes. UserError for damaged files, without an image or a label, and see `Listing.open`.
     """
     path, where = Path(os.path.abspath(request.path)), f"dataset.name={request.path!r}"
     files = _files(path)
@@ -102,19 +98,18 @@ def open_saved(request: Request) -> tuple[ArrowSource, tuple[str, ...]]:
     features = metadata.get("info", {}).get("features", {})
     images = [key for key, feature in features.items() if feature.get("_type") == "Image"]
     if not images:
-        listed = ", ".join(schema.names)
-        raise UserError(f"{where} has no Image feature; its columns: {listed}.")
+        raise UserError(f"{where} has no Image feature; its columns: {', '.join(schema.names)}.")
     image = "image" if "image" in images else images[0]
     texts = [key for key in schema.names if str(schema.field(key).type).endswith("string")]
     check_columns(request.path, request.columns, texts)
-    places = number_images({split: table.num_rows for split, table in tables.items()})
-    key, labels, classes = "", None, None
+    places, splits = number_images({split: table.num_rows for split, table in tables.items()})
+    labels, classes = None, None
     if request.needs_label or request.label_key:
         key = _label_key(where, features, request.label_key)
-        labels, classes = _labels(f"{where}: {key}", list(tables.values()), key, features[key])
+        where = f"{where}: {key}"
+        labels, classes = _labels(tables.values(), key, features[key])
     source = ArrowSource(places, {}, files, image, request.columns)
-    splits = rows_by(places["split"], files)
-    return Listing(where, source, splits, labels, classes=classes, label=key).open(request.split)
+    return Listing(where, source, splits, labels, classes=classes).open(request.split)
 
 
 def _label_key(where: str, features: Mapping[str, Any], label_key: str) -> str:
@@ -123,21 +118,17 @@ def _label_key(where: str, features: Mapping[str, Any], label_key: str) -> str:
     usual = [label_key] if label_key else ["label", *(known if len(known) == 1 else [])]
     chosen = next((key for key in usual if key in (*known, *simple)), "")
     if not chosen:
-        what = f"dataset.label_key={label_key!r} is not a label" if label_key else "no label found"
-        hint = f"set dataset.label_key to one of {', '.join([*known, *simple]) or 'none'}"
-        raise UserError(f"{where}: {what}; {hint}.")
+        labels = ", ".join([*known, *simple]) or "none"
+        raise UserError(f"{where}: dataset.label_key={label_key!r} must be one of {labels}.")
     return chosen
 
 
 def _labels(
-    where: str, tables: Sequence[Any], key: str, feature: Mapping[str, Any]
-) -> tuple[Any, tuple[str, ...] | None]:
+    tables: Iterable[Any], key: str, feature: Mapping[str, Any]
+) -> tuple[list[str], Sequence[str] | None]:
     """Labels of all examples and names of classes; see `Listing`."""
-    if feature["_type"] != "ClassLabel":
-        values = [value for table in tables for value in table[key].to_pylist()]
-        return [[] if value is None else [str(value)] for value in values], None
-    names = tuple(map(str, feature["names"]))
-    numbers = np.concatenate([table[key].fill_null(-1).to_numpy() for table in tables])
-    if (highest := numbers.max(initial=-1)) >= len(names):
-        raise UserError(f"{where} {highest} has no name; there are {len(names)} names.")
-    return numbers.astype(np.int32), names
+    values = [value for table in tables for value in table[key].to_pylist()]
+    names = feature.get("names")
+    if names is None:
+        return ["" if value is None else str(value) for value in values], None
+    return ["" if value is None or value < 0 else names[value] for value in values], names

@@ -6,28 +6,18 @@ class take its examples in turn across passes: none repeats before all others ha
 
 from __future__ import annotations
 
-import logging
-
 import numpy as np
-
-from vit_jax.wording import counted
 
 
 class Balance:
-    """Maps a slot of a pass to an example.
+    """Maps the `num_slots` slots of a pass, about N, to examples.
 
-    Args:
-      labels: classes, int [N], one per example.
-      exponent: 0 to 1: a class of n examples gets n^(1 - exponent) shares of a pass, rounded to
-        whole slots; 0 is once per example, 1 the same number per class.
-      seed: determines the order in which a class's examples are used.
-
-    Attributes:
-      num_slots: per pass, about N.
+    A class of n among the `labels`, int [N], gets n^(1 - exponent) shares of a pass, rounded to
+    whole slots: 0 is once per example, 1 the same number per class.
     """
 
     def __init__(self, labels: np.ndarray, exponent: float, seed: int):
-        present, counts = np.unique(labels, return_counts=True)
+        counts = np.unique(labels, return_counts=True)[1]
         shares = counts ** (1.0 - exponent)
         slots = np.rint(shares / shares.sum() * len(labels)).astype(np.int64)  # at least 1
         self.num_slots = int(slots.sum())
@@ -36,12 +26,6 @@ class Balance:
         self._first_member = np.cumsum(counts) - counts
         shuffled = np.random.default_rng(seed).permutation(len(labels)).astype(np.int32)
         self._members = shuffled[np.argsort(labels[shuffled], kind="stable")]  # grouped by class
-        logging.getLogger(__name__).info(
-            "dataset.balance=%g: %s of %s examples come %s times in a pass of %d.",
-            exponent,
-            counted(len(present), "class"),
-            *(_span(counts), _span(slots), self.num_slots),
-        )
 
     def examples(self, passes: np.ndarray, slots: np.ndarray) -> np.ndarray:
         """The examples, int64 [P], of slots [P] in passes [P]."""
@@ -49,8 +33,3 @@ class Balance:
         turn = passes * self._slots[number] + slots - self._first_slot[number]
         member = self._first_member[number] + turn % self._counts[number]
         return self._members[member].astype(np.int64)
-
-
-def _span(numbers: np.ndarray) -> str:
-    low, high = numbers.min(), numbers.max()
-    return f"{low}" if low == high else f"{low} to {high}"

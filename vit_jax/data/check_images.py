@@ -3,104 +3,47 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
-from vit_jax.data.decode import captured_stderr, decodes, sample_warning
+from vit_jax.data.decode import decodes
 from vit_jax.data.sources import map_threads
 from vit_jax.errors import UserError
 from vit_jax.files.manifest import read_or_none
 from vit_jax.wording import list_names
 
-_BLOCK = 512  # images decoded per block
-_SHOWN = 10  # names in a message
-
-
-class _Verdict(NamedTuple):
-    usable: bool
-    is_jpeg: bool = False
-    remark: str = ""
-
 
 def usable_images(
-    count: int, read: Callable[[int], bytes], describe: Callable[[int], str], on_bad_image: str
+    count: int, read: Callable[[int], Any], describe: Callable[[int], str], on_bad_image: str
 ) -> np.ndarray:
     """Decodes all image files; returns the numbers of those that decode, sorted, int64 [n].
 
-    Warns of images that decode with a remark, or are likely to look wrong.
-
-    Args:
-      count: number of images.
-      read: the file of image `n`; OSError or ValueError if it cannot be read.
-      describe: where image `n` is stored.
-      on_bad_image: "error", or "skip" to leave damaged images out.
-
-    Raises:
-      UserError: no image decodes, one does not and that is an error, or a file is missing.
+    `read` gives the file of image `n` as bytes, or its pixels, `describe` where it is stored.
+    UserError if a file cannot be opened or none decodes, or if one does not and `on_bad_image` is
+    "error"; "skip" leaves damaged images out.
     """
-    blocks = [range(start, min(start + _BLOCK, count)) for start in range(0, count, _BLOCK)]
-    verdicts = [verdict for block in blocks for verdict in _decode_block(read, block)]
-    doubtful = [
-        f"{describe(n)} is {'used' if verdict.usable else 'treated as damaged'}: {verdict.remark}"
-        for n, verdict in enumerate(verdicts)
-        if verdict.remark
-    ]
-    for line in doubtful[:_SHOWN]:
-        logging.getLogger(__name__).warning(line)
-    if len(doubtful) > _SHOWN:
-        logging.getLogger(__name__).warning("%d more such images.", len(doubtful) - _SHOWN)
-    usable = np.array([verdict.usable for verdict in verdicts], bool)
-    bad = np.flatnonzero(~usable).tolist()
-    if not bad:
-        return np.arange(count)
-    if missing := [describe(n) for n in bad if _is_missing(read, n)]:
-        found = f"{len(missing)} of {count} files are missing: {list_names(missing)}"
-        raise UserError(f"{found}; write their paths with / and with the extension.")
-    report = (
-        f"{len(bad)} of {count} images cannot be read: {list_names(map(describe, bad), _SHOWN)}"
-    )
-    if on_bad_image == "error":
-        raise UserError(
-            f"{report}; fix or delete them, or skip them with on_bad_image='skip' "
-            "(--on_bad_image of a script, dataset.on_bad_image of a config)."
-        )
-    if len(bad) == count:
-        raise UserError(f"{report}; no images left.")
-    logging.getLogger(__name__).warning("%s; skipped (dataset.on_bad_image='skip').", report)
-    return np.flatnonzero(usable)
 
-
-def _decode_block(read: Callable[[int], bytes], numbers: Sequence[int]) -> list[_Verdict]:
-    """Whether each image decodes, and what the decoder printed about it (it names no file)."""
-
-    def judge(number: int) -> _Verdict:
+    def damage(number: int) -> str:
         try:
             content = read_or_none(lambda: read(number))
         except ValueError:
-            return _Verdict(False)
+            return "damaged"
         if content is None:
-            return _Verdict(False)
-        return _Verdict(decodes(content), content.startswith(b"\xff\xd8"), sample_warning(content))
+            return "lost"
+        return "" if not isinstance(content, bytes) or decodes(content) else "damaged"
 
-    with captured_stderr() as output:
-        verdicts = list(map_threads(judge, numbers))
-    if not output:
-        return verdicts
-    for i, number in enumerate(numbers):
-        with captured_stderr() as output:
-            verdict = verdicts[i] = judge(number)
-        if output and verdict.usable:  # a JPEG is usable, maybe half grey
-            verdicts[i] = verdict._replace(usable=verdict.is_jpeg, remark=output[0])
-    return verdicts
-
-
-def _is_missing(read: Callable[[int], bytes], number: int) -> bool:
-    try:
-        read(number)
-    except FileNotFoundError:
-        return True
-    except (OSError, ValueError):
-        return False
-    return False
+    damages = list(map_threads(damage, range(count)))
+    bad = [number for number in range(count) if damages[number]]
+    if not bad:
+        return np.arange(count)
+    if lost := [describe(number) for number in bad if damages[number] == "lost"]:
+        raise UserError(f"{len(lost)} of {count} files cannot be opened: {list_names(lost)}.")
+    report = f"{len(bad)} of {count} images cannot be read: {list_names(map(describe, bad), 10)}"
+    if on_bad_image == "error":
+        raise UserError(f"{report}; fix or delete them, or skip them with on_bad_image='skip'.")
+    if len(bad) == count:
+        raise UserError(f"{report}; no images left.")
+    logging.getLogger(__name__).warning("%s; skipped (dataset.on_bad_image='skip').", report)
+    return np.delete(np.arange(count), bad)

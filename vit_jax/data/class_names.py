@@ -1,9 +1,8 @@
 """Names of ImageNet's classes.
 
-labels/KEY.txt has one line per class of the published heads, in the order of their logits:
-WordNet id, tab, short name, from WordNet 3.0 (Princeton University, wordnet.princeton.edu). The
-name is the first lemma of the synset; where two classes would share it, it is followed by the
-second lemma, or else by the WordNet id in parentheses.
+labels/KEY.txt has one line per class of the published heads, in the order of their logits: WordNet
+id, tab, first lemma in WordNet 3.0 (Princeton University, wordnet.princeton.edu); where classes
+would share it, also the second, or else the WordNet id in parentheses.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Labels of TFDS sets: a stored class, or one computed from other features as VTAB (1910.04867).
 
-Definitions follow google-research/task_adaptation; the class of a distance is the interval that
-contains it, open below and closed above.
+As in google-research/task_adaptation; intervals of distances are open below and closed above.
 """
 
 from __future__ import annotations

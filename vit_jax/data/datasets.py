@@ -17,10 +17,10 @@ import numpy as np
 
 from vit_jax.data.preprocess import Chain, PythonOp, load_function, parse
 from vit_jax.data.sources import ArraySpec, Request, Source, check_columns, map_threads
-from vit_jax.errors import UserError, as_user_error
+from vit_jax.errors import UserError, as_user_error, one_line
 from vit_jax.files.paths import to_path
 from vit_jax.kinds import check_known
-from vit_jax.wording import counted, list_names
+from vit_jax.wording import counted
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -54,9 +54,8 @@ class Dataset:
             raise
         except (ValueError, OSError, cv2.error) as error:
             where = f"example {index} of {self.name} {self.split} ({self.source.describe(index)})"
-            reason = getattr(error, "strerror", None) or error
-            raise as_user_error(f"{where}: {reason}", error) from error
-        arrays = {key: each for key, each in example.items() if not isinstance(each, str)}
+            raise as_user_error(f"{where}: {one_line(error)}", error) from error
+        arrays = {key: value for key, value in example.items() if not isinstance(value, str)}
         if (label := arrays.get("label")) is not None:
             several = getattr(label, "ndim", 0) > 0
             arrays["label"] = label.astype(np.uint8) if several else np.int32(label)
@@ -71,10 +70,8 @@ class Dataset:
     def check_keys(self, who: str, keys: Iterable[str]) -> None:
         """Raises a UserError unless examples have all `keys` that `who` reads."""
         if missing := [key for key in keys if key not in self.element_spec]:
-            raise UserError(
-                f"{who} reads {missing[0]!r}, but examples of dataset.name={self.name!r} have "
-                f"{', '.join(self.element_spec)}; preprocess needs an op that creates it."
-            )
+            have = f"examples of dataset.name={self.name!r} have {', '.join(self.element_spec)}"
+            raise UserError(f"{who} reads {missing[0]!r}, but {have}; preprocess can add it.")
 
     @property
     def image_shape(self) -> tuple[int, int, int]:
@@ -106,14 +103,9 @@ class Dataset:
         UserError if the exponent is out of range, or examples do not have a single label.
         """
         if not 0 <= balance <= 1:
-            found = f"dataset.balance={balance} must be between 0 (as stored)"
-            raise UserError(f"{found} and 1 (all classes equally often).")
+            raise UserError(f"dataset.balance={balance} must be between 0 and 1.")
         if balance and getattr(self.element_spec.get("label"), "shape", None) != ():
-            has = "several labels" if "label" in self.element_spec else "no labels loaded"
-            raise UserError(
-                f"dataset.balance={balance} needs one label per image, dataset.name={self.name!r} "
-                f"has {has}; set it to 0."
-            )
+            raise UserError(f"dataset.balance={balance} needs one label per image; set it to 0.")
         return dataclasses.replace(self, balance=balance)
 
     def check(self) -> Dataset:
@@ -122,19 +114,7 @@ class Dataset:
         Decodes every image file (0.7 ms of one core each); of a TFDS set, only opens every file.
         UserError for a damaged file, unless it is an image and `on_bad_image` is "skip".
         """
-        source = self.source.check(self.on_bad_image)
-        if lost := _labels(self.source) - _labels(source):
-            names = list_names(self.class_names[label] for label in sorted(lost))
-            logging.getLogger(__name__).warning(
-                "%s %s: no images left of %s.", self.name, self.split, names
-            )
-        return dataclasses.replace(self, source=source)
-
-
-def _labels(source: Any) -> set[int]:
-    """The labels that occur in a folder or table."""
-    labels = getattr(source, "columns", {}).get("label", np.array([]))
-    return set(np.unique(labels).tolist() if labels.ndim == 1 else np.flatnonzero(labels.any(0)))
+        return dataclasses.replace(self, source=self.source.check(self.on_bad_image))
 
 
 Opened = tuple[Source, tuple[str, ...]]  # and the class names by label; () without labels
@@ -159,8 +139,8 @@ def _later(name: str) -> Callable[[Request], Opened]:
 
 
 def _is_saved(name: str, _data_dir: str) -> bool:
-    folder = os.path.expanduser(name)
-    return bool(name) and any(os.path.isfile(os.path.join(folder, file)) for file in _ARROW_FILES)
+    folder = Path(os.path.expanduser(name))
+    return bool(name) and any((folder / file).is_file() for file in _ARROW_FILES)
 
 
 def _is_folder(name: str, data_dir: str) -> bool:
@@ -198,11 +178,6 @@ def _open_tfds(request: Request) -> Opened:
 
     directory = request.path
     if not os.path.isfile(os.path.join(directory, _INFO_FILE)):
-        if os.path.isdir(directory) and not _holds_prepared(Path(directory)):
-            logging.getLogger(__name__).warning(
-                f"dataset.name={request.name!r} is the prepared dataset in {request.data_dir}, not "
-                f"the folder ./{request.name}."
-            )
         directory = tfds_reader.find_prepared(request.name, request.data_dir)
     return tfds_reader.open_prepared(
         directory, request.split, request.label_key, needs_label=request.needs_label
@@ -243,14 +218,11 @@ def create_dataset(
     """Opens a dataset: reads metadata or lists files; reads and downloads no examples.
 
     Args:
-      name: `digits`; `glyphs` or `glyphs(size=32, ...)`; the path of an image folder
-        (`folder.LAYOUT`), a table (`table.py`), tars of WebDataset (`tars.py`), a folder saved by
-        Hugging Face `datasets` (`arrow.py`) or a prepared directory; otherwise a TFDS name with
-        optional config and version (`cifar10`, `imagenet2012:5.1.0`, `cifar10_corrupted/fog_1`).
+      name: what a row of READERS reads: `digits`, `glyphs(size=32, ...)`, a path, else a TFDS name
+        with optional config and version (`imagenet2012:5.1.0`, `cifar10_corrupted/fog_1`).
       split, preprocess, data_dir: see `sources.resolve_split`, preprocess.py, `data_root`.
       on_bad_image: `error` or `skip`; not for TFDS.
-      label_key: the class label to use from a TFDS or `datasets` set; for TFDS also a key of
-        `COMPUTED_LABELS`; "" for the default one.
+      label_key: which label of a TFDS or `datasets` set, or a key of COMPUTED_LABELS.
       needs_label: if False, the set may have no labels; without class names, examples have none.
       readers: the first that matches the name opens it.
 
@@ -261,13 +233,6 @@ def create_dataset(
     for op in chain.ops:
         if isinstance(op, PythonOp):
             load_function(op.call)  # report a misspelt name before reading all images
-        if getattr(op, "reduced", False):
-            logging.getLogger(__name__).info(
-                "%s %s: large JPEG files are decoded at 1/2, 1/4 or 1/8, so pixels differ from "
-                "those of a whole decoding (decode(reduced=True)).",
-                name,
-                split,
-            )
     reader = next(reader for reader in readers if reader.matches(name, data_dir))
     if label_key and not reader.has_label_keys:
         raise UserError(f"dataset.label_key={label_key!r} is only for TFDS names, not {name!r}.")

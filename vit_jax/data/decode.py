@@ -9,13 +9,8 @@ antialiased: timm, DeiT and Hugging Face evaluate on such images.
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import io
-import os
-import sys
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, Literal
 
 import cv2
@@ -44,8 +39,7 @@ _CV2_METHODS = {
     "nearest": cv2.INTER_NEAREST_EXACT,
 }
 _MAX_PIXELS = 2**28
-# TIFF, PNM and JPEG 2000 may have more than 8 bits per sample, as may PNG.
-_DEEP = (b"II*\0", b"MM\0*", b"P2", b"P3", b"P5", b"P6", b"\0\0\0\x0cjP")
+_DEEP = (b"II*\0", b"MM\0*", b"\0\0\0\x0cjP")  # TIFF, JPEG 2000
 _AVIF = (b"ftypavif", b"ftypavis")
 _HEIC = (b"heic", b"heix", b"hevc")  # compatible brands of a file
 
@@ -67,11 +61,10 @@ def decode_image(image: bytes | np.ndarray, *, channels: int, exif: bool) -> np.
     if _is_for_pillow(image):
         return _with_channels(_read_by_pillow(image, exif=exif), channels)
     flags = _COLOR[channels] | (0 if exif else cv2.IMREAD_IGNORE_ORIENTATION)
-    if reason := _unsupported_samples(_deep_pixels(image)):
+    if reason := _unsupported_samples(image):
         raise ValueError(reason)
     if (pixels := _imdecode(image, flags)) is None:
-        found = f"{len(image)} bytes: {image[:8]!r}..."
-        raise ValueError(f"the image cannot be decoded, or has more than 2^28 pixels ({found})")
+        raise ValueError(f"{len(image)} bytes cannot be decoded, or have more than 2^28 pixels")
     return pixels if channels == 3 else pixels[:, :, None]  # [H, W, channels]
 
 
@@ -105,12 +98,13 @@ def decode_box(
     scale = 1
     if reduced_to:
         spare = min(height // reduced_to[0], width // reduced_to[1])
-        scale = max(each for each in _REDUCED if each <= max(spare, 1))
+        scale = max(factor for factor in _REDUCED if factor <= max(spare, 1))
     data = first_rows(image, frame, top + height) if is_upright else image
     flags = _COLOR[channels] | _REDUCED[scale] | (0 if exif else cv2.IMREAD_IGNORE_ORIENTATION)
-    if (found := _imdecode(data, flags)) is None:  # damaged, or the rows below are too few bytes
-        scale, found = 1, decode_image(image, channels=channels, exif=exif)
-    pixels = found.reshape(*found.shape[:2], channels)  # cv2 drops a channel axis of one
+    decoded = _imdecode(data, flags)
+    if decoded is None:  # damaged, or the rows below are too few bytes
+        scale, decoded = 1, decode_image(image, channels=channels, exif=exif)
+    pixels = decoded.reshape(*decoded.shape[:2], channels)  # cv2 drops a channel axis of one
     top, bottom = round(top / scale), round((top + height) / scale)
     left, right = round(left / scale), round((left + width) / scale)
     return crop(pixels, top, left, bottom - top, right - left)
@@ -129,39 +123,17 @@ def _is_for_pillow(data: bytes) -> bool:
     return data[4:12] in _AVIF or _is_heic(data)
 
 
-@functools.cache
-def _register_heic() -> None:
-    import_extra("a HEIC image", "pillow_heif", "heic").register_heif_opener()
-
-
 def _read_by_pillow(image: bytes, *, exif: bool) -> np.ndarray:
     from PIL import Image
 
     if _is_heic(image):
-        _register_heic()
+        import_extra("a HEIC image", "pillow_heif", "heic").register_heif_opener()
     try:
         with Image.open(io.BytesIO(image)) as picture:
             return pillow_pixels(picture, exif=exif)
     except OSError as error:
         kind = "HEIC" if _is_heic(image) else "AVIF"
         raise ValueError(f"the {kind} image cannot be decoded ({error})") from error
-
-
-@contextlib.contextmanager
-def captured_stderr() -> Iterator[list[str]]:
-    """Captures the lines that decoders write to stderr, which name no file."""
-    found: list[str] = []
-    sys.stderr.flush()
-    with tempfile.TemporaryFile() as file:
-        stderr = os.dup(2)
-        os.dup2(file.fileno(), 2)
-        try:
-            yield found
-        finally:
-            os.dup2(stderr, 2)
-            os.close(stderr)
-            file.seek(0)
-            found += filter(None, file.read().decode(errors="replace").splitlines())
 
 
 def pillow_pixels(image: Any, *, exif: bool) -> np.ndarray:
@@ -190,27 +162,12 @@ def _with_channels(pixels: np.ndarray, channels: int) -> np.ndarray:
     return cv2.cvtColor(np.ascontiguousarray(pixels), cv2.COLOR_RGB2GRAY)[:, :, None]  # [H, W, 1]
 
 
-def _deep_pixels(data: bytes) -> np.ndarray | None:
-    """The stored samples of a file that may have more than 8 bits per sample; else None."""
-    if (data.startswith(_PNG) and data[24:25] != b"\x10") or not data.startswith((_PNG, *_DEEP)):
-        return None
-    return _imdecode(data, cv2.IMREAD_UNCHANGED)
-
-
-def _unsupported_samples(deep: np.ndarray | None) -> str:
+def _unsupported_samples(data: bytes) -> str:
+    """What is wrong with the samples of a file that may have other than unsigned integers."""
+    deep = _imdecode(data, cv2.IMREAD_UNCHANGED) if data.startswith(_DEEP) else None
     if deep is None or deep.dtype in (np.uint8, np.uint16):
         return ""
     return f"its samples are {deep.dtype}, with no known scale to 8 bits; convert it to uint8"
-
-
-def sample_warning(data: bytes) -> str:
-    """Warning about samples that cannot be converted, or use fewer than 16 bits; else ""."""
-    deep = _deep_pixels(data)
-    if (refused := _unsupported_samples(deep)) or deep is None or deep.dtype != np.uint16:
-        return refused
-    if not 0 < (bits := int(deep.max()).bit_length()) < 15:
-        return ""
-    return f"its values use {bits} of 16 bits, so it will look dark (only the high byte is kept)"
 
 
 def decodes(data: bytes) -> bool:
@@ -227,7 +184,7 @@ def decodes(data: bytes) -> bool:
             return False
     # For other formats OpenCV rejects this if a side is below 8 pixels.
     flags = cv2.IMREAD_REDUCED_COLOR_8 if data.startswith(b"\xff\xd8") else cv2.IMREAD_COLOR
-    return not _unsupported_samples(_deep_pixels(data)) and _imdecode(data, flags) is not None
+    return not _unsupported_samples(data) and _imdecode(data, flags) is not None
 
 
 def _imdecode(data: bytes, flags: int) -> np.ndarray | None:
@@ -241,13 +198,13 @@ def _imdecode(data: bytes, flags: int) -> np.ndarray | None:
 
 def _strip_chunks(png: bytes) -> bytes:
     """The file without the chunks in `_STRIPPED_CHUNKS` that precede its pixels."""
-    kept, position = [_PNG], len(_PNG)
+    chunks, position = [_PNG], len(_PNG)
     while (kind := png[position + 4 : position + 8]) != b"IDAT" and len(kind) == 4:
         end = position + 12 + int.from_bytes(png[position : position + 4])  # length, kind, CRC
         if kind not in _STRIPPED_CHUNKS:
-            kept.append(png[position:end])
+            chunks.append(png[position:end])
         position = end
-    return b"".join([*kept, png[position:]])
+    return b"".join([*chunks, png[position:]])
 
 
 def resize(image: np.ndarray, height: int, width: int, method: Method) -> np.ndarray:
@@ -264,8 +221,7 @@ def resize(image: np.ndarray, height: int, width: int, method: Method) -> np.nda
         resized = cv2.resize(image, (width, height), interpolation=_CV2_METHODS[method])
         return resized.reshape(height, width, channels)  # cv2 drops a channel axis of one
     if image.dtype != np.uint8:
-        found = f"{method!r} needs uint8, not {image.dtype}"
-        raise ValueError(f"{found}: put it before value_range or normalize")
+        raise ValueError(f"{method!r} needs uint8: put it before value_range or normalize")
     from PIL import Image
 
     resample = Image.Resampling[method.removeprefix("pillow_").upper()]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -13,12 +12,7 @@ from vit_jax.errors import missing_package
 
 
 def open_digits(request: Request) -> tuple[SlicedSource, tuple[str, ...]]:
-    """Returns source and class names."""
-    return SlicedSource(digit_splits(), request.split), tuple("0123456789")
-
-
-def digit_splits() -> dict[str, list[dict[str, Any]]]:
-    """1,797 real scans, in scikit-learn's order.
+    """1,797 real scans, in scikit-learn's order, and class names.
 
     uint8 [8, 8, 1] with 17 grey levels (UCI, "Optical Recognition of Handwritten Digits", its test
     part). The last 300, `test`, come from other writers than the rest, `train`: a random split
@@ -33,4 +27,5 @@ def digit_splits() -> dict[str, list[dict[str, Any]]]:
     images = np.round(rows[:, :-1] * (255 / 16)).astype(np.uint8).reshape(-1, 8, 8, 1)
     labels = rows[:, -1].tolist()
     scans = [{"image": image, "label": i} for image, i in zip(images, labels, strict=True)]
-    return {"train": scans[:1497], "test": scans[1497:]}
+    splits = {"train": scans[:1497], "test": scans[1497:]}
+    return SlicedSource(splits, request.split), tuple("0123456789")

@@ -1,7 +1,7 @@
 """Image folders: `root/{train,test,...}/class_name/*.jpg` and similar.
 
-Without split folders, `root/class_name/*.jpg`, a fifth of each class is `test`. Images may be
-nested in any number of folders below their class. For their order see `labelled.py`.
+Without split folders, a fifth of each class is `test`. Images may be nested in any number of
+folders below their class. For their order see `labelled.py`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ HEIC = (".heic", ".heif")  # need the extra `heic`
 # What OpenCV decodes, and Pillow with that extra.
 EXTENSIONS = tuple(f"{_EXTENSIONS} .ras .sr".split()) + (HEIC if find_spec("pillow_heif") else ())
 LAYOUT = "CLASS_NAME/IMAGE.jpg or train/CLASS_NAME/IMAGE.jpg"
-_UNKNOWN = "{where}: class {first!r} of split {split!r} is not a class of 'train' ({number} such)."
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -60,15 +59,8 @@ def open_folder(request: Request) -> tuple[FolderSource, tuple[str, ...]]:
     """
     root = os.path.abspath(request.path)
     where = f"dataset.name={root!r}"
-    folders = split_folders(root, request.needs_label, request.split)
-    classes = labelled.in_order(
-        map(os.path.basename, itertools.chain(*labelled.naming_splits(folders)))
-    )
-    if request.needs_label and len(classes) < 2:
-        one = f"{where}: only one class, {classes[0]!r}"
-        raise UserError(f"{one}; a classifier needs at least two (expected {LAYOUT}).")
+    folders = split_folders(root, request.needs_label)
     split = labelled.known_split(where, request.split, folders)
-    is_drawn = request.needs_label and "/" not in next(iter(folders.values()))[0]
     wanted = folders if "all" in split_names(split) else split_names(split)
     files = _list_files(root, [folder for name in wanted for folder in folders.get(name, ())])
     groups = [folder for folder, paths in files.items() for _ in paths]
@@ -77,13 +69,17 @@ def open_folder(request: Request) -> tuple[FolderSource, tuple[str, ...]]:
         name: [row for folder in inside for row in rows.get(folder, ())]
         for name, inside in folders.items()
     }
-    texts = {folder: [os.path.basename(folder)] for folder in files}
-    labels = [texts[folder] for folder in groups] if request.needs_label else None
+    labels, classes = None, []
+    if request.needs_label:
+        labels = list(map(os.path.basename, groups))
+        naming = itertools.chain(*labelled.naming_splits(folders))
+        classes = labelled.in_order(map(os.path.basename, naming))
+        if len(classes) < 2:
+            raise UserError(f"{where}: only one class, {classes[0]!r}; expected {LAYOUT}.")
+    is_drawn = request.needs_label and "/" not in next(iter(folders.values()))[0]
     paths = np.array(list(itertools.chain(*files.values())), np.bytes_)
     source = FolderSource(paths, {}, root, drawn=is_drawn)
-    own = classes if request.needs_label else []
-    listing = Listing(where, source, splits, labels, classes=own, groups=groups, unknown=_UNKNOWN)
-    return listing.open(split)
+    return Listing(where, source, splits, labels, classes=classes, groups=groups).open(split)
 
 
 def _subfolders(path: str) -> list[str]:
@@ -91,42 +87,30 @@ def _subfolders(path: str) -> list[str]:
         return sorted(e.name for e in entries if e.is_dir() and not e.name.startswith((".", "__")))
 
 
-def split_folders(root: str, needs_label: bool = True, split: str = "") -> dict[str, list[str]]:
+def split_folders(root: str, needs_label: bool = True) -> dict[str, list[str]]:
     """Class folders, relative to root, per split; UserError for any other layout.
 
-    Split folders are `train` or those of `HELD_OUT` that contain folders, else the ones named in
-    the expression `split` if no folder has images of its own; otherwise folders are classes.
+    If `train` or one of `HELD_OUT` contains folders, all folders are splits; else they are classes.
     """
     try:
         top = _subfolders(root)
         splits = {
-            name: [f"{name}/{each}" for each in _subfolders(f"{root}/{name}")] for name in top
+            name: [f"{name}/{folder}" for folder in _subfolders(f"{root}/{name}")] for name in top
         }
     except OSError as error:
         raise UserError(f"dataset.name={root!r}: {error.strerror}; expected {LAYOUT}.") from None
     if not needs_label:
         return {name: folders or [name] for name, folders in splits.items()} or {"train": ["."]}
     known = {"train", *HELD_OUT}
-    asked = set(split_names(split)) if split else set()
-    own = any(_has_images(f"{root}/{name}") for name in top)
-    are_splits = any(splits[name] for name in known & set(top)) or (not own and asked <= set(top))
-    with_folders = {name: folders for name, folders in splits.items() if folders}
-    if are_splits and with_folders:
-        return with_folders
+    if any(splits[name] for name in known.intersection(top)):
+        return {name: folders for name, folders in splits.items() if folders}
     if set(top) - known:
         return {"train": top, "test": top}
     raise UserError(f"dataset.name={root!r}: no class folders; expected {LAYOUT} in it.")
 
 
-def _is_image(entry: os.DirEntry[str]) -> bool:
-    """Whether it is a regular file with the extension of an image."""
-    name = entry.name.lower()
-    return name.endswith(EXTENSIONS) and not name.startswith(".") and entry.is_file()
-
-
-def _has_images(folder: str) -> bool:
-    with os.scandir(folder) as entries:
-        return any(map(_is_image, entries))
+def _is_image(name: str) -> bool:
+    return name.lower().endswith(EXTENSIONS) and not name.startswith(".")
 
 
 def find_below(folder: str) -> tuple[list[str], collections.Counter[str]]:
@@ -147,7 +131,7 @@ def find_below(folder: str) -> tuple[list[str], collections.Counter[str]]:
                     continue
                 if is_folder:
                     waiting.append(os.path.join(inside, entry.name))
-                elif _is_image(entry):
+                elif _is_image(entry.name) and entry.is_file():
                     images.append(os.path.join(inside, entry.name))
                 else:
                     others[os.path.splitext(entry.name)[1] or entry.name] += 1

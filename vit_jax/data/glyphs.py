@@ -1,9 +1,8 @@
 """`glyphs`, data for pre-training: letters and digits drawn from the fonts shipped with matplotlib.
 
-Example i is a pure function of (seed, i): a font, a character and random distortions of its
-outline, at any resolution. They resemble the scans of `digits`: bright strokes on black, filling
-the height of the image, with varying stroke width, and area-averaged pixels. A glyph is stored as
-a signed distance field of its outline: warping the field and thresholding it at a random level
+Example i is a pure function of (seed, i): a font, a character and random distortions. They resemble
+the scans of `digits`: bright strokes on black that fill the height of the image. A glyph is stored
+as a signed distance field of its outline: warping the field and thresholding it at a random level
 gives smooth edges at any stroke width (0.1 ms per example and core up to 32 pixels). Other
 versions of matplotlib, Pillow, OpenCV or numpy may change pixels by one grey level.
 """
@@ -216,7 +215,7 @@ def _sample_points(
 
 def open_glyphs(request: Request) -> tuple[SlicedSource, tuple[str, ...]]:
     """Returns source and class names of `glyphs` or `glyphs(size=32, ...)`, see `glyph_splits`."""
-    [(_, splits)] = evaluate_calls("dataset.name", request.name, {"glyphs": glyph_splits})
+    [splits] = evaluate_calls("dataset.name", request.name, {"glyphs": glyph_splits})
     return SlicedSource(splits, request.split), splits["train"].classes
 
 

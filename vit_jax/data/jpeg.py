@@ -52,7 +52,7 @@ def read_frame(data: bytes) -> Frame | None:
         return None
     # Left alone: files with one scan for each channel, and restart markers, which libjpeg reports.
     in_rows = not is_progressive and not has_restarts and data[content] == channels
-    sampling = max(each & 15 for each in frame[7::3]) if channels > 1 else 1
+    sampling = max(factor & 15 for factor in frame[7::3]) if channels > 1 else 1
     return Frame(height, width, start + 1, 8 * sampling * in_rows, orientation)
 
 
@@ -67,11 +67,10 @@ def _orientation(tiff: bytes) -> int:
         ]
     except struct.error:
         return 0
-    found = [entry[1:] for entry in entries if entry[0] == 0x0112] or [(3, 1, 1)]
-    kind, number, value = found[0]
-    return (
-        value if order and (kind, number, len(found)) == (3, 1, 1) and value in range(1, 9) else 0
-    )
+    tags = [entry[1:] for entry in entries if entry[0] == 0x0112] or [(3, 1, 1)]
+    kind, number, value = tags[0]
+    is_plain = order and len(tags) == 1 and (kind, number) == (3, 1) and 1 <= value <= 8
+    return value if is_plain else 0
 
 
 def first_rows(data: bytes, frame: Frame, count: int) -> bytes:

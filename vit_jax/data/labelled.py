@@ -1,14 +1,13 @@
 """What readers of labelled images share: a source, and the rules of splits, classes and order.
 
-A reader (`folder.py`, `table.py`, `tars.py`, `arrow.py`, `memory.py`) lists images, the split of
-each and the text of its label. The rest is the same for all of them: `Listing.open`.
+A reader (`folder.py`, `table.py`, `tars.py`, `arrow.py`, `memory.py`) lists the place, split and
+label of all images; `Listing` does what is the same for all of them.
 
 Images in `groups` (mostly classes) are shuffled: the k-th of a group of n, by a hash of its place,
 gets rank k / (n - 1), and all are sorted by rank, ties by hash. So every prefix and suffix at least
-as long as the number of groups contains every group of two images. Without splits, a fifth of each
-group is `test`: the images whose hash is low, the same on any machine. So an image keeps its split
-when others are added; only if a group would be off by more than one image (of 100: three) do the
-next in order switch split.
+as long as the number of groups contains every group of two images. Without splits, the fifth of
+each group with the lowest hashes is `test`. So an image keeps its split when others are added,
+unless a group would be off by more than one image (of 100: three).
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ import functools
 import hashlib
 import itertools
 import logging
-import unicodedata
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Self, TypeVar
 
@@ -71,10 +69,11 @@ class LabelledSource(Source):
         return self.keep(usable_images(len(self), self.read, self.describe, on_bad_image))
 
 
-def number_images(lengths: Mapping[str, int]) -> np.ndarray:
-    """Places of images that are stored by split and number in it."""
+def number_images(lengths: Mapping[str, int]) -> tuple[np.ndarray, dict[str, list[int]]]:
+    """Places of images that are stored by split and number in it, and the images of each split."""
     places = [(split, row) for split, length in lengths.items() for row in range(length)]
-    return np.array(places, [("split", object), ("row", np.int64)])
+    splits = rows_by((split for split, _ in places), lengths)
+    return np.array(places, [("split", object), ("row", np.int64)]), splits
 
 
 def rows_by(names: Iterable[str], known: Iterable[str] = ()) -> dict[str, list[int]]:
@@ -85,78 +84,57 @@ def rows_by(names: Iterable[str], known: Iterable[str] = ()) -> dict[str, list[i
     return rows
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class Listing:
-    """The images that a reader knows, in the order of `source`; `open` selects a split."""
+    """The images that a reader knows, in the order of `source`; `open` selects a split.
+
+    UserError for fewer than two classes, one that is not in `train`, or an odd name.
+    """
 
     where: str  # names the data in messages
-    source: LabelledSource  # without labels
+    source: LabelledSource  # gets the labels as a column
     splits: Mapping[str, Sequence[int]]  # the images of each; if `source.drawn`, all in each
-    # Texts of each image, one or none (`several`: any number); or numbers of `classes`, int32 [N],
-    # -1 if missing; None if they are not wanted, or only the source knows them.
-    labels: Sequence[Sequence[str]] | np.ndarray | None
+    # Text of each image, "" if missing, or (`several`) any number of texts; None if they are not
+    # wanted, or only the source knows them.
+    labels: dataclasses.InitVar[Sequence[Any] | None]
     _: dataclasses.KW_ONLY
     several: bool = False
     classes: Sequence[str] | None = None  # None: the texts of `train`, or else of all splits
     groups: Sequence[str] | None = None  # of each image; None: images keep their order
-    files: Sequence[str | None] = ()  # of each image, to warn of one in two splits
-    label: str = ""  # what the data call it, for messages
-    unknown: str = "{where}: {count} missing from 'train': {names}."  # classes, in a split
+
+    def __post_init__(self, labels: Sequence[Any] | None) -> None:
+        if labels is not None:
+            texts = {split: self._texts(labels, rows) for split, rows in self.splits.items()}
+            if self.classes is None:
+                self.classes = in_order(itertools.chain(*naming_splits(texts)))
+                if (count := len(self.classes)) < 2 - self.several:
+                    raise UserError(f"{self.where}: a classifier needs two classes, not {count}.")
+            if unknown := sorted(set().union(*texts.values()).difference(self.classes)):
+                raise UserError(f"{self.where}: 'train' lacks the classes {list_names(unknown)}.")
+            columns = {**self.source.columns, "label": _encode(labels, self.classes, self.several)}
+            self.source = dataclasses.replace(self.source, columns=columns)
+        if odd := next((name for name in self.classes or () if escaped(name) != name), None):
+            raise UserError(f"{self.where}: class {odd!a:.80} must be a single line of UTF-8.")
 
     def open(self, split: str) -> tuple[Any, tuple[str, ...]]:
         """The images that a split expression selects, with labels as numbers; and class names.
 
-        UserError for an invalid expression, missing labels, and see `numbered`.
+        UserError for an invalid expression, or missing labels.
         """
-        listing = self.numbered()
-        split = known_split(self.where, split, listing.splits)
-        ordered = functools.cache(listing._ordered)
-        parts = resolve_split(split, listing.splits, lambda name: len(ordered(name)))
+        split = known_split(self.where, split, self.splits)
+        ordered = functools.cache(self._ordered)
+        parts = resolve_split(split, self.splits, lambda name: len(ordered(name)))
         rows = np.concatenate([ordered(part.name)[part.start : part.stop] for part in parts])
-        source = listing.source.keep(rows)
+        source = self.source.keep(rows)
         if missing := int(np.sum(source.columns.get("label", np.array([])) < 0)):
-            without = f"{counted(missing, 'example')} of {split!r} without {self.label!r}"
-            raise UserError(f"{self.where}: {without}; choose a split that has labels.")
-        return source, tuple(listing.classes or ())
+            count = counted(missing, "example")
+            raise UserError(f"{self.where}: {count} of {split!r} without a label.")
+        return source, tuple(self.classes or ())
 
-    def numbered(self) -> Listing:
-        """The listing with class names, and labels as a column of its source.
-
-        UserError for fewer than two classes, one that is not in `train`, or an odd name.
-        """
-        self._warn_of_shared()
-        classes, labels = self.classes, self.labels
-        naming = naming_splits(self.splits)
-        if labels is not None and not isinstance(labels, np.ndarray):
-            where = f"{self.where}: {self.label}" if self.label else self.where
-            if classes is None:
-                classes = in_order(text for rows in naming for row in rows for text in labels[row])
-                if len(classes) < 2 - self.several:
-                    count = counted(len(classes), "class")
-                    raise UserError(f"{where}: {count}; a classifier needs two.")
-            for split, rows in self.splits.items():
-                texts = {text for row in rows for text in labels[row]}
-                if unknown := sorted(texts - set(classes)):
-                    count, names = counted(len(unknown), "class"), list_names(unknown)
-                    words = {"first": unknown[0], "number": len(unknown), "count": count}
-                    message = self.unknown.format(where=where, split=split, names=names, **words)
-                    raise UserError(message)
-            labels = _encode(labels, classes, self.several)
-        check_classes(self.where, classes or (), sum(map(len, naming)))
-        columns = {**self.source.columns, **({} if labels is None else {"label": labels})}
-        source = dataclasses.replace(self.source, columns=columns)
-        return dataclasses.replace(self, source=source, classes=classes, labels=None, files=())
-
-    def _warn_of_shared(self) -> None:
-        if self.source.drawn or not self.files:
-            return
-        files = {split: {self.files[row] for row in rows} for split, rows in self.splits.items()}
-        for one, other in itertools.combinations(files, 2):
-            if shared := sorted(filter(None, files[one] & files[other])):
-                logging.getLogger(__name__).warning(
-                    f"{self.where}: {counted(len(shared), 'file')} in {one!r} and in {other!r}: "
-                    f"{list_names(shared)}."
-                )
+    def _texts(self, labels: Sequence[Any], rows: Iterable[int]) -> set[str]:
+        """The labels of some images."""
+        texts = (labels[row] for row in rows)
+        return set(itertools.chain.from_iterable(texts) if self.several else texts) - {""}
 
     def _ordered(self, split: str) -> np.ndarray:
         """The images of a split in their order, int64 [n]; see above."""
@@ -181,10 +159,10 @@ class Listing:
         return np.array([row for *_, row in sorted(ranked)], np.int64)
 
 
-def _encode(labels: Any, classes: Sequence[str], several: bool) -> np.ndarray:
+def _encode(labels: Sequence[Any], classes: Sequence[str], several: bool) -> np.ndarray:
     numbers = {name: number for number, name in enumerate(classes)}
     if not several:
-        return np.array([numbers[texts[0]] if texts else -1 for texts in labels], np.int32)
+        return np.array([numbers.get(label, -1) for label in labels], np.int32)
     encoded = np.zeros((len(labels), len(classes)), np.uint8)
     for row, texts in enumerate(labels):
         encoded[row, [numbers[text] for text in texts]] = 1
@@ -213,25 +191,3 @@ def in_order(names: Iterable[str]) -> list[str]:
     if all(name.isdecimal() and len(name) < 16 for name in distinct):
         return sorted(distinct, key=lambda name: (int(name), name))
     return sorted(distinct)
-
-
-def check_classes(where: str, names: Sequence[str], num_examples: int) -> None:
-    """UserError for a name that is not one line of UTF-8, or two names that look the same.
-
-    Warns of nearly as many classes as images to train on (0 if unknown): they may be numbers.
-    """
-    forms: dict[str, str] = {}
-    for name in names:
-        if escaped(name) != name:
-            raise UserError(f"{where}: class {name!a:.80} must be a single line of UTF-8.")
-        other = forms.setdefault(unicodedata.normalize("NFC", name), name)
-        if other != name:
-            raise UserError(
-                f"{where}: the classes {other!a:.80} and {name!a:.80} are one name in two forms of "
-                "Unicode; rename one."
-            )
-    if num_examples and len(names) > max(10, 0.8 * num_examples):
-        logging.getLogger(__name__).warning(
-            f"{where}: {counted(len(names), 'class')} for {counted(num_examples, 'image')}; "
-            "are these labels or image numbers?"
-        )

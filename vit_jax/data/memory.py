@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 
 from vit_jax.data import labelled
-from vit_jax.data.check_images import usable_images
 from vit_jax.data.datasets import READERS, Dataset, Reader, create_dataset
 from vit_jax.data.decode import pillow_pixels
 from vit_jax.data.labelled import LabelledSource, Listing
@@ -23,7 +22,6 @@ from vit_jax.errors import UserError
 
 _MAX_CLASSES = 1_000_000
 _PATHS = (str, os.PathLike)
-_UNKNOWN = "split {split!r} has classes that are not in 'train': {names}."
 FORMS = "(images, labels), or an object with len(), [i] -> (image, label) and .classes"
 
 
@@ -37,22 +35,17 @@ def open_given(splits: Mapping[str, Any], name: str) -> Callable[..., Dataset]:
     UserError for anything else, or if the splits disagree on the classes.
     """
     if not isinstance(splits, Mapping) or not splits:
-        kind = type(splits).__name__
-        raise UserError(f"dataset is {kind}; it must be {{'train': {FORMS}, ...}}.")
+        raise UserError(f"dataset must be {{'train': {FORMS}, ...}}.")
     for split in splits:
         if not isinstance(split, str) or not re.fullmatch(r"[\w-]+", split):
             raise UserError(f"dataset has a split {split!r}; a name has letters, digits, _ and -.")
-    data = {split: _read_split(split, given) for split, given in splits.items()}
+    data = {split: _read_split(split, forms) for split, forms in splits.items()}
     labels, classes = _labels(data)
-    places = labelled.number_images({split: len(part) for split, part in data.items()})
-    pairs = data.values() if labels is not None else ()
-    images = (image for pair in pairs for image in pair.images)
-    files = [os.path.realpath(i) if isinstance(i, _PATHS) else None for i in images]
-    source = MemorySource(places, {}, data, {name: i for i, name in enumerate(classes)})
-    rows = labelled.rows_by(places["split"], data)
-    listing = Listing(
-        "dataset", source, rows, labels, classes=classes, files=files, unknown=_UNKNOWN
-    ).numbered()  # errors now, before there is a run
+    places, rows = labelled.number_images({split: len(part) for split, part in data.items()})
+    numbers = {name: i for i, name in enumerate(classes or ())}
+    source = MemorySource(places, {}, data, numbers)
+    # Here, not in `open_split`: errors before there is a run.
+    listing = Listing("dataset", source, rows, labels, classes=classes)
 
     def open_split(request: Request) -> tuple[MemorySource, tuple[str, ...]]:
         source, names = listing.open(request.split)
@@ -92,36 +85,32 @@ def _read_split(split: str, data: Any) -> Any:
             are = f"split {split!r}: labels {list(labels.shape)}"
             raise UserError(f"{are} must be integers or class names, one per image.")
         return _Pair(images, labels.tolist())
-    if hasattr(data, "__len__") and hasattr(data, "__getitem__") and hasattr(data, "classes"):
-        return data
-    # Without an index the order could not be a function of (seed, step), and no run could resume.
-    raise UserError(f"split {split!r} is {type(data).__name__}; it must be {FORMS}.")
+    if not all(hasattr(data, name) for name in ("__len__", "__getitem__", "classes")):
+        # Without an index the order could not be a function of (seed, step).
+        raise UserError(f"split {split!r} is {type(data).__name__}; it must be {FORMS}.")
+    if not isinstance(data.classes, list | tuple):
+        raise UserError(f"split {split!r}: .classes is {data.classes!r:.80}, not a list.")
+    return data
 
 
-def _labels(splits: Mapping[str, Any]) -> tuple[Any, Sequence[str]]:
+def _labels(splits: Mapping[str, Any]) -> tuple[list[str] | None, Sequence[str] | None]:
     """Labels and classes of a `Listing`: the names, or numbers up to the largest label."""
-    objects = {split: data for split, data in splits.items() if not isinstance(data, _Pair)}
-    for split, data in objects.items():
-        if not isinstance(data.classes, list | tuple):
-            raise UserError(f"split {split!r}: .classes is {data.classes!r:.80}, not a list.")
-    classes = {tuple(map(str, data.classes)) for data in objects.values()}
+    objects = [data for data in splits.values() if not isinstance(data, _Pair)]
+    classes = {tuple(map(str, data.classes)) for data in objects}
     if len(classes) > 1:
         raise UserError("the splits must have the same .classes in the same order.")
     if classes:
         return None, classes.pop()
     labels = [label for data in splits.values() for label in data.labels]
-    naming = [label for data in labelled.naming_splits(splits) for label in data.labels]
+    texts = list(map(str, labels))
     if any(isinstance(label, str) for label in labels):
-        return [[str(label)] for label in labels], labelled.in_order(map(str, naming))
-    for split, data in splits.items():
-        low, high = min(data.labels), max(data.labels)
-        if not 0 <= low <= high < _MAX_CLASSES:
-            has = f"split {split!r} has labels from {low} to {high}"
-            raise UserError(f"{has}; use 0, 1, ... below {_MAX_CLASSES:,}, or names.")
-        if high > max(naming):
-            has = f"split {split!r} has label {high}, 'train' only up to {max(naming)}"
-            raise UserError(f"{has}; if intended, pass an object with .classes.")
-    return np.array(labels, np.int32), tuple(map(str, range(1 + max(naming))))
+        return texts, None
+    low, high = min(labels), max(labels)
+    if not 0 <= low <= high < _MAX_CLASSES:
+        limits = f"use 0, 1, ... below {_MAX_CLASSES:,}, or names"
+        raise UserError(f"dataset has labels from {low} to {high}; {limits}.")
+    highest = max(label for data in labelled.naming_splits(splits) for label in data.labels)
+    return texts, tuple(map(str, range(1 + highest)))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -146,7 +135,8 @@ class MemorySource(LabelledSource):
         return {"image": self._content(image), "label": number}
 
     def read(self, index: int) -> Any:
-        return self._content(self._given(index))
+        """Nothing that could be damaged if only an object knows the image."""
+        return self._content(self._image(index))
 
     def _content(self, image: Any) -> Any:
         if isinstance(image, _PATHS):
@@ -155,23 +145,15 @@ class MemorySource(LabelledSource):
             image = pillow_pixels(image, exif=self.exif)
         return image if isinstance(image, bytes) else np.asarray(image)
 
-    def _given(self, index: int) -> Any:
+    def _image(self, index: int) -> Any:
         """An image as it was given; None if only an object knows it."""
         split, row = self.places[index].item()
         data = self.splits[split]
         return data.images[row] if isinstance(data, _Pair) else None
 
     def describe(self, index: int) -> str:
-        image = self._given(index)
+        image = self._image(index)
         return os.fspath(image) if isinstance(image, _PATHS) else super().describe(index)
-
-    def check(self, on_bad_image: str) -> MemorySource:
-        """Decodes images given as paths or bytes, see `usable_images`."""
-        encoded = [n for n in range(len(self)) if isinstance(self._given(n), (*_PATHS, bytes))]
-        files = self.keep(np.array(encoded, np.int64))
-        usable = usable_images(len(files), files.read, files.describe, on_bad_image)
-        lost = np.delete(encoded, usable)
-        return self.keep(np.delete(np.arange(len(self)), lost)) if len(lost) else self
 
     def identity(self) -> Iterable[str]:
         """Digests of arrays and bytes, names of files; for an object only its length."""

@@ -172,7 +172,7 @@ class RandomCrop(SizedOp):
         if self.padding:
             image = np.pad(image, ((self.padding,) * 2, (self.padding,) * 2, (0, 0)), "reflect")
         spare = _margins(image, self.shape)
-        top, left = (int(rng.integers(0, each, endpoint=True)) for each in spare)
+        top, left = (int(rng.integers(0, most, endpoint=True)) for most in spare)
         return crop(image, top, left, *self.shape)
 
 
@@ -190,6 +190,7 @@ class RandomBox(ImageOp):
         check_range("ratio", self.ratio)
 
     def sample_box(self, rng: np.random.Generator, height: int, width: int) -> Box:
+        """A random box (top, left, height, width) inside an image of height x width."""
         raise NotImplementedError
 
     def apply(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
@@ -218,11 +219,10 @@ class InceptionCrop(RandomBox):
     method = "bilinear"
 
     def sample_box(self, rng: np.random.Generator, height: int, width: int) -> Box:
-        """A random box (top, left, height, width) inside an image of height x width.
+        """As TensorFlow's `sample_distorted_bounding_box` in the official code.
 
-        As TensorFlow's `sample_distorted_bounding_box` in the official code: the aspect ratio is
-        uniform in `ratio`, then the height (not the area) among those within `area`, so small
-        crops are frequent; after 100 rejected draws the box is the whole image.
+        The aspect ratio is uniform in `ratio`, then the height (not the area) among those within
+        `area`, so small crops are frequent; after 100 rejected draws it is the whole image.
         """
         low, high = self.area[0] * height * width, self.area[1] * height * width
         for _ in range(100):
@@ -309,6 +309,5 @@ class Normalize(ImageOp):
     def apply(self, image: np.ndarray, _rng: np.random.Generator) -> np.ndarray:
         mean, std = np.asarray(self.mean, np.float32), np.asarray(self.std, np.float32)
         if image.dtype != np.uint8 or max(mean.size, std.size) not in (1, image.shape[2]):
-            found = describe(image)
-            raise ValueError(f"{self} takes uint8 with one channel per number, not {found}")
+            raise ValueError(f"{self} takes uint8, a channel per number, not {describe(image)}")
         return (image / np.float32(255) - mean) / std

@@ -1,13 +1,11 @@
 """Batches of examples, on the host and on the devices. Batch t is a pure function of (seed, t).
 
-It does not depend on the number of processes, threads or workers, or on the first step, so a run
-resumes from its step alone. An element for Grain, which prefetches them, is a whole batch: its
-overhead is 20 us per element.
+So a run resumes from its step alone, with any number of processes, threads and workers. Grain
+prefetches whole batches: its overhead is 20 us per element.
 
 The order of an epoch is a permutation that needs no memory: a Feistel network, a bijection on a
-power of two, restricted to the examples by reapplying it until the result is one (cycle walking).
-Eight rounds: with the four of Grain's own shuffle, neighbours are correlated. Keys are hashes of
-(seed, epoch), so no epoch of a seed equals another.
+power of two, reapplied until the result is an example (cycle walking). Eight rounds: with the four
+of Grain's own shuffle, neighbours are correlated.
 """
 
 from __future__ import annotations
@@ -24,6 +22,7 @@ import jax
 import numpy as np
 from jax.sharding import Sharding
 
+from vit_jax.data.datasets import Dataset
 from vit_jax.data.sources import ArraySpec, describe
 from vit_jax.errors import UserError
 
@@ -45,13 +44,6 @@ class Examples(Protocol):
     def element_spec(self) -> Mapping[str, ArraySpec]: ...
 
     def example(self, index: int, rng: np.random.Generator) -> dict[str, np.ndarray]: ...
-
-
-class TrainingExamples(Examples, Protocol):
-    @property
-    def balance(self) -> float: ...
-
-    def labels(self) -> np.ndarray: ...
 
 
 def order(seed: int, num_examples: int, position: np.ndarray) -> np.ndarray:
@@ -129,26 +121,26 @@ def _eval_rows(num_examples: int, batch_size: int, rows: np.ndarray, t: int) -> 
 def batch_spec(dataset: Examples, batch_size: int) -> dict[str, ArraySpec]:
     """Shapes and dtypes of a batch."""
     spec = {**dataset.element_spec, "mask": ArraySpec((), np.dtype(np.float32))}
-    return {key: ArraySpec((batch_size, *each.shape), each.dtype) for key, each in spec.items()}
+    return {key: ArraySpec((batch_size, *one.shape), one.dtype) for key, one in spec.items()}
 
 
 def _build(dataset: Examples, seed: int, draw: Callable[[int], Rows], step: int) -> Batch:
     """Batch `step`: its examples, each with random numbers from (seed, its position)."""
     indices, positions, mask = draw(step)
     spec = dataset.element_spec
-    batch = {key: np.empty((len(mask), *each.shape), each.dtype) for key, each in spec.items()}
+    batch = {key: np.empty((len(mask), *one.shape), one.dtype) for key, one in spec.items()}
     for row, (index, position) in enumerate(zip(indices.tolist(), positions.tolist(), strict=True)):
         if row and position == positions[row - 1]:  # padding
             for array in batch.values():
                 array[row] = array[row - 1]
             continue
         example = dataset.example(index, example_rng(seed, position))
-        for key, each in spec.items():
+        for key, one in spec.items():
             array = example[key]
-            if array.shape != each.shape or array.dtype != each.dtype:
-                found = f"preprocess gives {key!r} as {describe(each)} and {describe(array)}"
+            if array.shape != one.shape or array.dtype != one.dtype:
+                gives = f"preprocess gives {key!r} as {describe(one)} and {describe(array)}"
                 hint = "end with an op that fixes the size, such as resize(224)"
-                raise UserError(f"{found} (example {index}); {hint}.")
+                raise UserError(f"{gives} (example {index}); {hint}.")
             batch[key][row] = array
     return {**batch, "mask": mask}
 
@@ -173,12 +165,12 @@ def host_batches(
     options = grain.ReadOptions(num_threads=num_threads, prefetch_buffer_size=buffer_size)
     make = functools.partial(_build, dataset, seed, draw)
     data = grain.MapDataset.source(steps).map(make).to_iter_dataset(options)
-    with contextlib.ExitStack() as stack:
-        if num_workers and steps:
-            from vit_jax.data.workers import in_processes  # needed by few runs
+    if num_workers and steps:
+        from vit_jax.data.workers import in_processes  # needed by few runs
 
-            data = stack.enter_context(in_processes(data, min(num_workers, len(steps))))
-        yield stack.enter_context(contextlib.closing(_iterate(data)))
+        data = in_processes(data, min(num_workers, len(steps)))
+    with contextlib.closing(_iterate(data)) as batches:
+        yield batches
 
 
 def _iterate(data: grain.IterDataset) -> Generator[Batch]:
@@ -189,14 +181,11 @@ def _iterate(data: grain.IterDataset) -> Generator[Batch]:
 def check_repeated_augmentation(repeats: int, batch_size: int) -> None:
     """Raises a UserError unless `repeats` divides the batch size."""
     if repeats < 1 or batch_size % repeats:
-        raise UserError(
-            f"dataset.repeated_augmentation={repeats} must be at least 1 and divide "
-            f"dataset.batch_size={batch_size}."
-        )
+        raise UserError(f"dataset.repeated_augmentation={repeats} must divide {batch_size=}.")
 
 
 def train_batches(
-    dataset: TrainingExamples,
+    dataset: Dataset,
     *,
     batch_size: int,
     seed: int,
@@ -209,12 +198,10 @@ def train_batches(
     """The batches for the updates `start_step` .. `total_steps` - 1.
 
     Row r of batch t is at position i = t * batch_size + r of the run: in epoch i // N, where every
-    example occurs once, or as balance.py says if `dataset.balance` is set. The example and
-    its augmentation depend on (seed, i) only.
+    example occurs once, or as balance.py says. It is a function of (seed, i) alone.
 
     With `repeated_augmentation` = m (1901.09335; DeiT uses 3) a batch has B / m examples in m
-    augmentations each, B / m rows apart, so that mixup's neighbours are different examples. An
-    epoch is still N images, from N / m examples (DeiT redraws its N / m examples every epoch).
+    augmentations each, B / m rows apart, so that mixup's neighbours are different examples.
 
     This process holds `rows`, sorted ints [n], of the global batch, by default all; for `loader`
     see `host_batches`. Yields the arrays of an example, [n, ...] each, and "mask", float32 [n];
@@ -287,10 +274,9 @@ def device_batches(
 ) -> Iterator[DeviceBatch]:
     """Global batches, with the next `prefetch` in transfer while one is in use.
 
-    Look-ahead is enough, without a thread: JAX starts a transfer asynchronously, like a step.
-    It grows by one a batch: the first step does not wait for the batches after its own.
-    `batches` are this process's rows, `sharding` is that of the leading axis; only `keys` and
-    `mask` are transferred, or everything if no key is named.
+    JAX transfers asynchronously, so this needs no thread. The look-ahead grows by one a batch: the
+    first step does not wait for the batches after its own. `batches` are this process's rows; only
+    `keys` and `mask` are transferred, or everything if no key is named.
     """
     queue: collections.deque[DeviceBatch] = collections.deque()
     ahead = 0

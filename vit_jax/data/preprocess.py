@@ -1,9 +1,8 @@
 """Preprocessing as a string of ops: `decode|inception_crop(224)|flip_lr`.
 
 The syntax is Python's: `|` chains ops, each a row of OPS, or of PIPELINES for several at once, or
-any Python function, `my_package.my_op(3)`, see `PythonOp`. Images stay uint8: the train step
-scales them to [-1, 1] on the device. Published accuracies were measured without applying EXIF
-orientation, `exif=False`.
+any Python function, see `PythonOp`. Images stay uint8: the step scales them to [-1, 1] on the
+device. Published accuracies were measured without applying EXIF orientation, `exif=False`.
 """
 
 from __future__ import annotations
@@ -91,7 +90,7 @@ def _scaling(mean: Channels, std: Channels) -> str:
 
 _TRAIN = official_train, torchvision_ops.deit3_train, torchvision_ops.dino_train
 _EVAL = official_eval, big_vision_eval, timm_eval, deit_eval, huggingface_eval
-PIPELINES: dict[str, Callable[..., str]] = {each.__name__: each for each in (*_TRAIN, *_EVAL)}
+PIPELINES: dict[str, Callable[..., str]] = {row.__name__: row for row in (*_TRAIN, *_EVAL)}
 
 OPS: dict[str, Callable[..., Any]] = {
     "decode": ops.Decode,
@@ -122,20 +121,17 @@ class PythonOp(ImageOp):
     """`my_package.my_op(3)`, which returns a function of (image uint8 [H, W, C], rng) -> image.
 
     The returned image is uint8 or float32 [H, W, C]; all its randomness must come from `rng`, a
-    NumPy Generator, so that batches stay a function of (seed, step). The module is looked up as
-    Python does, and in the current folder. Model description files cannot use one: see
+    NumPy Generator. The module may be in the current folder. A model's files cannot use one, see
     `check_no_code`.
     """
 
     call: str
 
     def apply(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        made = load_function(self.call)(image.copy(), rng)  # they may modify it
-        if not isinstance(made, np.ndarray):
-            raise UserError(f"preprocess: {self.call} gave {type(made).__name__}, not an image.")
+        made = np.asarray(load_function(self.call)(image.copy(), rng))  # they may modify it
         if made.ndim != 3 or made.dtype not in (np.uint8, np.float32):
-            found = f"preprocess: {self.call} gives {describe(made)}"
-            raise UserError(f"{found}; it must be uint8 or float32 [H, W, C].")
+            gives = f"preprocess: {self.call} gives {describe(made)}"
+            raise UserError(f"{gives}; it must be uint8 or float32 [H, W, C].")
         return made
 
 
@@ -150,13 +146,10 @@ def load_function(call: str) -> Callable[..., Any]:
         function = getattr(importlib.import_module(module), attribute)(*args, **kwargs)
     except Exception as error:  # user code may raise anything
         reason = f"{type(error).__name__}: {one_line(error)}"
-        raise UserError(
-            f"preprocess: {call} cannot be used ({reason}); module {module!r} is searched in "
-            f"{here} and on PYTHONPATH."
-        ) from error
+        places = f"module {module!r} is searched in {here} and on PYTHONPATH"
+        raise UserError(f"preprocess: {call} cannot be used ({reason}); {places}.") from error
     if not callable(function):
-        found = f"preprocess: {call} gives {type(function).__name__}"
-        raise UserError(f"{found}, not a function (image, rng) -> image.")
+        raise UserError(f"preprocess: {call} gives no function (image, rng) -> image.")
     return function
 
 
@@ -201,15 +194,14 @@ def parse(spec: str) -> Chain:
     """Builds the ops named in `spec`; for UserErrors see `evaluate_calls`."""
     chain: list[Op] = []
     table = {**OPS, **PIPELINES}
-    for name, made in evaluate_calls("preprocess", spec, table, dotted=PythonOp):
+    for made in evaluate_calls("preprocess", spec, table, dotted=PythonOp):
         try:
             chain += [made] if isinstance(made, Op) else parse(made).ops
         except UserError as error:
-            raise UserError(f"preprocess {spec!r}: {name} expands to {error}") from None
+            raise UserError(f"preprocess {spec!r} expands to {error}") from None
     for op, following in itertools.zip_longest(chain, chain[1:]):
         if getattr(op, "reduced", False) and not isinstance(following, ops.RandomBox):
-            hint = "inception_crop or random_resized_crop"
-            raise UserError(f"preprocess {spec!r}: decode(reduced=True) goes right before {hint}.")
+            raise UserError(f"preprocess {spec!r}: a random crop must follow decode(reduced=True).")
     return Chain(tuple(chain))
 
 
@@ -230,8 +222,8 @@ def evaluate_calls(
     text: str,
     table: Mapping[str, Callable[..., Any]],
     dotted: Callable[[str], Any] | None = None,
-) -> list[tuple[str, Any]]:
-    """Calls the functions that the terms of `a|b(1, c=2)` name in `table`; returns (name, result)s.
+) -> list[Any]:
+    """Calls the functions that the terms of `a|b(1, c=2)` name in `table`; returns their results.
 
     `dotted` is called with the text of terms such as `d.e(3)`. UserError for bad syntax, an
     unknown name, or an unknown, missing or invalid argument.
@@ -245,7 +237,7 @@ def evaluate_calls(
         terms.append(node.right)
         node = node.left
     where = f"{key} {text!r}"
-    return [_evaluate(where, each, table, dotted) for each in [node, *reversed(terms)]]
+    return [_evaluate(where, term, table, dotted) for term in [node, *reversed(terms)]]
 
 
 def _read_call(where: str, node: ast.expr) -> tuple[str, list[Any], dict[str, Any]]:
@@ -266,11 +258,11 @@ def _evaluate(
     node: ast.expr,
     table: Mapping[str, Callable[..., Any]],
     dotted: Callable[[str], Any] | None,
-) -> tuple[str, Any]:
+) -> Any:
     name, args, kwargs = _read_call(where, node)
     text = ast.unparse(node)
     if dotted and "." in name:
-        return name, dotted(text)
+        return dotted(text)
     if name not in table:
         known = ", ".join(table)
         raise UserError(f"{where}: unknown op {name!r}.{nearest(name, table)} Known: {known}.")
@@ -282,10 +274,10 @@ def _evaluate(
                 raise TypeError(f"unknown argument {key!r}.{nearest(key, signature.parameters)}")
         bound = signature.bind(*args, **kwargs).arguments
         typed = {key: _cast(key, value, hints[key]) for key, value in bound.items()}
-        return name, function(**typed)
+        return function(**typed)
     except (TypeError, ValueError) as error:
         parameters = signature.parameters.values()
-        shown = ", ".join(str(each.replace(annotation=each.empty)) for each in parameters)
+        shown = ", ".join(str(one.replace(annotation=one.empty)) for one in parameters)
         raise UserError(f"{where}: {text}: {error} (arguments: {name}({shown})).") from None
 
 

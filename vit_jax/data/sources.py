@@ -77,8 +77,8 @@ class Request:
 def check_columns(name: str, columns: Iterable[str], known: Sequence[str]) -> None:
     """Raises a UserError unless a dataset that is not a table has the columns that ops read."""
     if missing := [column for column in columns if column not in known]:
-        found = f"{', '.join(known) or 'none'}; preprocess reads it"
-        raise UserError(f"dataset.name={name!r} has no column {missing[0]!r}, but {found}.")
+        but = f"but {', '.join(known) or 'none'}; preprocess reads it"
+        raise UserError(f"dataset.name={name!r} has no column {missing[0]!r}, {but}.")
 
 
 class Part(NamedTuple):
@@ -97,9 +97,8 @@ def split_names(split: str) -> list[str]:
 def resolve_split(split: str, known: Iterable[str], length: Callable[[str], int]) -> list[Part]:
     """Resolves a split expression into absolute, non-empty parts, as TFDS does.
 
-    `known` are the names of the splits; `length`, a split's number of examples, is called only for
-    splits in the expression. UserError for an unknown split, a malformed expression, a bound
-    outside the split, or an empty selection.
+    `length`, a split's number of examples, is called only for splits in the expression. UserError
+    for an unknown split, a malformed expression, a bound outside the split, or no examples.
     """
     import tensorflow_datasets as tfds
 
@@ -166,8 +165,8 @@ def map_threads(
     function: Callable[[A], B], arguments: Iterable[A], *, chunk: int = 64, num_threads: int = 0
 ) -> Iterator[B]:
     """`map` in threads, in order; each takes `chunk` arguments at a time: a future costs 40 us."""
-    rest = iter(arguments)
-    parts = iter(lambda: tuple(itertools.islice(rest, chunk)), ())
+    remaining = iter(arguments)
+    parts = iter(lambda: tuple(itertools.islice(remaining, chunk)), ())
     with ThreadPoolExecutor(num_threads or (os.cpu_count() or 1) + 2) as pool:
         for results in pool.map(lambda part: list(map(function, part)), parts):
             yield from results

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import csv
 import os
-from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable, Set
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,7 @@ from vit_jax.data.folder import FolderSource
 from vit_jax.data.labelled import Listing, rows_by
 from vit_jax.data.sources import Request
 from vit_jax.errors import UserError, one_line
-from vit_jax.wording import counted, list_names, nearest
+from vit_jax.wording import list_names, nearest
 
 _PATHS, _SEPARATOR = ("path", "file_name"), "|"
 _KNOWN = (*_PATHS, "label", "labels", "split")
@@ -39,9 +38,8 @@ class TableSource(FolderSource):
 def open_table(request: Request) -> tuple[TableSource, tuple[str, ...]]:
     """Returns source and class names of the files listed in a table.
 
-    Examples have the text of `columns`. A file may then be in several rows if that text differs.
-    UserError for a table that cannot be read, a missing column or value, a file that is listed
-    twice, and see `Listing.open`.
+    Examples have the text of `columns`. UserError for a table that cannot be read, a missing column
+    or value, and see `Listing.open`.
     """
     path = os.path.abspath(request.path)
     where = f"dataset.name={path!r}"
@@ -50,45 +48,33 @@ def open_table(request: Request) -> tuple[TableSource, tuple[str, ...]]:
     except (OSError, ValueError, csv.Error) as error:
         raise UserError(f"{where} cannot be read: {one_line(error)}.") from None
     if clash := {"image", "label", "labels"}.intersection(request.columns):
-        reads = f"preprocess reads the column {min(clash)!r}, which examples do not have as text"
-        raise UserError(f"{where}: {reads}; copy it under another name.")
+        raise UserError(f"{where}: ops read no column {min(clash)!r}; copy it under another name.")
 
     def column(*known: str) -> list[str]:
         """The first column of `known` that exists; UserError unless every row has a value."""
         if not (name := next((name for name in known if name in cells), "")):
             others = f"{list_names(names) or 'none'}.{nearest(known[0], names)}"
             raise UserError(f"{where} has no column {' or '.join(map(repr, known))}, but {others}")
-        if empty := [row for row, texts in enumerate(cells[name], start=1) if not texts]:
-            rows = counted(len(empty), "row")
-            raise UserError(f"{where}: {rows} without a {name}, the first is row {empty[0]}.")
-        return [text for (text,) in cells[name]]
+        if empty := [row for row, text in enumerate(cells[name], start=1) if not text]:
+            raise UserError(f"{where}: no {name} in row {empty[0]}, the first of {len(empty)}.")
+        return cells[name]
 
     folder, paths = os.path.dirname(path), column(*_PATHS)
-    # `a.jpg`, `./a.jpg` and the absolute path are the same file.
-    places = (os.path.normpath(os.path.join(folder, name)) for name in paths)
-    files = [place.removeprefix(os.path.join(folder, "")) for place in places]
     texts = {name: np.array(column(name), object) for name in request.columns}
-    is_drawn, everything = "split" not in cells, list(range(len(files)))
+    is_drawn, everything = "split" not in cells, list(range(len(paths)))
     splits = dict.fromkeys(("train", "test"), everything) if is_drawn else rows_by(column("split"))
-    keys = list(zip(files, *texts.values(), strict=True))
-    for split, rows in splits.items():
-        counts = Counter(keys[row] for row in rows)
-        if twice := [file for (file, *_), count in counts.items() if count > 1]:
-            raise UserError(f"{where}: listed twice in {split!r}: {list_names(twice)}.")
-    labels, groups, several = None, [""] * len(paths), "labels" in cells
-    if request.needs_label and several:
-        labels = cells["labels"]
-    elif request.needs_label:
-        groups = column("label", "labels")
-        labels = cells["label"]
+    labels, several = None, "labels" in cells
+    if request.needs_label:
+        labels = cells["labels"] if several else column("label", "labels")
+    groups = [""] * len(paths) if several or labels is None else labels
     encoded = np.array(list(map(os.fsencode, paths)), np.bytes_)
     source = TableSource(encoded, texts, folder, drawn=is_drawn)
-    listing = Listing(where, source, splits, labels, several=several, groups=groups, files=files)
+    listing = Listing(where, source, splits, labels, several=several, groups=groups)
     return listing.open(request.split)
 
 
-def _read(path: str, known: Collection[str]) -> tuple[list[str], dict[str, list[list[str]]]]:
-    """Names of all columns, and the texts in each row of those in `known`."""
+def _read(path: str, known: Set[str]) -> tuple[list[str], dict[str, list[Any]]]:
+    """Names of all columns, and the text in each row of those in `known`; lists of `labels`."""
     if path.lower().endswith(".parquet"):
         from pyarrow import parquet  # only needed for Parquet files
 
@@ -104,23 +90,24 @@ def _read(path: str, known: Collection[str]) -> tuple[list[str], dict[str, list[
             if len(row) != len(names):
                 raise ValueError(f"row {number} has {len(row)} values for {len(names)} columns")
         columns = {name: [row[i] for row in rows] for i, name in enumerate(names)}
-    texts: dict[str, list[list[str]]] = {name: [] for name in names if name in known}
-    for name, column in texts.items():
-        for number, value in enumerate(columns[name], start=1):
-            column.append(_texts(f"{name} of row {number}", value, several=name == "labels"))
-    return names, texts
+    cells: dict[str, list[Any]] = {}
+    for name in known & columns.keys():
+        cells[name] = list(map(_labels if name == "labels" else _text, columns[name]))
+    return names, cells
 
 
-def _texts(where: str, value: Any, *, several: bool) -> list[str]:
-    """Values of a cell: none, one text, or several from a list or with separators."""
-    if several and isinstance(value, str):
+def _labels(value: Any) -> list[str]:
+    """The labels in a cell: a list, or text with separators."""
+    if isinstance(value, str):
         value = value.split(_SEPARATOR)
-    texts = []
-    for item in value if several and isinstance(value, list) else [value]:
-        if item is None or item != item:
-            continue
-        if not isinstance(item, str | int | float):
-            raise ValueError(f"{where}: {item!r} is neither text nor a number")
-        is_whole = isinstance(item, float) and item.is_integer()
-        texts.append(str(int(item) if is_whole else item).strip())
-    return [text for text in texts if text]
+    return list(filter(None, map(_text, value if isinstance(value, list) else [value])))
+
+
+def _text(value: Any) -> str:
+    """A cell as text, "" if it is empty."""
+    if value is None or value != value:
+        return ""
+    if not isinstance(value, str | int | float):
+        raise ValueError(f"{value!r} is neither text nor a number")
+    is_whole = isinstance(value, float) and value.is_integer()
+    return str(int(value) if is_whole else value).strip()

@@ -5,9 +5,8 @@ tars in it or in its direct subfolders. The split of a tar is the last word of i
 a split (`train`, or one of `labelled.HELD_OUT`), or the name of its folder, else `train`. A class
 is a number or a name. A column read by ops is the member `KEY.COLUMN`, or a key of `KEY.json`.
 
-The headers of a tar are read once: the offsets of its members are cached. Images are in the
-order of their tars, and decoded on first use. The layout is that of
-github.com/webdataset/webdataset.
+The headers of a tar are read once: the offsets of its members are cached. Images keep the order of
+their tars. The layout is that of github.com/webdataset/webdataset.
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ import functools
 import glob
 import hashlib
 import json
-import logging
 import os
 import re
 import tarfile
@@ -95,7 +93,7 @@ def find_tars(name: str) -> list[str]:
         names = sorted(glob.glob("*.tar", root_dir=folder))
         if not names or (below and _folders(folder)):
             return []
-        tars += [os.path.join(folder, each) for each in names]
+        tars += [os.path.join(folder, tar) for tar in names]
     return tars
 
 
@@ -137,10 +135,8 @@ def open_tars(request: Request) -> tuple[TarSource, tuple[str, ...]]:
     needed += [(name, f"KEY.{name}", t) for name, t in zip(request.columns, texts, strict=True)]
     for key, member, values in needed:
         if missing := [row for row, value in enumerate(values) if not value]:
-            raise UserError(
-                f"{where}: {counted(len(missing), 'image')} without {member} or {key!r} in "
-                f"KEY.json, first {images[missing[0]][1]}."
-            )
+            first = images[missing[0]][1]
+            raise UserError(f"{where}: no {member} or {key!r} in KEY.json, first of {first}.")
     columns = zip(request.columns, (np.array(places, _PLACE) for places in texts), strict=True)
     source = TarSource(np.array(images, _PLACE), dict(columns), tuple(tars))
     rows = rows_by(splits, map(_split_of, tars))
@@ -163,7 +159,7 @@ def _samples(tar: int, index: Index, columns: Iterable[str]) -> Iterator[tuple[A
             about = sample.get("json", (None, b""))
             label = sample.get("cls", about)[1].decode(errors="replace")
             places = (sample.get(name, about)[0] for name in columns)
-            yield images[0], [label] if label else [], *places
+            yield images[0], label, *places
 
 
 def _index(where: str, tar: str) -> Index:
@@ -173,17 +169,14 @@ def _index(where: str, tar: str) -> Index:
         identity = f"{tar} {stat.st_size} {stat.st_mtime_ns}"
         digest = hashlib.blake2b(os.fsencode(identity), digest_size=16).hexdigest()
         cached = cache_dir() / "tars" / f"{digest}.npz"
-        damage = OSError, ValueError, EOFError, zipfile.BadZipFile
-        with contextlib.suppress(*damage), np.load(cached) as arrays:
-            return dict(arrays)
+        with contextlib.suppress(OSError, ValueError, zipfile.BadZipFile), np.load(cached) as kept:
+            return dict(kept)
         index = _scan(tar)
     except (OSError, tarfile.TarError) as error:
         raise UserError(f"{where}: {tar} cannot be read: {one_line(error)}.") from error
-    try:
+    with contextlib.suppress(OSError):  # without a cache it is read again
         cached.parent.mkdir(parents=True, exist_ok=True)
         write_arrays(cached, index)
-    except OSError as error:
-        logging.getLogger(__name__).warning("%s: its index is not cached: %s", tar, error)
     return index
 
 
@@ -198,7 +191,7 @@ def _scan(tar: str) -> Index:
             rows.append((os.fsencode(member.name), member.offset_data, member.size, label))
     kinds = {"name": np.bytes_, "offset": np.int64, "size": np.int64, "label": np.bytes_}
     columns = zip(*rows, strict=True) if rows else [()] * len(kinds)
-    return {key: np.array(each, kinds[key]) for key, each in zip(kinds, columns, strict=True)}
+    return {key: np.array(column, kinds[key]) for key, column in zip(kinds, columns, strict=True)}
 
 
 def _label(end: str, content: bytes) -> bytes:

@@ -56,39 +56,33 @@ class Tokenize(Op):
 
     def __call__(self, example: Example, _rng: np.random.Generator) -> Example:
         vocabulary = load_vocabulary(self.vocab)
-        tokens = np.full(self.length, vocabulary.fill, np.int32)
-        found = vocabulary.encode(example[self.column], self.length)
-        tokens[: len(found)] = found
-        return {**example, "text": tokens}
+        text = np.full(self.length, vocabulary.fill, np.int32)
+        tokens = vocabulary.encode(example[self.column], self.length)
+        text[: len(tokens)] = tokens
+        return {**example, "text": text}
 
 
 @functools.cache  # once per process
 def load_vocabulary(vocab: str) -> Vocabulary:
-    """Loads a vocabulary by name or path, also from a bucket.
-
-    Raises:
-      UserError: it does not exist, is damaged, or its package is missing.
-    """
+    """By name or path, also in a bucket; UserError if it is missing, damaged, or needs an extra."""
     if vocab == CHARACTERS:
         return _characters()
     kind = _KINDS.get(os.path.splitext(vocab)[1])
     if kind is None:
         raise UserError(f"vocab={vocab!r} is neither {CHARACTERS!r} nor a {' or '.join(_KINDS)}.")
     try:
-        return kind(to_path(os.path.expanduser(vocab)).read_bytes())
+        return kind(to_path(vocab).read_bytes())
     except UserError:
         raise
-    except OSError as error:
-        raise as_user_error(f"vocab={vocab!r} cannot be read: {one_line(error)}.", error) from error
     except Exception as error:  # both packages raise plain Exceptions
-        raise UserError(f"vocab={vocab!r} is damaged: {one_line(error)}.") from error
+        raise as_user_error(f"vocab={vocab!r} cannot be read: {one_line(error)}.", error) from error
 
 
 def _characters() -> Vocabulary:
     numbers = {chr(code): i for i, code in enumerate(range(32, 127), start=_FIRST)}
 
     def encode(text: str, most: int) -> list[int]:
-        return [*(numbers.get(each, _UNKNOWN) for each in text[: most - 1]), _END]
+        return [*(numbers.get(letter, _UNKNOWN) for letter in text[: most - 1]), _END]
 
     return Vocabulary(encode, _FIRST + len(numbers), _END)
 

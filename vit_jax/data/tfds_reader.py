@@ -1,8 +1,4 @@
-"""Prepared TFDS directories as random-access sources, without TensorFlow.
-
-They are found and read through their own metadata: any dataset written by TFDS works, with or
-without its builder's code. Nothing is downloaded here.
-"""
+"""Prepared TFDS directories as random-access sources, without TensorFlow or their builders."""
 
 from __future__ import annotations
 
@@ -34,16 +30,13 @@ INFO_FILE = "dataset_info.json"
 class TfdsSource(Parts):
     """Encoded images and class numbers from the records of a prepared directory.
 
-    `extents` are TFDS's FileInstructions. Files are opened in the process that reads them: pickling
-    sends the TFRecord indices but no file descriptors. UserError for a damaged file, from `check`
-    or on first read.
+    `extents` are TFDS's FileInstructions. A file is opened in the process that reads it. UserError
+    if it is damaged, from `check` or on first read.
     """
 
     def __init__(self, info: Any, extents: Sequence[Any], image_key: str, label: Label | None):
-        super().__init__(
-            Part(str(each.filename), each.skip, each.skip + each.take) for each in extents
-        )
-        self._lengths = {str(each.filename): each.examples_in_shard for each in extents}
+        super().__init__(Part(str(e.filename), e.skip, e.skip + e.take) for e in extents)
+        self._lengths = {str(extent.filename): extent.examples_in_shard for extent in extents}
         self._format, self._full_name = info.file_format.value, info.full_name
         self._image_key, self._label = image_key, label
         self._offsets: dict[str, np.ndarray] = {}
@@ -57,21 +50,20 @@ class TfdsSource(Parts):
         image = features[self._image_key].bytes_list.value[0]
         if self._label is None:
             return {"image": image}
-        label, num_classes = self._label.compute(features), len(self._label.class_names)
-        if not 0 <= label < num_classes:
-            found = f"label {label} is not in 0 .. {num_classes - 1}"  # -1 in ImageNet's test split
-            raise UserError(f"{self.describe(index)}: {found}; this split may have no labels.")
+        label = self._label.compute(features)
+        if not 0 <= label < len(self._label.class_names):  # -1 in ImageNet's test split
+            where = self.describe(index)
+            raise UserError(f"{where}: label {label} is no class; this split may have no labels.")
         if self._label.brightness > 1:
             image = decode_image(image, channels=1, exif=False) * np.uint8(self._label.brightness)
         return {"image": image, "label": label}
 
     def stored(self, index: int) -> dict[str, list[Any]]:
-        """All features of example `index` except its image, each as a flat list."""
+        """All features of example `index`, each as a flat list."""
         values = {}
         for key, feature in self._features(index).items():
             kind = feature.WhichOneof("kind")  # None if TFDS stored an empty list
-            if key != self._image_key:
-                values[key] = list(getattr(feature, kind).value) if kind else []
+            values[key] = list(getattr(feature, kind).value) if kind else []
         return values
 
     def _features(self, index: int) -> Any:
@@ -114,31 +106,26 @@ def data_root(data_dir: str) -> str:
 
 
 def find_prepared(name: str, data_dir: str) -> str:
-    """The directory of a prepared dataset; for `data_dir` (may be a bucket) see `data_root`.
+    """The directory of NAME[/CONFIG][:1.2.3]; for `data_dir` (may be a bucket) see `data_root`.
 
-    NAME[/CONFIG][:1.2.3] means the newest version if none is given, and the only config.
-    UserError if it does not exist, or there are several configs.
+    By default the newest version, and the only config. UserError if there is none, or several.
     """
     if (match := NAME.fullmatch(name)) is None:
         raise UserError(f"dataset.name={name!r} is not a TFDS name; write NAME[/CONFIG][:1.2.3].")
-    root = data_root(data_dir)
-    there = {}
+    root, there = data_root(data_dir), {}
     for depth in ("*", "*/*"):
         for path in sorted(map(str, to_path(root).glob(f"{match['name']}/{depth}/{INFO_FILE}"))):
             folder = path.removesuffix(f"/{INFO_FILE}")
-            if each := NAME.fullmatch(":".join(folder.removeprefix(f"{root}/").rsplit("/", 1))):
-                there[each] = folder
-    found = [
-        each
-        for each in there
-        if match["config"] in (None, each["config"]) and match["version"] in (None, each["version"])
-    ]
-    if not found:
-        raise UserError(_not_prepared(name, match["name"], root, [each.string for each in there]))
-    if len({each["config"] for each in found}) > 1:
-        names = [each.string for each in found]
-        raise UserError(f"dataset.name={name!r}: name one of the configs {', '.join(names)}.")
-    return there[max(found, key=lambda each: tuple(map(int, each["version"].split("."))))]
+            if prepared := NAME.fullmatch(":".join(folder.removeprefix(f"{root}/").rsplit("/", 1))):
+                there[prepared] = folder
+    wanted = {key: match[key] for key in ("config", "version") if match[key]}
+    suitable = [one for one in there if wanted.items() <= one.groupdict().items()]
+    if not suitable:
+        raise UserError(_not_prepared(name, match["name"], root, [one.string for one in there]))
+    if len({one["config"] for one in suitable}) > 1:
+        names = ", ".join(one.string for one in suitable)
+        raise UserError(f"dataset.name={name!r}: name one of the configs {names}.")
+    return there[max(suitable, key=lambda one: tuple(map(int, one["version"].split("."))))]
 
 
 def _not_prepared(name: str, base: str, root: str, there: list[str]) -> str:
@@ -147,11 +134,10 @@ def _not_prepared(name: str, base: str, root: str, there: list[str]) -> str:
     if there:
         return f"{where}; prepared there: {', '.join(there)}."
     own = {"imagenet2012": "imagenet2012 FOLDER", "imagenet21k": "imagenet21k TAR_OR_FOLDER"}
-    known = [*registered.list_imported_builders(), *own]  # others need network access
+    known = [*registered.list_imported_builders(), *own, "digits", "glyphs"]
     if base not in known:
         names = "'digits', 'glyphs', the path of an image folder, or a TFDS name"
-        close = nearest(base, [*known, "digits", "glyphs"])
-        return f"dataset.name={name!r}: no such dataset; expected {names}.{close}"
+        return f"dataset.name={name!r}: no such dataset; expected {names}.{nearest(base, known)}"
     what = own.get(base, f"tfds {name}")
     command = f"python scripts/prepare_data.py {what} --data_dir={shlex.quote(root)}"
     return f"{where}; prepare it with: {command}"
@@ -162,8 +148,7 @@ def open_prepared(
 ) -> tuple[TfdsSource, tuple[str, ...]]:
     """Reads the metadata of a prepared directory, no records; returns source and class names.
 
-    `label_key` is the feature to classify, or a key of COMPUTED_LABELS; "" means the
-    supervised feature, else `label`, or none if no label is needed.
+    `label_key` is a feature or a key of COMPUTED_LABELS; "" means the supervised one, else `label`.
     """
     try:
         info = tfds.builder_from_directory(directory).info
@@ -172,10 +157,8 @@ def open_prepared(
         raise as_user_error(message, error) from None
     image = image_key(info)
     label = _label(info, label_key) if needs_label or label_key else None
-    file_format = info.file_format.value if info.file_format else "unknown"
-    if file_format not in ("array_record", "tfrecord"):
-        found = f"dataset {directory} is stored as {file_format}"
-        raise UserError(f"{found}; prepare it again with file_format='array_record'.")
+    if (stored := info.file_format and info.file_format.value) not in ("array_record", "tfrecord"):
+        raise UserError(f"dataset {directory} is stored as {stored}; prepare it as array_record.")
     try:
         extents = info.splits["".join(split.split())].file_instructions
     except Exception as error:  # likewise
@@ -192,18 +175,22 @@ def _supervised(info: Any) -> tuple[Any, Any]:
 
 
 def _listing(info: Any) -> str:
-    return ", ".join(f"{key} ({type(each).__name__})" for key, each in info.features.items())
+    return ", ".join(f"{key} ({type(kind).__name__})" for key, kind in info.features.items())
+
+
+def _features(info: Any, kind: type) -> list[str]:
+    """Names of the features of a kind."""
+    return [key for key, feature in info.features.items() if isinstance(feature, kind)]
 
 
 def image_key(info: Any) -> str:
     """Name of the image feature; UserError if there is none that can be read."""
-    features = info.features
-    images = [key for key, each in features.items() if isinstance(each, tfds.features.Image)]
+    images = _features(info, tfds.features.Image)
     chosen = next((key for key in (_supervised(info)[0], "image", *images) if key in images), "")
     where = f"dataset {info.full_name}"
     if not chosen:
         raise UserError(f"{where} has no image feature; its features: {_listing(info)}.")
-    dtype = np.dtype(features[chosen].np_dtype).name
+    dtype = np.dtype(info.features[chosen].np_dtype).name
     if dtype not in ("uint8", "uint16"):  # others are stored as bytes in a PNG's channels
         raise UserError(f"{where}: its images are {dtype}; only uint8 and uint16 can be read.")
     return chosen
@@ -213,19 +200,18 @@ def _label(info: Any, label_key: str) -> Label:
     """The stored or computed label; UserError if there is none."""
     features = info.features
     where = f"dataset {info.full_name}"
-    if computed := COMPUTED_LABELS.get(label_key):
-        if info.name == computed.dataset:
-            return computed
-        raise UserError(f"{where}: dataset.label_key={label_key!r} is for {computed.dataset}.")
-    labels = [key for key, each in features.items() if isinstance(each, tfds.features.ClassLabel)]
+    if label := COMPUTED_LABELS.get(label_key):
+        if info.name == label.dataset:
+            return label
+        raise UserError(f"{where}: dataset.label_key={label_key!r} is for {label.dataset}.")
+    labels = _features(info, tfds.features.ClassLabel)
     # The last is for imagenet2012_real, whose supervised key is a list of labels.
     usual = [label_key] if label_key else [_supervised(info)[1], "label", "original_label"]
     chosen = next((key for key in usual if key in labels and features[key].num_classes), "")
     if not chosen:
-        found = f"dataset.label_key={label_key!r} is not a ClassLabel" if label_key else "no label"
-        offered = [key for key, each in COMPUTED_LABELS.items() if each.dataset == info.name]
-        alternative = f", or to one of {', '.join(offered)}" if offered else ""
-        hint = f"set dataset.label_key to a ClassLabel of its features: {_listing(info)}"
-        raise UserError(f"{where}: {found}; {hint}{alternative}.")
+        what = f"dataset.label_key={label_key!r} is not a ClassLabel" if label_key else "no label"
+        computed = [key for key, row in COMPUTED_LABELS.items() if row.dataset == info.name]
+        known = ", ".join([_listing(info), *computed])
+        raise UserError(f"{where}: {what}; set dataset.label_key to a ClassLabel of: {known}.")
     compute = functools.partial(computed_labels.stored, key=chosen)
     return Label(tuple(features[chosen].names), compute)

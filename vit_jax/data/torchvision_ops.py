@@ -33,7 +33,6 @@ class RandomResizedCrop(RandomBox):
     method: Method = "pillow_bilinear"
 
     def sample_box(self, rng: np.random.Generator, height: int, width: int) -> Box:
-        """A random box (top, left, height, width) inside an image of height x width."""
         low, high = self.ratio
         for _ in range(10):
             pixels = rng.uniform(*self.area) * height * width
@@ -161,10 +160,6 @@ class ThreeAugment(ImageOp):
 
     color_jitter: float = 0.3  # of brightness, contrast and saturation
 
-    def __post_init__(self) -> None:
-        if self.color_jitter < 0:
-            raise ValueError(f"color_jitter={self.color_jitter!r} must not be negative")
-
     def apply(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         chosen = (Grayscale(1.0), Solarize(1.0), GaussianBlur(1.0))[int(rng.integers(3))]
         jitter = ColorJitter(*[self.color_jitter] * 3)
@@ -172,11 +167,7 @@ class ThreeAugment(ImageOp):
 
 
 def deit3_train(size: int, simple_crop: bool = False, exif: bool = True) -> str:
-    """DeiT III's training pipeline with 3-Augment.
-
-    `simple_crop` (section 2.2, for ImageNet-21k): the short side at `size`, then a square of that
-    size within 4 more pixels of reflection.
-    """
+    """DeiT III's training pipeline with 3-Augment; `simple_crop` (sec. 2.2) is for ImageNet-21k."""
     crop = f"random_resized_crop({size}, method='pillow_bicubic')"
     if simple_crop:
         crop = f"resize_small({size}, 'pillow_bicubic', 'down')|random_crop({size}, padding=4)"

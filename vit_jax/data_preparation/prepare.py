@@ -6,8 +6,8 @@ Until it is finished, `NAME/VERSION.incomplete` is beside the dataset's own fold
     receipts/     one file per finished shard
     prepared/     the shards and finally their metadata: this is renamed to NAME/VERSION
 
-A preparation can be killed at any moment; the same command resumes with the missing shards. The
-contents of a shard depend only on the listing, not on threads or interruptions.
+After a kill the same command resumes with the missing shards. The contents of a shard depend only
+on the listing, not on threads or interruptions.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import itertools
 import json
 import logging
 import os
+import re
 import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -31,14 +32,13 @@ from tqdm import tqdm
 
 from vit_jax.data.sources import map_threads
 from vit_jax.data.tfds_reader import NAME, data_root
-from vit_jax.data_preparation.listing import Listing, fingerprint
-from vit_jax.data_preparation.origins import ORIGINS
+from vit_jax.data_preparation.origins import ORIGINS, Listing, fingerprint
 from vit_jax.data_preparation.shards import Shard, write_shard
-from vit_jax.errors import UserError, missing_package
+from vit_jax.errors import UserError, missing_package, one_line
 from vit_jax.files.manifest import MANIFEST, read_manifest, write_manifest
 from vit_jax.files.paths import UNFINISHED, check_local, read_object, sync, write_atomically
 from vit_jax.kinds import check_known
-from vit_jax.wording import counted, nearest, size_text
+from vit_jax.wording import counted, nearest
 
 Receipts = dict[Shard, dict[str, Any]]  # see `write_shard`; split by split, in order
 
@@ -67,16 +67,20 @@ def prepare_data(
     if not os.path.exists(source):
         raise UserError(f"{source}: No such file or directory.")
     if num_workers < 1 or resize < 0 or not 1 <= quality <= 100 or not shard_megabytes > 0:
-        given = f"{num_workers=}, {resize=}, {quality=}, {shard_megabytes=}"
-        raise UserError(f"{given}: flags out of range; quality is from 1 to 100.")
-    origin = ORIGINS[kind](source)
-    name = name or origin.name + (f"_{resize}" if resize else "")
+        flags = f"{num_workers=}, {resize=}, {quality=}, {shard_megabytes=}"
+        raise UserError(f"{flags}: flags out of range; quality is from 1 to 100.")
+    origin = ORIGINS[kind]
+    parts = origin.parts(source)
+    if not name:
+        name = origin.name or re.sub(r"\W", "_", os.path.basename(source), flags=re.ASCII)
+        name = name if re.match(r"[A-Za-z]", name) else f"images_{name}"
+        name += f"_{resize}" if resize else ""
     if NAME.fullmatch(name) is None or "/" in name:
         raise UserError(f"--name={name!r}: use letters, digits and underscores, a letter first.")
     plan = {
         "kind": kind,
         "source": source,
-        "source_fingerprint": fingerprint(source, origin.parts),
+        "source_fingerprint": fingerprint(source, parts),
         "resize": resize,
         "quality": quality if resize else 0,
         "shard_megabytes": shard_megabytes,
@@ -89,11 +93,11 @@ def prepare_data(
         shutil.rmtree(work, ignore_errors=True)  # left by a kill between renaming and cleaning up
         return folder
     with _work_folder(work, plan):
-        listing = origin.make_listing(source)
+        listing = origin.list_images(source)
         write_atomically(work / "plan.json", json.dumps(plan))
         receipts = _write_shards(listing, work, name, plan, num_workers)
         _list_unreadable(receipts, work, on_bad_image)
-        if fingerprint(source, origin.parts) != plan["source_fingerprint"]:
+        if fingerprint(source, parts) != plan["source_fingerprint"]:
             raise UserError(f"{source}: changed while being read; delete {work} and start again.")
         _finish(work / "prepared", origin.version, listing.class_names, plan, receipts)
         (work / "prepared").rename(folder)
@@ -117,8 +121,8 @@ def _is_finished(folder: Path, plan: dict[str, Any]) -> bool:
 def _work_folder(work: Path, plan: dict[str, Any]) -> Iterator[None]:
     """Locks a folder for this preparation, by this plan and process; removed at the end."""
     try:
-        for each in ("receipts", "prepared"):
-            (work / each).mkdir(parents=True, exist_ok=True)
+        for name in ("receipts", "prepared"):
+            (work / name).mkdir(parents=True, exist_ok=True)
         lock = open(work / "lock", "a")  # noqa: SIM115 - closed below; NFS wants it writable
     except OSError as error:
         raise UserError(f"{work}: cannot be written ({error.strerror}); see --data_dir.") from None
@@ -128,14 +132,14 @@ def _work_folder(work: Path, plan: dict[str, Any]) -> Iterator[None]:
         except (BlockingIOError, PermissionError):
             raise UserError(f"{work}: another process is working there.") from None
         except OSError as error:  # not every file system has locks
-            logging.warning("%s: cannot be locked (%s); run one preparation at a time", work, error)
+            logging.warning("%s: no lock (%s); run one preparation at a time", work, error)
         for stale in work.rglob(f"*{UNFINISHED}"):  # left half-written by a kill
             stale.unlink()
         path = work / "plan.json"
         begun = read_object(path) if path.exists() else plan
         for key, value in plan.items():
-            if value != (found := begun.get(key)):
-                how = f"{work} was started with {key}={found!r}, not {value!r}"
+            if value != begun.get(key):
+                how = f"{work} was started with {key}={begun.get(key)!r}, not {value!r}"
                 raise UserError(f"{how}; use the same, or delete it to start again.")
         yield
     # NFS keeps a deleted open file under another name, so the lock is closed first.
@@ -147,26 +151,10 @@ def _write_shards(
 ) -> Receipts:
     """Writes the missing shards; returns the receipts of all."""
     shards = _shards(listing, work, name, plan["shard_megabytes"])
-    finished = [shard for shard in shards if shard.receipt.exists() and shard.path.exists()]
-    kinds = {"records": int, "num_bytes": int, "bytes": int, "sha256": str, "unreadable": list}
-    there = {shard: read_object(shard.receipt, **kinds) for shard in finished}
-    missing = [shard for shard in shards if shard not in there]
-    if there:
-        logging.info("%d of %d shards already exist", len(there), len(shards))
-    parts = (listing.splits[each.split]["size"][each.start : each.stop] for each in missing)
-    needed, free = sum(int(sizes.sum()) for sizes in parts), shutil.disk_usage(work).free
-    if not plan["resize"] and needed > free:  # the size of smaller copies is unknown
-        raise UserError(
-            f"{work}: {size_text(needed)} are needed, {size_text(free)} are free there; see "
-            "--data_dir."
-        )
-    write = functools.partial(
-        write_shard, listing=listing, short_side=plan["resize"], quality=plan["quality"]
-    )
-    written = map_threads(write, missing, chunk=1, num_threads=num_workers)
-    progress = tqdm(written, "writing shards", len(missing), mininterval=10)
-    there |= zip(missing, progress, strict=True)
-    return {shard: there[shard] for shard in shards}
+    write = functools.partial(write_shard, short_side=plan["resize"], quality=plan["quality"])
+    written = map_threads(write, shards, chunk=1, num_threads=num_workers)
+    progress = tqdm(written, "writing shards", len(shards), mininterval=10)
+    return dict(zip(shards, progress, strict=True))
 
 
 def _shards(listing: Listing, work: Path, name: str, megabytes: float) -> list[Shard]:
@@ -180,13 +168,14 @@ def _shards(listing: Listing, work: Path, name: str, megabytes: float) -> list[S
         for number, (start, stop) in enumerate(itertools.pairwise(bounds)):
             file = f"{name}-{split}.array_record-{number:05d}-of-{len(bounds) - 1:05d}"
             path, receipt = work / "prepared" / file, work / "receipts" / f"{file}.json"
-            shards.append(Shard(path, receipt, split, start, stop))
+            shards.append(Shard(path, receipt, split, rows[start:stop]))
     return shards
 
 
 def _list_unreadable(receipts: Receipts, work: Path, on_bad_image: str) -> None:
     """Lists the images that were left out; UserError unless they are to be skipped."""
-    if not (bad := [where for receipt in receipts.values() for where in receipt["unreadable"]]):
+    bad = [where for receipt in receipts.values() for where in receipt["unreadable"]]
+    if not bad:
         return
     path = work / "prepared" / "unreadable_images.txt"
     write_atomically(path, "\n".join(map(str, bad)) + "\n")
@@ -202,19 +191,14 @@ def _finish(
 ) -> None:
     """Writes the metadata, like that of `imagenet2012`, and checksums; all synced at the end."""
     splits = []
-    for split, group in itertools.groupby(receipts, lambda shard: shard.split):
-        of_split = [receipts[shard] for shard in group]
+    for split in dict.fromkeys(shard.split for shard in receipts):
+        of_split = [receipt for shard, receipt in receipts.items() if shard.split == split]
         lengths = [receipt["records"] for receipt in of_split]
         if not sum(lengths):
             raise UserError(f"no images of split {split!r} can be decoded; see {folder}.")
         size = sum(receipt["num_bytes"] for receipt in of_split)
         splits.append(tfds.core.SplitInfo(name=split, shard_lengths=lengths, num_bytes=size))
-        examples, shards = counted(sum(lengths), "example"), counted(len(lengths), "shard")
-        logging.info("%s: %s in %s", split, examples, shards)
-    description = f"Prepared from {plan['source']} ({plan['kind']})."
-    if plan["resize"]:
-        how = f"scaled down to that (area interpolation), as JPEG of quality {plan['quality']}"
-        description += f" Short sides above {plan['resize']} pixels were {how}."
+        logging.info("%s: %d examples in %d shards", split, sum(lengths), len(lengths))
     features = {
         "image": tfds.features.Image(encoding_format="jpeg"),
         "label": tfds.features.ClassLabel(names=list(class_names)),
@@ -223,19 +207,19 @@ def _finish(
     tfds.folder_dataset.write_metadata(
         data_dir=folder,
         version=version,
-        description=description,
+        description=f"Prepared by vit_jax: {plan}",
         features=tfds.features.FeaturesDict(features),
         supervised_keys=("image", "label"),
         split_infos=splits,
         check_data=False,
     )
-    written = {shard.path.name: receipt for shard, receipt in receipts.items()}
     for path in folder.iterdir():
-        if path.name not in written:  # shards are synced already
-            sync(path)
-    note = {"plan": plan, "records": {file: each["records"] for file, each in written.items()}}
-    known = {file: [each["bytes"], each["sha256"]] for file, each in written.items()}
-    write_manifest(folder, note, known)
+        sync(path)
+    known = {
+        shard.path.name: [receipt["bytes"], receipt["sha256"]]
+        for shard, receipt in receipts.items()
+    }
+    write_manifest(folder, {"plan": plan}, known)
 
 
 def build_tfds(name: str, data_dir: str, manual_dir: str = "") -> str:
@@ -243,9 +227,8 @@ def build_tfds(name: str, data_dir: str, manual_dir: str = "") -> str:
 
     `name` is `NAME[/CONFIG][:VERSION]`, `manual_dir` a folder with files that TFDS cannot download.
     """
-    match = NAME.fullmatch(name)
     known = registered.list_imported_builders()
-    if match is None or match["name"] not in known:
+    if (match := NAME.fullmatch(name)) is None or match["name"] not in known:
         raise UserError(f"{name!r} is not a TFDS dataset.{nearest(name.split('/')[0], known)}")
     check_local("--data_dir", data_dir)
     root = data_root(data_dir)
@@ -257,14 +240,8 @@ def build_tfds(name: str, data_dir: str, manual_dir: str = "") -> str:
     except ImportError as error:
         raise missing_package(f"preparing {name}", str(error.name), "tf") from None
     except Exception as error:  # many kinds, with multi-line texts
-        lines = str(error).splitlines() or [type(error).__name__]
-        raise UserError(f"TFDS cannot prepare {name} ({lines[0]}).") from error
+        raise UserError(f"TFDS cannot prepare {name} ({one_line(error)}).") from error
     folder = Path(builder.data_dir)
     if not (folder / MANIFEST).exists():
-        lengths = {
-            name: length
-            for split in builder.info.splits.values()
-            for name, length in zip(split.filenames, split.shard_lengths, strict=True)
-        }
-        write_manifest(folder, {"plan": {"kind": "tfds", "source": name}, "records": lengths})
+        write_manifest(folder, {"plan": {"kind": "tfds", "source": name}})
     return str(folder)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import itertools
 import json
+import operator
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import cv2
 import numpy as np
@@ -16,41 +18,41 @@ from array_record.python import array_record_module
 from tensorflow_datasets.proto import tf_example_pb2
 
 from vit_jax.data.decode import decode_image, decodes, resize
-from vit_jax.data_preparation.listing import Listing
 from vit_jax.errors import UserError, one_line
 from vit_jax.files.manifest import digest
-from vit_jax.files.paths import replacing, write_atomically
+from vit_jax.files.paths import read_object, replacing, write_atomically
 
 # One record per group, as Grain and TFDS need for random access; JPEGs do not compress further.
 WRITER_OPTIONS = "group_size:1,uncompressed"
 
 
-class Shard(NamedTuple):
-    """Examples `start:stop` of a split, stored in one file."""
+@dataclasses.dataclass(frozen=True, eq=False)
+class Shard:
+    """Consecutive examples of a split, stored in one file."""
 
     path: Path  # of the finished file
     receipt: Path  # of the JSON file that marks it as finished, with its contents
     split: str
-    start: int
-    stop: int
+    rows: np.ndarray  # [N], see origins.Listing
 
 
-def write_shard(shard: Shard, listing: Listing, short_side: int, quality: int) -> dict[str, Any]:
+def write_shard(shard: Shard, short_side: int, quality: int) -> dict[str, Any]:
     """Writes a shard under another name, syncs and renames it, then writes and returns a receipt.
 
     Images that cannot be decoded are left out, and listed there as `unreadable`.
     """
-    found: list[tuple[int, bytes, str]] = []  # position, record, where the image is
-    for position, image, where in _read_images(listing, shard):
-        row = listing.splits[shard.split][position]
-        record = b""
+    if shard.receipt.exists() and shard.path.exists():
+        return read_object(shard.receipt)
+    written: list[tuple[int, bytes, str]] = []  # row, record, where the image is
+    for number, image, where in _read_images(shard.rows):
+        row, record = shard.rows[number], b""
         with contextlib.suppress(ValueError):
             if short_side:
                 image = shrink(image, short_side, quality)
             if short_side or decodes(image):
                 record = serialize(image, int(row["label"]), bytes(row["name"]))
-        found.append((position, record, where))
-    records = [record for _, record, _ in sorted(found) if record]
+        written.append((number, record, where))
+    records = [record for _, record, _ in sorted(written) if record]
     try:
         with replacing(shard.path) as temporary:
             writer = array_record_module.ArrayRecordWriter(str(temporary), WRITER_OPTIONS)
@@ -63,7 +65,7 @@ def write_shard(shard: Shard, listing: Listing, short_side: int, quality: int) -
             "num_bytes": sum(map(len, records)),
             "bytes": size,
             "sha256": sha256,
-            "unreadable": [where for _, record, where in sorted(found) if not record],
+            "unreadable": [where for _, record, where in sorted(written) if not record],
         }
         write_atomically(shard.receipt, json.dumps(receipt))
     except (OSError, RuntimeError) as error:  # RuntimeError: array_record's
@@ -72,20 +74,19 @@ def write_shard(shard: Shard, listing: Listing, short_side: int, quality: int) -
     return receipt
 
 
-def _read_images(listing: Listing, shard: Shard) -> Iterator[tuple[int, bytes, str]]:
-    """Position in the split, file and location of each image, in the order of bytes on disk."""
-    rows = listing.splits[shard.split][shard.start : shard.stop]
-    in_file_order = np.lexsort((rows["offset"], rows["file"])).tolist()
-    for number, group in itertools.groupby(in_file_order, lambda position: rows["file"][position]):
-        path = os.fsdecode(bytes(listing.files[number]))
+def _read_images(rows: np.ndarray) -> Iterator[tuple[int, bytes, str]]:
+    """Row, file and location of each image, in the order of bytes on disk."""
+    images = []
+    for number, (container, offset, size, _, name) in enumerate(rows.tolist()):
+        name = os.fsdecode(name)
+        path = container if offset else os.path.join(container, name)
+        images.append((path, offset, size, number, f"{path}: {name}" if offset else path))
+    for path, group in itertools.groupby(sorted(images), key=operator.itemgetter(0)):
         try:
             with open(path, "rb") as file:
-                for position in group:
-                    row = rows[position]
-                    name = os.fsdecode(bytes(row["name"]))
-                    where = path if path.endswith(f"/{name}") else f"{path}: {name}"
-                    file.seek(row["offset"])
-                    yield shard.start + position, file.read(row["size"]), where
+                for _, offset, size, number, where in group:
+                    file.seek(offset)
+                    yield number, file.read(size), where
         except OSError as error:
             raise UserError(f"{path}: {error.strerror}.") from None
 

@@ -86,8 +86,8 @@ def damaged_files(folder: Path) -> list[str]:
 def digest(path: Path, kind: str = "sha256") -> list[Any]:
     """[size in bytes, hash in hex] of a file; an MD5 is prefixed with `md5:`."""
     with path.open("rb") as file:
-        found = hashlib.file_digest(file, kind).hexdigest()  # type: ignore[arg-type]
-        return [file.tell(), f"md5:{found}" if kind == "md5" else found]
+        value = hashlib.file_digest(file, kind).hexdigest()  # type: ignore[arg-type]
+        return [file.tell(), f"md5:{value}" if kind == "md5" else value]
 
 
 def _digest_of_json(content: dict[str, Any]) -> str:

