@@ -54,7 +54,7 @@ def test_better_baselines(options: str) -> None:
             **changed,
         }
         assert config.sweep.published == f"{accuracy} (2205.01580)"
-        assert {each.every_steps for each in config.evaluators.values()} == {10_000}
+        assert {test.every_steps for test in config.evaluators.values()} == {10_000}
     assert to_steps(epochs=90, num_examples=1_268_355, batch_size=1024) == 111_477
     both = better_baselines.get_config("90,pool=token,head=linear")
     assert (both.model.classifier, both.model.representation_size) == ("token", None)
@@ -103,9 +103,6 @@ def test_data_and_models_for_scaling_vit() -> None:
 # Recipe, argument, classes, parameters: of the official tests, or added up from published files.
 COUNTS = [
     (pretrain, "B/16,imagenet21k", 21_843, 103_186_515),
-    (pretrain, "L/16,imagenet21k", 21_843, 326_740_307),
-    (pretrain, "H/14,imagenet21k", 21_843, 660_385_363),
-    (pretrain, "R50x1,imagenet2012", 1_000, 25_549_352),
     (augreg, "pretrain,Ti/16,imagenet21k", 21_843, 9_740_115),
     (better_baselines, "90,head=linear,posemb=learned", 1_000, 22_049_896),
 ]
@@ -161,12 +158,6 @@ def two_steps(config: ConfigDict, workdir: Path) -> dict[str, float]:
     assert results["step"] == 2
     assert math.isfinite(results["test/loss"])
     return results
-
-
-@pytest.mark.usefixtures("quickly")
-def test_two_steps_of_pretrain(photos: Path, tmp_path: Path) -> None:
-    results = two_steps(pretrain.get_config(f"S/16,{photos}"), tmp_path / "run")
-    assert results["test/num_examples"] == 8
 
 
 @pytest.mark.usefixtures("quickly")

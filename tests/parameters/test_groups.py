@@ -100,8 +100,8 @@ def test_what_is_frozen_stays_and_has_no_memory_and_no_norm(name: str, scan: boo
     alone = create_optimizer(name, table=VIT, **kwargs)
     head = {"head": params["head"]}
     state, head_state = jax.jit(tx.init)(params), jax.jit(alone.init)(head)
-    sizes = [sum(leaf.size for leaf in jax.tree.leaves(each)) for each in (state, head_state)]
-    assert sizes[0] == sizes[1]
+    size, head_size = (sum(x.size for x in jax.tree.leaves(s)) for s in (state, head_state))
+    assert size == head_size
     for seed in (1, 2):
         grads = group_params(scan, seed)
         params, state = update(tx, grads, state, params)

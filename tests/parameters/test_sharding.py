@@ -129,7 +129,6 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {
     "lion": {"name": "lion", "momentum_dtype": "bfloat16"},
     "lamb": {"name": "lamb", "weight_decay": 0.1},
     "muon": {"name": "muon", "momentum_dtype": "bfloat16"},
-    "layers": {"name": "adamw", "layer_decay": 0.75, "weight_decay": 0.1},
     "frozen": {"name": "adamw", "freeze": "embedding/.*|.*pos_embedding", "clip_norm": 1.0},
 }
 SHARDED_MODELS: dict[str, dict[str, Any]] = {
@@ -173,7 +172,7 @@ def test_nothing_that_could_be_split_is_whole(variant: str, optimizer: str) -> N
     assert local_size < (1 / 8 + 0.005) * size
     assert (factored > 0) == (optimizer == "adafactor")
     num_frozen = 3 if optimizer == "frozen" else 0
-    copies = {"adamw": 3, "layers": 3, "frozen": 3, "sgd": 2, "lion": 2, "lamb": 3}
+    copies = {"adamw": 3, "frozen": 3, "sgd": 2, "lion": 2, "lamb": 3}
     if optimizer in copies:  # moments of what is trained, and the average of everything
         assert likes == copies[optimizer] * len(params) - num_frozen * 2
 
@@ -183,9 +182,9 @@ def test_rows_and_columns_of_factored_moments_keep_their_axes() -> None:
     state = abstract_state(model, **OPTIMIZERS["adafactor"])
     rows = leaf_specs(state, create_mesh(data=2, fsdp=2, tensor=2))
     mlp = "Transformer/encoderblock_0/MlpBlock_0/Dense_0/kernel"
-    found = {(shape, spec) for path, name, shape, spec in rows if name == mlp}
+    specs = {(shape, spec) for path, name, shape, spec in rows if name == mlp}
     expected = {((768, 3072), P("fsdp", "tensor")), ((768,), P("fsdp")), ((3072,), P("tensor"))}
-    assert expected <= found
+    assert expected <= specs
 
 
 def test_what_stays_whole_is_one_line_per_size(caplog: pytest.LogCaptureFixture) -> None:
