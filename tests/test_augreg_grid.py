@@ -186,7 +186,6 @@ FILE = "B_16-i21k-300ep-lr_0.001-aug_none-wd_0.1-do_0.0-sd_0.0"
         ("none", "light2", "aug: none, light0, light1, medium1"),
         ("300ep", "17ep", "not an AugReg file"),
         ("i21k-300ep", "i1k-30ep", "i1k: 300ep only"),
-        ("wd_0.1", "wd_0.3", "not an AugReg file"),
         ("sd_0.0", "sd_0.1", r"do_0\.1-sd_0\.1"),
         ("sd_0.0", "sd_0.0--cifar100-steps_3k-lr_0.01-res_224", "steps: 0k, 2k, 10k, 20k"),
         ("sd_0.0", "sd_0.0--mnist-steps_2k-lr_0.01-res_224", "fine-tuned on: imagenet2012"),

@@ -70,7 +70,13 @@ def config_of(kind: str, **attributes: Any) -> Any:
     return config
 
 
-@pytest.fixture(scope="module", params=OF_IMAGES)
+# Made of the blocks of others, whose trainings stand for theirs; a tower of DeiT is trained in
+# objectives/test_distillation.py, a masked autoencoder in objectives/test_mae.py.
+OF_OTHERS = ("deit", "mae", "axial_vit", "bit")
+TRAINED = [kind for kind in OF_IMAGES if kind not in OF_OTHERS]
+
+
+@pytest.fixture(scope="module", params=TRAINED)
 def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished training of one kind, by the update that is compared with that of one device."""
     folder = tmp_path_factory.mktemp(request.param) / request.param
@@ -120,11 +126,8 @@ def inputs(model: Model) -> np.ndarray:
 # Training.
 
 
-# The ViT's is in test_layouts.py; these are made of its blocks, or of those of Axial-ResNet.
-AS_OTHERS = ("vit", "deit", "mae", "axial_vit", "bit")
-
-
-@pytest.mark.parametrize("kind", [kind for kind in OF_IMAGES if kind not in AS_OTHERS])
+# The ViT's is in test_layouts.py.
+@pytest.mark.parametrize("kind", [kind for kind in TRAINED if kind != "vit"])
 def test_eight_devices_update_it_as_one(kind: str) -> None:
     """Two updates by SGD, split over batch, parameters and heads.
 
@@ -319,12 +322,12 @@ def test_each_format_holds_it_or_says_why_not(
     assert flatten_names(again.params).keys() == flatten_names(loaded.params).keys()
 
 
-def test_it_exports(run: Path, tmp_path: Path) -> None:
+def test_it_exports(saved: Path, tmp_path: Path) -> None:
     for format in ("stablehlo", "onnx"):
-        report = export_model(str(run), tmp_path / format, format=format)
+        report = export_model(str(saved), tmp_path / format, format=format)
         assert report["max_difference"] <= report["tolerance"]
         card = (tmp_path / format / "README.md").read_text()
-        assert MODELS[run.name].title in card
+        assert MODELS[saved.name].title in card
 
 
 def test_it_is_fine_tuned(saved: Path, loaded: Model) -> None:
@@ -338,7 +341,7 @@ def test_it_is_fine_tuned(saved: Path, loaded: Model) -> None:
             np.testing.assert_array_equal(tuned[name], array)
 
 
-@pytest.mark.parametrize("kind", OF_IMAGES)
+@pytest.mark.parametrize("kind", TRAINED)
 def test_it_can_be_planned(kind: str) -> None:
     config, topology = config_of(kind), parse_topology("cpu:8")
     plan = make_plan(config, topology, try_remedies=False)

@@ -115,14 +115,6 @@ def test_parameter_counts(recipe: Any, argument: str, num_classes: int, count: i
 
 
 @pytest.fixture(scope="module")
-def imagenet(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An ImageNet-1k of few images: 1 % of `train` still is a whole batch."""
-    data_dir = tmp_path_factory.mktemp("tfds")
-    fixtures_data.tiny_tfds("imagenet2012", str(data_dir), {"train": 800, "validation": 8})
-    return data_dir
-
-
-@pytest.fixture(scope="module")
 def quickly() -> Iterator[None]:
     """Without checkpoints. Runs that save are in tests/test_train.py."""
     with pytest.MonkeyPatch.context() as patch:
@@ -158,16 +150,6 @@ def two_steps(config: ConfigDict, workdir: Path) -> dict[str, float]:
     assert results["step"] == 2
     assert math.isfinite(results["test/loss"])
     return results
-
-
-@pytest.mark.usefixtures("quickly")
-def test_two_steps_of_augreg(imagenet: Path, tmp_path: Path) -> None:
-    config = augreg.get_config("pretrain,B/16,imagenet2012,strong2,do_0.1,sd_0.1")
-    config.dataset.data_dir = str(imagenet)
-    results = two_steps(config, tmp_path / "run")
-    assert results["validation/num_examples"] == 8
-    # The sigmoid at a bias of -6.9 for each of 1,000 classes, before much is learned.
-    assert results["test/loss"] == pytest.approx(6.9 + 1000 * math.log1p(math.exp(-6.9)), abs=0.5)
 
 
 @pytest.mark.usefixtures("quickly")

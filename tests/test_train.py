@@ -365,15 +365,6 @@ def test_bad_configs_end_in_one_line_before_any_compilation(
     assert "XLA compilation" not in caplog.text
 
 
-def test_folders_that_cannot_be_trained_on_are_named(tmp_path: Path) -> None:
-    empty = tmp_path / "empty"
-    empty.mkdir()
-    one = fixtures_data.write_folder(tmp_path / "one", {"train": {"cat": 3}, "test": {"cat": 3}})
-    for root in (empty, one, tmp_path / "missing"):
-        with pytest.raises(UserError, match=root.name):
-            train_and_evaluate(tiny.config(dataset__name=str(root)), str(tmp_path / "run"))
-
-
 def test_a_mistake_does_not_lock_the_workdir(tmp_path: Path) -> None:
     """The config of a start that failed before its first update is not held against the next.
 

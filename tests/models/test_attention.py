@@ -312,14 +312,6 @@ def test_what_a_platform_cannot_run_ends_before_the_data_are_opened(
         create_run(tiny.config(model__attention=attention, dataset__name="nowhere"), mesh)
 
 
-def test_what_a_platform_runs_is_not_refused() -> None:
-    for name, platform in (("pallas", "tpu"), ("splash", "tpu"), ("cudnn", "gpu")):
-        check_attention(name, platform, "bfloat16")
-    for platform in ("cpu", "gpu", "tpu"):
-        for name in ("auto", "reference", "xla", "chunked"):
-            check_attention(name, platform, "float32")
-
-
 @pytest.mark.parametrize(
     ("flags", "name"),
     [

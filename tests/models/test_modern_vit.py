@@ -87,12 +87,6 @@ def test_initial_values_are_those_of_timm() -> None:
     assert np.std(params["cls"]) == pytest.approx(0.02, rel=0.5)
 
 
-def test_without_layer_scale_it_has_no_gammas() -> None:
-    model = create_model(**{**small("modern_vit"), "layer_scale_init": None}, num_classes=5)
-    params = flatten_names(abstract_params(model, (16, 16, 3)))
-    assert not [name for name in params if "LayerScale" in name]
-
-
 def test_every_block_drops_at_the_constant_rate() -> None:
     """At a rate near 1 the first block drops nearly everything; on a line nothing."""
     plain = create_model(**small("modern_vit"), stochastic_depth_rate=0.9, num_classes=5)

@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from configs import pretrain
 from tests import golden
 from vit_jax.errors import UserError
 from vit_jax.models.create import create_model
@@ -84,8 +83,3 @@ def test_any_size_and_the_grid_that_it_gives() -> None:
 def test_what_it_cannot_do_is_named(key: str, value: Any, message: str) -> None:
     with pytest.raises(UserError, match=f"model.{key}.*{message}"):
         create_model(**{**TINY, key: value})
-
-
-def test_it_can_be_pre_trained() -> None:
-    config = pretrain.get_config("RegNetY-16GF,imagenet2012")
-    assert not config.model.frozen_norms

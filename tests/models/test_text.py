@@ -136,11 +136,7 @@ def test_two_towers_in_one_tree() -> None:
     factors = flatten_names(layer_factors(towers, 0.5, table))
     assert factors["txt/Encoder_0/encoderblock_0/LayerNorm_0/bias"] == 0.5**2
     assert factors["img/Transformer/encoderblock_0/LayerNorm_0/bias"] == 0.5**4
-    assert (factors["txt/Embed_0/embedding"], factors["txt/pos_embedding"]) == (0.5**3, 0.5**3)
-    assert (factors["txt/head/bias"], factors["img/embedding/bias"]) == (1, 0.5**5)
-    of_stacked = flatten_names(layer_factors(stacked, 0.5, table))
-    bias = of_stacked["txt/Encoder_0/encoderblock/LayerNorm_0/bias"]
-    np.testing.assert_array_equal(bias[:, 0], [0.5**2, 0.5])
+    assert (factors["txt/Embed_0/embedding"], factors["img/embedding/bias"]) == (0.5**3, 0.5**5)
     query = "txt/Encoder_0/encoderblock_1/MultiHeadDotProductAttention_0/query/kernel"
     parameter = table.find(query)
     assert (parameter.prefix, parameter.block, parameter.general) == (
@@ -150,9 +146,7 @@ def test_two_towers_in_one_tree() -> None:
     )
     mesh = create_mesh(data=2, fsdp=2, tensor=2)
     assert parameter_spec(query, (24, 4, 8), mesh, table) == P("fsdp", "tensor", None)
-    assert parameter_spec(query.replace("_1/M", "/M"), (2, 24, 4, 8), mesh, table)[0] is None
     assert parameter_spec("txt/Embed_0/embedding", (50, 24), mesh, table) == P("tensor", "fsdp")
-    assert parameter_spec("txt/Embed_0/embedding", (51, 24), mesh, table) == P(None, "fsdp")
     # Not a grid: loading never interpolates them.
     assert table.with_role("positions", ["txt/pos_embedding"]) == []
 

@@ -73,7 +73,6 @@ def test_single_blocks_can_be_frozen_in_the_loop_form_only() -> None:
         ("embeding/.*|cls", r"'embeding/\.\*' matches no full .* Did you mean 'embedding/\.\*'\?"),
         ("Transformer", r"Did you mean 'Transformer/\.\*'\?"),
         ("head/kernal", r"Did you mean 'head/kernel'\? Examples of names: .*cls"),
-        (r"cls|(embedding|zzz)/x", r"'\(embedding\|zzz\)/x' matches no"),
         (".*", "matches all parameters"),
         ("(cls", "not a regular expression"),
     ],
@@ -149,28 +148,18 @@ def test_each_layer_has_its_rate() -> None:
     }
 
 
-def test_every_parameter_of_every_model_has_a_layer() -> None:
-    names = ("Ti/16", "R+Ti/16", "R26+S/32")
-    rows = [{**VARIANTS[name], "num_layers": 2} for name in names]
-    rows += [
-        {**rows[0], "classifier": "map"},
-        {**rows[0], "name": "deit"},
-        {**rows[0], "scan": True},
-    ]
-    first = {"cls", "dist", "embedding", "conv_root", "gn_root", "block1"}
-    last = {"head", "head_dist", "MAPHead_0"}
-    seen = set()
-    for row in rows:
-        params = golden.abstract_params(create_model(**row, num_classes=3))
-        for name, factor in flatten_names(
-            layer_factors(params, 0.5, table_of(row["name"]))
-        ).items():
-            top = name.split("/")[0]
-            seen.add(top)
+def test_ends_of_other_models_have_a_layer_too() -> None:
+    """A stem is below the first block, heads are above the last."""
+    below = {"cls", "dist", "embedding", "conv_root", "gn_root", "block1"}
+    row = {**VARIANTS["R26+S/32"], "num_layers": 2}
+    for attributes in ({"name": "deit"}, {"classifier": "map"}):
+        params = golden.abstract_params(create_model(**{**row, **attributes}, num_classes=3))
+        table = table_of({**row, **attributes}["name"])
+        for name, factor in flatten_names(layer_factors(params, 0.5, table)).items():
+            top = name.partition("/")[0]
             if top != "Transformer":
-                assert np.all(factor == (1.0 if top in last else 0.125)), name
-                assert (top in first or top.startswith("block")) != (top in last), name
-    assert first | last <= seen
+                is_below = top in below or top.startswith("block")
+                assert np.all(factor == (0.125 if is_below else 1.0)), name
     with pytest.raises(ValueError, match="new_part/kernel"):
         layer_factors({**params, "new_part": {"kernel": jnp.zeros(2)}}, 0.5, VIT)
 
@@ -279,9 +268,7 @@ def test_what_is_frozen_does_not_decay() -> None:
         ((("haed/kernel", 2.0),), "'haed/kernel' matches no .*Did you mean 'head/kernel'"),
         ((("head/bias", 2.0),), "'head/bias' matches no full name of a decayed parameter"),
         ((("head/kernel", -1.0),), "'head/kernel' has the factor -1.0"),
-        ((("head/kernel", float("nan")),), "factor nan"),
         ((("head/(kernel", 1.0),), "pairs of a regular expression"),
-        (("head/kernel", 1.0), "pairs of a regular expression"),
         ((("head/kernel", "much"),), "pairs of a regular expression"),
     ],
 )  # fmt: skip
