@@ -19,7 +19,7 @@ from tests.tiny import Script
 from vit_jax import config as default
 from vit_jax import run as run_module
 from vit_jax.arguments import split_overrides
-from vit_jax.command_line import help_of, load_recipe, override
+from vit_jax.command_line import help_of, override
 from vit_jax.errors import UserError
 from vit_jax.models.create import get_variant
 from vit_jax.parameters.sharding import create_mesh
@@ -60,9 +60,6 @@ def test_a_section_has_the_keys_of_its_kind_only() -> None:
         default.check_config(config)
 
 
-RECIPES = [
-    p for p in sorted((tiny.ROOT / "configs").glob("*.py")) if "def get_config(" in p.read_text()
-]
 # Of keys without a default, as a command line gives them.
 VALUES = {"patch_size": "8,16", "resnet_layers": "(1, 2)"}
 
@@ -101,15 +98,6 @@ def unprinted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("unprinted")
-@pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
-def test_a_recipe_takes_other_kinds_in_every_section(recipe: Path) -> None:
-    """One of each section; which one goes round."""
-    number = RECIPES.index(recipe)
-    kinds = [(key, [*table][number % len(table)]) for key, (table, _) in default.KINDS.items()]
-    assert len(list(switches(load_recipe(str(recipe)), kinds))) >= len(kinds)
-
-
-@pytest.mark.usefixtures("unprinted")
 def test_every_kind_takes_every_other_one() -> None:
     for section, config in switches(default.get_config(), all_kinds()):
         assert list(switches(config, all_kinds(), section))
@@ -140,14 +128,6 @@ def test_a_row_of_variants_replaces_all_sizes_and_gives_way_to_the_command_line(
     assert (config.model.name, config.model.resnet_layers) == ("bit", (3, 4, 6, 3))
     with pytest.raises(UserError, match=r"'B16' is not vit \| .*Did you mean 'B/16'"):
         switched(config, "model.name=B16")
-
-
-def test_kinds_that_need_each_other_go_together() -> None:
-    config = tiny.config()
-    with pytest.raises(UserError, match="model.classifier='token_unpooled'"):
-        built(switched(config, "objective.name=masked_patch"))
-    together = ("objective.name=masked_patch", "model.classifier=token_unpooled")
-    built(switched(config, *together, "objective.corruption=0.15"))
 
 
 def test_the_loop_reads_every_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,7 +23,7 @@ def test_every_run_builds() -> None:
     for name in sorted(names):
         config = miniature.get_config(name)
         sections = (config[key] for key in ("model", "objective", "gradient", "mesh"))
-        settings = str((name.partition("/")[0], *sections))
+        settings = str((name.startswith("pretrain/"), *sections))
         if settings in built:  # the same but for data and numbers
             continue
         built.add(settings)

@@ -1,12 +1,10 @@
-"""Recipes of later papers; parameter counts, and two real steps of pre-training recipes."""
+"""Recipes of later papers; parameter counts, and two real steps of the largest models' recipe."""
 
 import math
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from ml_collections import ConfigDict
 
 from configs import augreg, better_baselines, pretrain, scaling_vit
 from tests import fixtures_data
@@ -114,47 +112,23 @@ def test_parameter_counts(recipe: Any, argument: str, num_classes: int, count: i
     assert count_parameters(abstract_params(model, (224, 224, 3))) == count
 
 
-@pytest.fixture(scope="module")
-def quickly() -> Iterator[None]:
-    """Without checkpoints. Runs that save are in tests/test_train.py."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(CheckpointManager, "save", lambda *_, **__: None)
-        yield
+def test_two_steps_of_scaling_vit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As large models are: the state split over devices, the blocks in one loop.
 
-
-@pytest.fixture(scope="module")
-def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    With the smallest model, batch and schedule; the rest is as it is. Nothing is saved.
+    """
+    monkeypatch.setattr(CheckpointManager, "save", lambda *_, **__: None)
     counts = {"train": {"cat": 8, "dog": 8}, "test": {"cat": 4, "dog": 4}}
-    return fixtures_data.write_folder(tmp_path_factory.mktemp("data") / "photos", counts)
-
-
-def two_steps(config: ConfigDict, workdir: Path) -> dict[str, float]:
-    """A run of the recipe with the smallest model, batch and schedule; the rest is as it is."""
-    config.model.hidden_size = 16
-    config.model.num_layers = 1
-    config.model.mlp_dim = 16
-    config.model.num_heads = 2
-    config.model.patch_size = 56
-    config.model.remat = "none"
-    if config.model.representation_size:
-        config.model.representation_size = 16
-    config.dataset.batch_size = 8
-    config.duration.steps = 2
-    config.schedule.warmup_steps = 0
-    config.schedule.cooldown_steps = 0
-    config.loader.num_workers = 0
-    config.loader.num_threads = 0
-    config.log.every_steps = 1
-    config.log.tensorboard = False
-    results = train_and_evaluate(config, str(workdir))
-    assert results["step"] == 2
-    assert math.isfinite(results["test/loss"])
-    return results
-
-
-@pytest.mark.usefixtures("quickly")
-def test_two_steps_of_scaling_vit(photos: Path, tmp_path: Path) -> None:
-    # As large models are: the state split over devices, the blocks in one loop.
+    photos = fixtures_data.write_folder(tmp_path / "photos", counts)
     config = scaling_vit.get_config(f"g/14,{photos}")
     assert (config.optimizer.name, config.mesh.fsdp, config.model.scan) == ("adafactor", 4, True)
-    two_steps(config, tmp_path / "run")
+    sizes = {"hidden_size": 16, "num_layers": 1, "mlp_dim": 16, "num_heads": 2, "patch_size": 56}
+    config.model.update({**sizes, "remat": "none"})
+    config.dataset.batch_size = 8
+    config.duration.steps = 2
+    config.schedule.update({"warmup_steps": 0, "cooldown_steps": 0})
+    config.loader.update({"num_workers": 0, "num_threads": 0})
+    config.log.update({"every_steps": 1, "tensorboard": False})
+    results = train_and_evaluate(config, str(tmp_path / "run"))
+    assert results["step"] == 2
+    assert math.isfinite(results["test/loss"])

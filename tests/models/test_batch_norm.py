@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests import tiny
+from tests import golden, tiny
 from tests.test_train import as_of, assert_same_params
 from vit_jax.errors import UserError
 from vit_jax.inference.load import load_model
@@ -71,6 +71,6 @@ def test_an_objective_that_keeps_no_statistics_is_refused() -> None:
     sizes = {"stage_layers": (1,), "stage_widths": (8,), "group_width": 8}
     model = create_model("regnet", num_classes=2, **sizes)
     images = jnp.zeros((2, 8, 8, 3))
-    params = model.init(jax.random.key(0), images, train=False)
+    params = golden.filled(model, images.shape)
     with pytest.raises(UserError, match="does not keep the statistics.*frozen_norms=True"):
-        model.apply(params, images, train=True)
+        model.apply({"params": params}, images, train=True)

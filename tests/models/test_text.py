@@ -12,7 +12,6 @@ from jax.sharding import PartitionSpec as P
 from tests import golden
 from vit_jax.errors import UserError
 from vit_jax.models.create import VARIANTS, VARIANTS_OF, create_model, family_of, recognise
-from vit_jax.models.later.text import FAMILY
 from vit_jax.parameters.groups import layer_factors
 from vit_jax.parameters.sharding import create_mesh, parameter_spec
 from vit_jax.parameters.table import ParameterTable, table_of
@@ -163,10 +162,3 @@ def test_two_towers_in_one_tree() -> None:
 def test_what_a_text_tower_cannot_do_is_named(key: str, value: Any, message: str) -> None:
     with pytest.raises(UserError, match=f"model.{key}.*{message}"):
         create_model(**{**TINY, key: value})
-
-
-def test_shapes_tell_the_sizes() -> None:
-    for pooling in ("last", "map"):
-        shapes = flatten_names(golden.abstract_params(create_model(**TINY, pooling=pooling)))
-        sizes = {key: TINY[key] for key in FAMILY.infer(shapes).keys() - {"pooling"}}
-        assert FAMILY.infer(shapes) == {**sizes, "pooling": pooling}

@@ -17,7 +17,7 @@ from vit_jax.data.text import Tokenize
 from vit_jax.errors import UserError
 from vit_jax.export.convert import convert_checkpoint
 from vit_jax.export.write import export_model
-from vit_jax.files.paths import read_json, write_arrays
+from vit_jax.files.paths import read_json
 from vit_jax.inference.evaluate import evaluate
 from vit_jax.inference.load import load_model, load_tower
 from vit_jax.objectives.contrastive import Contrastive, SigmoidContrastive
@@ -242,18 +242,6 @@ def test_texts_are_not_classified(tower: Path) -> None:
     tiny.default.set_kind(config, "objective", "classification")
     with pytest.raises(UserError, match="model.name='text' takes a text, but objective.name="):
         create_run(config, create_mesh(**config.mesh))
-
-
-def test_a_two_tower_file_of_big_vision_is_read_by_its_parts(workdir: Path, tmp_path: Path) -> None:
-    with np.load(workdir / "params.npz") as arrays:
-        flat = {f"params/{name}": arrays[name] for name in arrays}
-    write_arrays(tmp_path / "two.npz", flat)
-    image = load_model(tmp_path / "two.npz#img", image_size=16)
-    text = load_model(tmp_path / "two.npz#txt")
-    assert text.format == image.format == "big_vision"
-    for part, model in (("img", image), ("txt", text)):
-        ours = flatten_names(load_model(f"{workdir}#{part}").params)
-        assert flatten_names(model.params).keys() == ours.keys()
 
 
 @pytest.mark.parametrize(

@@ -42,8 +42,8 @@ def test_colors_have_three_bits_per_channel() -> None:
     assert int(color_classes(np.array([0.5]))) == 6  # a grey image has 8 classes
 
 
-@pytest.mark.parametrize(("corruption", "masked", "replaced"), [(0.5, 0.8, 0.1), (0.15, 0.5, 0.5)])
-def test_shares_of_what_is_drawn(corruption: float, masked: float, replaced: float) -> None:
+def test_shares_of_what_is_drawn() -> None:
+    corruption, masked, replaced = 0.5, 0.8, 0.1
     objective = MaskedPatch(task(), corruption=corruption, masked=masked, replaced=replaced)
     images = np.zeros((2000, *SHAPE), np.float32)
     corrupted, drawn = jax.device_get(jax.jit(objective._draw)(KEY, images))
