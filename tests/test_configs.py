@@ -209,7 +209,7 @@ def test_fine_tuning_builds_on_a_real_tfds_directory(tmp_path: Path) -> None:
     config.dataset.data_dir = str(tmp_path)
     run = built(config)
     assert run.dataset.num_classes == 10
-    assert run.description.grid == (24, 24)
+    assert run.description.grid == (12, 12)
 
 
 def test_a_saved_config_rebuilds_the_model() -> None:

@@ -104,7 +104,7 @@ SIZES = [(197, 2, 64), (17, 2, 80), (5, 2, 640), (7, 2, 12)]
     ("name", "num_tokens", "num_heads", "head_dim"),
     [("xla", *SIZES[0]), ("chunked", 500, 2, 64), ("splash", *SIZES[0])]
     # Then so many tokens that the kernel takes queries in parts, and so many heads that it loops.
-    + [("pallas", *sizes) for sizes in (*SIZES, (500, 2, 64), (5, 40, 16))],
+    + [("pallas", *sizes) for sizes in (*SIZES[1:], (500, 2, 64), (5, 40, 16))],
 )
 def test_every_kernel_gives_outputs_and_gradients_of_the_reference(
     name: str, num_tokens: int, num_heads: int, head_dim: int
@@ -113,7 +113,10 @@ def test_every_kernel_gives_outputs_and_gradients_of_the_reference(
     sizes = (num_tokens, num_heads, head_dim)
     exact = of_random_numbers("reference", *sizes, jnp.float64)
     # Sums in another order: in float32 five roundings, in bfloat16 half a one.
-    for dtype, order in ((jnp.float32, 5 * 2**-24), (jnp.bfloat16, 0.5 * 2**-9)):
+    dtypes = {jnp.float32: 5 * 2**-24, jnp.bfloat16: 0.5 * 2**-9}
+    if sizes in SIZES[1:]:
+        del dtypes[jnp.float32]  # lanes and loops are those of every dtype
+    for dtype, order in dtypes.items():
         low = of_random_numbers("reference", *sizes, dtype)
         values = of_random_numbers(name, *sizes, dtype)
         for a, b, c in zip(*map(jax.tree.leaves, (values, low, exact)), strict=True):
@@ -210,11 +213,10 @@ def on_one_device(kernel: str) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("sizes", "kernel"),
-    [((2, 2, 2), "pallas"), ((1, 1, 8), "pallas"), ((3, 1, 1), "pallas"), ((2, 2, 2), "splash")],
+    ("sizes", "kernel"), [((2, 2, 2), "pallas"), ((3, 1, 1), "pallas"), ((2, 2, 2), "splash")]
 )
 def test_kernels_on_a_mesh(sizes: tuple[int, int, int], kernel: str) -> None:
-    """Batch and heads split, or whole where they do not divide (8 heads on 8, 6 images on 8)."""
+    """Batch and heads split, or whole where they do not divide (6 images on 4 devices)."""
     params, x, expected = on_one_device(kernel)
     devices = np.array(jax.devices()[: int(np.prod(sizes))]).reshape(sizes)
     mesh = jax.sharding.Mesh(devices, MESH_AXES, axis_types=(AxisType.Auto,) * 3)

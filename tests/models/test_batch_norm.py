@@ -14,8 +14,6 @@ from vit_jax.errors import UserError
 from vit_jax.inference.load import load_model
 from vit_jax.models.create import create_model
 from vit_jax.models.layers import BatchNorm
-from vit_jax.parameters.sharding import create_mesh
-from vit_jax.run import create_run
 from vit_jax.train import train_and_evaluate
 from vit_jax.trees import flatten_names
 
@@ -57,14 +55,11 @@ def test_statistics_are_trained_saved_resumed_and_described(tmp_path: Path) -> N
     parts = as_of(2, tmp_path / "whole", tmp_path / "parts")
     train_and_evaluate(config, str(parts))
     assert_same_params(tmp_path / "whole", parts)
-    with jax.set_mesh(mesh := create_mesh()):
-        run = create_run(config, mesh)
-        state = run.initial_state(0)
-    first = flatten_names(jax.device_get(state.buffers))
-    assert first
-    assert not first.keys() & flatten_names(state.params).keys()
     params = flatten_names(load_model(parts).params)
-    assert all(np.abs(params[name] - array).max() > 1e-3 for name, array in first.items())
+    statistics = {name: x for name, x in params.items() if name.endswith(("/mean", "/var"))}
+    assert len(statistics) == 4
+    for name, array in statistics.items():  # at the start zeros and ones
+        assert np.abs(array - name.endswith("var")).max() > 1e-3, name
 
 
 def test_an_objective_that_keeps_no_statistics_is_refused() -> None:
