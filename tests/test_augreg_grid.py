@@ -199,8 +199,3 @@ def test_names_that_no_file_has(part: str, other: str, message: str) -> None:
     for read in (augreg.get_config, augreg_entry):
         with pytest.raises(UserError, match=message):
             read(wrong)
-
-
-def test_a_file_of_a_schedule_that_its_data_do_not_have() -> None:
-    with pytest.raises(UserError, match="cifar100 are 2500 and 10000 steps"):
-        augreg.get_config(f"{FILE}--cifar100-steps_0k-lr_0.01-res_224")

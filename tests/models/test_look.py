@@ -31,15 +31,11 @@ def of_the_loop() -> dict[str, Any]:
     return jax.device_get(look(*model_and_params(), IMAGES, INSIDE))
 
 
-def compiled(module: Any, params: Any, what: Any) -> dict[str, Any]:
-    return jax.device_get(jax.jit(lambda p: look(module, p, IMAGES, what))(params))
-
-
 @pytest.mark.parametrize("form", [{"scan": True, "remat": "full"}, {"attention": "pallas"}])
 def test_the_same_of_every_form(form: dict[str, Any]) -> None:
     expected = of_the_loop()
     module, params = model_and_params(**form)
-    arrays = compiled(module, params, INSIDE)
+    arrays = jax.device_get(jax.jit(lambda p: look(module, p, IMAGES, INSIDE))(params))
     assert {key: array.shape for key, array in arrays.items()} == {
         "attention": (3, 2, 4, 7, 7),
         **dict.fromkeys(("query", "key", "value"), (3, 2, 7, 4, 8)),
@@ -63,22 +59,6 @@ def test_it_is_what_the_model_computes() -> None:
     np.testing.assert_allclose(logits, plain, atol=1e-5)
     looked, _ = module.apply({"params": params}, IMAGES, train=False, mutable=["intermediates"])
     np.testing.assert_array_equal(looked, plain)
-
-
-@pytest.mark.parametrize(
-    ("name", "model", "num_tokens"),
-    [
-        ("vit", {"classifier": "map"}, 6),
-        ("vit", {"patch_size": 1, "resnet_layers": (1, 1)}, 7),
-        ("deit", {}, 8),
-    ],
-)
-def test_other_heads_and_stems(name: str, model: dict[str, Any], num_tokens: int) -> None:
-    module, params = model_and_params(name, **model)
-    inside = compiled(module, params, ["attention", "tokens"])
-    assert inside.keys() == {"attention", "tokens"}
-    assert inside["attention"].shape[-1] == inside["tokens"].shape[2] == num_tokens
-    np.testing.assert_allclose(inside["attention"].sum(-1), 1.0, atol=1e-5)
 
 
 def test_what_cannot_be_shown_is_one_line() -> None:

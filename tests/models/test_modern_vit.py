@@ -87,26 +87,6 @@ def test_initial_values_are_those_of_timm() -> None:
     assert np.std(params["cls"]) == pytest.approx(0.02, rel=0.5)
 
 
-def test_every_block_drops_at_the_constant_rate() -> None:
-    """At a rate near 1 the first block drops nearly everything; on a line nothing."""
-    plain = create_model(**small("modern_vit"), stochastic_depth_rate=0.9, num_classes=5)
-    params = flatten_names(golden.filled(plain, IMAGES.shape))
-    images = np.tile(IMAGES[:1], (64, 1, 1, 1))
-
-    @jax.jit
-    def tokens(params: Any, key: jax.Array) -> list[jax.Array]:
-        models = (plain.clone(stochastic_depth_shape=shape) for shape in ("linear", "constant"))
-        rngs = {"dropout": key}
-        return [first_tokens(model, params, images, train=True, rngs=rngs) for model in models]
-
-    linear, constant = (
-        len(np.unique(np.asarray(out).sum(axis=(1, 2)).round(4)))
-        for out in tokens(params, jax.random.key(1))
-    )
-    assert linear == 1  # the same image, nothing dropped
-    assert constant > 1
-
-
 @pytest.mark.parametrize("value", [0.0, -1.0, float("inf")])
 def test_an_initial_factor_that_is_none(value: float) -> None:
     with pytest.raises(UserError, match="model.layer_scale_init=.* must be positive, or None"):

@@ -155,7 +155,6 @@ def test_two_towers_in_one_tree() -> None:
     [
         ("patch_size", 16, "is not a key"),
         ("pooling", "mean", "Known: last, first, gap, max, map"),
-        ("num_heads", 5, "not divisible|choose a multiple"),
         ("vocab_size", 0, "at least 1"),
     ],
 )

@@ -151,7 +151,7 @@ def test_the_locked_tower_is_in_no_checkpoint_and_a_resumed_run_is_the_same(
         np.testing.assert_array_equal(array, expected[name], err_msg=name)
 
 
-def test_it_is_exported_converted_and_measured(tower: Path, workdir: Path, tmp_path: Path) -> None:
+def test_it_is_exported_and_converted(tower: Path, workdir: Path, tmp_path: Path) -> None:
     for format in ("stablehlo", "onnx"):
         report = export_model(f"{workdir}#txt", tmp_path / format, format=format)
         assert report["max_difference"] <= report["tolerance"]
@@ -160,10 +160,6 @@ def test_it_is_exported_converted_and_measured(tower: Path, workdir: Path, tmp_p
         target = str(tmp_path / f"{part}.npz")
         report = convert_checkpoint(f"{workdir}#{part}", target, format="npz")
         assert report["parameters_identical"]
-    results = evaluate(str(workdir), dataset="digits", split="test[:50]", prompts=["{}", "a {}"])
-    assert results["num_examples"] == 50
-    assert 0.0 <= results["accuracy"] <= 1.0
-    assert "loss" not in results
     with pytest.raises(UserError, match="prompts need the text tower .*: it describes one model"):
         evaluate(str(tower), dataset="digits", split="test[:50]", prompts=["{}"])
 
@@ -177,6 +173,7 @@ def test_zero_shot_of_the_script_is_that_of_the_loop(workdir: Path) -> None:
     )
     results = read_json(workdir / "results.json")
     assert measured["accuracy"] == pytest.approx(results["zero_shot/accuracy"])
+    assert "loss" not in measured
 
 
 def test_a_tower_sees_images_as_it_was_trained(tmp_path: Path) -> None:
