@@ -88,7 +88,6 @@ def test_table_2_has_its_resolutions_and_polyak_averaging() -> None:
         ("H/14,oxford_flowers102", "99.51 from ImageNet-21k (2010.11929, table 5)"),
         ("R50+B/16,cifar10", "98.94 from ImageNet-21k (official README)"),
         ("L/16,vtab/caltech101", "90.8 from ImageNet-21k (2010.11929, table 9)"),
-        ("B/16,vtab/caltech101", ""),
         ("B/16,cifar10,224", ""),
     ],
 )

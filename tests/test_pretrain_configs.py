@@ -118,7 +118,6 @@ def test_runs_can_be_planned_without_the_data(name: str) -> None:
         ("R26+S/32,jft", "R50+B/32,jft", True),
         ("L/14,jft", "L/16,jft", True),
         ("L/14,jft", "L/32,jft", False),
-        ("g/14,jft", "H/14,jft", True),
         ("R200x3,jft", "R152x2,jft", True),
         ("H/14,imagenet21k", "L/16,imagenet21k", True),
         ("S/16,/data/photos", "S/16,imagenet2012", True),

@@ -1,18 +1,23 @@
 """Axial-ViT and Axial-ResNet: their equations, sizes and recipes."""
 
 import math
+from pathlib import Path
 from typing import Any
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+import onnxruntime
 import pytest
+from jax import export
 
 from configs import axial, cordonnier
 from tests import golden
 from tests.kinds import small
 from tests.pretrained import weights
 from vit_jax.errors import UserError
+from vit_jax.export.onnx import write_onnx
 from vit_jax.models.axial_resnet import AxialAttention
 from vit_jax.models.create import create_model
 from vit_jax.models.flops import forward_flops
@@ -115,6 +120,21 @@ def test_axial_attention_by_its_equation(axis: int) -> None:
         expected[b, m] = norm(out, "gn_out")
     # Float32: two norms of values of about 1, and 64 terms in each product.
     np.testing.assert_allclose(outputs, np.moveaxis(expected, 2, axis), rtol=0, atol=2e-5)
+
+
+def test_the_average_pooling_of_a_stride_in_onnx(tmp_path: Path) -> None:
+    """The norm behind it hides another scale from the logits."""
+    x = golden.images(2, 6, 4)
+    spec = jax.ShapeDtypeStruct((*export.symbolic_shape("b"), *x.shape[1:]), x.dtype)
+
+    def pool(_: Any, x: jax.Array) -> jax.Array:
+        return nn.avg_pool(x, (2, 2), (2, 2), "SAME")
+
+    write_onnx(tmp_path / "a.onnx", pool, {}, spec, output_name="result")
+    session = onnxruntime.InferenceSession(tmp_path / "a.onnx", providers=["CPUExecutionProvider"])
+    [result] = session.run(["result"], {"images": x})
+    expected = x.reshape(2, 3, 2, 2, 2, 3).mean(axis=(2, 4))
+    np.testing.assert_allclose(result, expected, rtol=0, atol=1e-6)
 
 
 def test_sizes_of_axial_resnet() -> None:

@@ -94,7 +94,6 @@ def test_patches_and_normed_blocks_are_features() -> None:
         ({"classifier": "token_gap", "final_norm": "pooled"}, "needs model.final_norm='tokens'"),
         ({"relative_bias": True, "attention": "splash"}, "does not support model.relative_bias"),
         ({"rope": "grid", "hidden_size": 12}, "width is divisible by 4, not 6"),
-        ({"rope": "round"}, "model.rope='round'"),
         ({"rope_base": 0.0}, "model.rope_base=0.0 must be positive"),
         ({"rope_jitter": 0.5}, "model.rope_jitter=0.5 must be at least 1"),
     ],

@@ -77,7 +77,6 @@ def test_any_size_and_the_grid_that_it_gives() -> None:
         ("stage_layers", (), "must be a number for each stage"),
         ("stage_widths", (8, 16, 24), "must be a number for each stage"),
         ("group_width", 3, "does not divide model.stage_widths"),
-        ("remat", "dots", "Known: none, full"),
     ],
 )
 def test_what_it_cannot_do_is_named(key: str, value: Any, message: str) -> None:
