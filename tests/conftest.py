@@ -170,10 +170,6 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return Scheduling(config, log)
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--draws", type=int, default=40, help="of test_random_configs.py")
-
-
 def pytest_collection_finish() -> None:
     gc.freeze()  # modules stay: the collector need not look through them again and again
     gc.set_threshold(50_000, 10, 10)  # nor come after every 700 objects, as tracing makes millions

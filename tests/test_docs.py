@@ -64,7 +64,7 @@ def commands(text: str) -> Iterator[tuple[str, set[str]]]:
 def anchors(text: str) -> set[str]:
     """Of a page's headings, as GitHub makes them."""
     headings = re.findall(r"^#+ (.*)$", prose(text), re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", each.lower()).replace(" ", "-") for each in headings}
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 @pytest.fixture(params=PAGES, ids=lambda path: path.name)
@@ -131,8 +131,8 @@ def test_flags_exist(script: tiny.Script) -> None:
     assert len(asked) > 12
     wrong = {name: flags - helps[name] for name, flags in asked.items() if flags - helps[name]}
     assert not wrong
-    found = alone - set().union(*helps.values()) - OTHER_FLAGS
-    assert not found
+    unknown = alone - set().union(*helps.values()) - OTHER_FLAGS
+    assert not unknown
 
 
 def test_recipes_exist(page: Path) -> None:
@@ -148,14 +148,14 @@ def test_recipes_exist(page: Path) -> None:
 def test_lines_that_readers_are_sent_to_are_those() -> None:
     """Of README's map of the paper and of the picture of the model."""
     readme = (tiny.ROOT / "README.md").read_text(encoding="utf-8")
-    found = re.findall(r"\[`(\w+)`\]\(([\w/]+\.py)#L(\d+)\)", readme)
+    links = re.findall(r"\[`(\w+)`\]\(([\w/]+\.py)#L(\d+)\)", readme)
     picture = (tiny.ROOT / "docs/model.svg").read_text(encoding="utf-8")
     drawn = re.findall(
         r"(\w+) ·[^\d]*?(\w+\.py):(\d+)", re.sub(r"</text>\n<text[^>]*>", " ", picture)
     )
-    found += [(name, f"vit_jax/models/{file}", line) for name, file, line in drawn]
-    assert len(found) > 25
-    for name, file, line in found:
+    links += [(name, f"vit_jax/models/{file}", line) for name, file, line in drawn]
+    assert len(links) > 25
+    for name, file, line in links:
         text = (tiny.ROOT / file).read_text(encoding="utf-8").splitlines()[int(line) - 1]
         assert re.search(rf"\b{name}\b", text), (name, file, line, text)
 
@@ -167,7 +167,7 @@ def test_the_site_has_every_page_and_name() -> None:
         for node in tree.body
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "source_pages_contents"
     ]
-    listed = [re.sub(r".*<(\w+)>", r"\1", each) for part in contents.values() for each in part]
+    listed = [re.sub(r".*<(\w+)>", r"\1", entry) for part in contents.values() for entry in part]
     assert sorted([*listed, "index"]) == sorted(path.stem for path in DOCS.glob("*.md"))
     documented = re.findall(r"auto\w+:: vit_jax\.(\w+)", (DOCS / "api.md").read_text())
     assert sorted(documented) == sorted(vit_jax.__all__)

@@ -157,18 +157,18 @@ def forbidden(source: str, target: str) -> str | None:
 def violations(sources: dict[str, str]) -> list[str]:
     """Every broken rule in {module name: source text}; packages are named `a.b.__init__`."""
     modules = set(sources)
-    found: list[str] = []
+    problems: list[str] = []
     graph: dict[str, set[str]] = {}
     for module, text in sorted(sources.items()):
         name = module.rpartition(".")[2]
         if name == "__init__":
             if text.strip() and module != "vit_jax.__init__":  # names and where they live
-                found.append(f"{module}: is not empty")
+                problems.append(f"{module}: is not empty")
             continue
         if name == "utils":
-            found.append(f"{module}: name the file after what it does")
+            problems.append(f"{module}: name the file after what it does")
         if layer_of(module) is None:
-            found.append(f"{module}: is in no layer; place it in LAYERS of tests/test_layers.py")
+            problems.append(f"{module}: is in no layer; place it in LAYERS of tests/test_layers.py")
         tree = ast.parse(text)
         graph[module] = set()
         for target, line in sorted(set(imports_of(module, tree, modules))):
@@ -177,17 +177,17 @@ def violations(sources: dict[str, str]) -> list[str]:
             if target in modules:
                 graph[module].add(target)
             if reason := forbidden(module, target):
-                found.append(f"{module}:{line}: imports {target}, but {reason}")
+                problems.append(f"{module}:{line}: imports {target}, but {reason}")
         if within(module, "vit_jax"):
             for target, line in top_level_imports(tree.body):
                 if target.partition(".")[0] in HEAVY:
-                    found.append(f"{module}:{line}: import {target} inside the function")
-        found.extend(f"{module}:{line}: .get( on a config" for line in config_gets(tree))
+                    problems.append(f"{module}:{line}: import {target} inside the function")
+        problems.extend(f"{module}:{line}: .get( on a config" for line in config_gets(tree))
     try:
         graphlib.TopologicalSorter(graph).prepare()
     except graphlib.CycleError as error:
-        found.append("import cycle: " + " -> ".join(reversed(error.args[1])))
-    return found
+        problems.append("import cycle: " + " -> ".join(reversed(error.args[1])))
+    return problems
 
 
 def config_gets(tree: ast.AST) -> Iterator[int]:
@@ -212,10 +212,10 @@ def read_sources() -> dict[str, str]:
 
 def test_the_repository_keeps_its_layers() -> None:
     sources = read_sources()
-    assert "vit_jax.models.vit" in sources  # the files were found at all
+    assert "vit_jax.models.vit" in sources  # the files were read at all
     assert not violations(sources), "\n" + "\n".join(violations(sources))
     rows = [row for layer in LAYERS.values() for row in layer]
-    assert [row for row in rows if not any(within(each, row) for each in sources)] == []
+    assert [row for row in rows if not any(within(module, row) for module in sources)] == []
 
 
 def test_few_rooms_import_each_other() -> None:
@@ -246,8 +246,8 @@ def test_few_rooms_import_each_other() -> None:
 )
 def test_the_checker_sees(module: str, text: str, expected: str) -> None:
     others = {"vit_jax.train": "", "vit_jax.data.b": "from . import a"}
-    [found] = violations({**others, f"vit_jax.{module}": text})
-    assert re.search(expected, found)
+    [problem] = violations({**others, f"vit_jax.{module}": text})
+    assert re.search(expected, problem)
 
 
 def test_every_module_imports_without_the_heavy_packages() -> None:
@@ -273,6 +273,6 @@ for name in {modules!r}:
 def test_training_from_scratch_loads_no_reader_of_weights() -> None:
     program = "import sys, vit_jax.train; print(*(m for m in sys.modules if m[:8] == 'vit_jax.'))"
     output = subprocess.check_output([sys.executable, "-c", program], cwd=ROOT, text=True)
-    modules = [each for each in output.split() if (ROOT / f"{each.replace('.', '/')}.py").exists()]
-    assert not [each for each in modules if within(each, "vit_jax.pretrained")]
+    modules = [name for name in output.split() if (ROOT / f"{name.replace('.', '/')}.py").exists()]
+    assert not [name for name in modules if within(name, "vit_jax.pretrained")]
     assert 40 < len(modules) < 100  # the order of what a reader of the loop may have to pass

@@ -26,11 +26,10 @@ BATCH_SIZE = 16
 LAYOUTS: dict[str, dict[str, int]] = {
     "one": {"data": 1},
     "data": {"data": 8},
-    "fsdp": {"data": 1, "fsdp": 8},
     "all": {"data": 2, "fsdp": 2, "tensor": 2},
 }
 # What each layout makes of the first layer of the MLP, [layers, 64, 128] in all.
-MLP_SHARDS = {"one": (2, 64, 128), "data": (2, 64, 128), "fsdp": (2, 8, 128), "all": (2, 32, 64)}
+MLP_SHARDS = {"one": (2, 64, 128), "data": (2, 64, 128), "all": (2, 32, 64)}
 OVERRIDES: dict[str, Any] = {
     "dataset__batch_size": BATCH_SIZE,
     "dataset__preprocess": "decode|resize(16)",
@@ -115,12 +114,12 @@ def test_the_layouts_are_what_they_say(layout: str) -> None:
     ]
     assert leaf.sharding.shard_shape(leaf.shape) == MLP_SHARDS[layout]
     # And what the update returns lies in the same way.
-    for given, returned in zip(
+    for before, after in zip(
         jax.tree.leaves(program(layout).state),
         jax.tree.leaves(program(layout).step.output_shardings[0]),
         strict=True,
     ):
-        assert given.sharding.is_equivalent_to(returned, given.ndim)
+        assert before.sharding.is_equivalent_to(after, before.ndim)
 
 
 @pytest.mark.parametrize("layout", [name for name in LAYOUTS if name != "one"])
@@ -153,22 +152,21 @@ def test_a_device_holds_its_share_and_the_update_happens_in_place(layout: str) -
 
 
 def test_the_state_shrinks_with_the_devices_that_share_it() -> None:
-    """Less counters, biases of heads, MLP and classes, which `fsdp` leaves whole: under 2 %."""
+    """Less what is a row of one axis: biases, norms, embeddings of positions and patches."""
     whole = state_bytes("one")
     assert state_bytes("data") == whole
-    assert whole / 8 <= state_bytes("fsdp") < whole / 8 + 0.02 * whole
+    assert whole / 4 <= state_bytes("all") < whole / 4 + 0.05 * whole
 
 
-@pytest.mark.parametrize("layout", ["fsdp", "all"])
-def test_activations_stay_split_over_the_batch(layout: str) -> None:
+def test_activations_stay_split_over_the_batch() -> None:
     """Temporaries and work of a device do not grow where parameters are split.
 
     Without `sharding.keep_batch_sharding` the compiler computes the body of the scan on the whole
     batch (see there); with Explicit axes or under `with mesh:` it would do so silently, too.
     """
-    data, split = program("data").step, program(layout).step
+    data, split = program("data").step, program("all").step
     assert split.cost_analysis()["flops"] < 1.15 * data.cost_analysis()["flops"]
-    temporaries = [each.memory_analysis().temp_size_in_bytes for each in (split, data)]
+    temporaries = [step.memory_analysis().temp_size_in_bytes for step in (split, data)]
     assert temporaries[0] < 1.25 * temporaries[1]
 
 
@@ -177,6 +175,5 @@ def test_each_layout_communicates_what_it_has_to() -> None:
     assert not program("one").collectives()
     # Mixup takes the second image from another device.
     assert set(program("data").collectives()) == {"all-reduce", "collective-permute"}
-    for layout in ("fsdp", "all"):
-        # At the least: query, key, value, output and the two of the MLP, forward and backward.
-        assert program(layout).collectives()["all-gather"] >= 12
+    # At the least: query, key, value, output and the two of the MLP, forward and backward.
+    assert program("all").collectives()["all-gather"] >= 12

@@ -77,9 +77,9 @@ def test_table_3(
             "imagenet2012": {"test": "validation"},
         }[dataset],
     }
-    for each in epochs:
-        shorter = pretrain.get_config(f"{variant},{dataset},{each}")
-        assert settings(shorter) == settings(config) | {"epochs": each}
+    for length in epochs:
+        shorter = pretrain.get_config(f"{variant},{dataset},{length}")
+        assert settings(shorter) == settings(config) | {"epochs": length}
 
 
 # Steps in thousands, of 4096 images: the sizes of the data over the batch.
@@ -88,7 +88,6 @@ def test_table_3(
     [
         ("B/16,imagenet2012", 93.8),
         ("B/16,imagenet21k", 310.8),  # 312 of all images; 51,200 are held out
-        ("L/16,imagenet21k,30", 103.6),
         ("B/16,jft", 517.8),
         ("H/14,jft", 1035.6),
     ],
@@ -116,26 +115,21 @@ def test_runs_can_be_planned_without_the_data(name: str) -> None:
     ("argument", "like", "same"),
     [
         ("S/16,jft", "B/16,jft", True),
-        ("Ti/16,imagenet21k", "B/16,imagenet21k", True),
         ("R26+S/32,jft", "R50+B/32,jft", True),
         ("L/14,jft", "L/16,jft", True),
         ("L/14,jft", "L/32,jft", False),
-        ("g/14,jft", "H/14,jft", True),
-        ("R50x3,jft", "R50x1,jft", True),
         ("R200x3,jft", "R152x2,jft", True),
         ("H/14,imagenet21k", "L/16,imagenet21k", True),
         ("S/16,/data/photos", "S/16,imagenet2012", True),
-        ("S/16,cifar10", "S/16,imagenet2012", True),
         ("S/16,jft_3b", "S/16,jft", True),
         ("S/16,imagenet21k:1.0.0", "S/16,imagenet21k", True),
         ("R50x1,imagenet2012", "B/16,imagenet2012", False),  # no place for dropout
-        ("R50+B/16,imagenet2012", "B/16,imagenet2012", True),
     ],
 )
 def test_rows_that_are_not_in_the_table(argument: str, like: str, same: bool) -> None:
-    ours, theirs = (settings(pretrain.get_config(each)) for each in (argument, like))
+    one, other = (settings(pretrain.get_config(name)) for name in (argument, like))
     numbers = ("learning_rate", "weight_decay", "dropout_rate", "epochs", "schedule", "clip_norm")
-    assert ([ours[key] for key in numbers] == [theirs[key] for key in numbers]) == same
+    assert ([one[key] for key in numbers] == [other[key] for key in numbers]) == same
 
 
 def test_data_of_ones_own() -> None:
@@ -152,21 +146,10 @@ def test_data_of_ones_own() -> None:
         train_and_evaluate(config, "unused")
 
 
-def test_a_version_of_a_known_dataset() -> None:
-    config = pretrain.get_config("B/16,imagenet2012:5.1.0")
-    plain = pretrain.get_config("B/16,imagenet2012")
-    assert config.dataset.name == "imagenet2012:5.1.0"
-    config.dataset.name = plain.dataset.name
-    assert config.to_dict() == plain.to_dict()
-
-
 LAUNCHES = {
     "B/16": ("bfloat16", False, "none", 1),
-    "R50x1": ("bfloat16", False, "none", 1),
     "R152x2": ("bfloat16", False, "none", 1),
     "R50x3": ("bfloat16", False, "full", 4),
-    "R152x4": ("bfloat16", False, "full", 4),
-    "R200x3": ("bfloat16", False, "full", 4),
     "L/16": ("bfloat16", True, "full", 1),
     "H/14": ("bfloat16", True, "full", 4),
     "G/14": ("bfloat16", True, "full", 4),
@@ -201,19 +184,15 @@ def test_every_model_has_a_resolution_that_its_tokens_divide() -> None:
         ("B/16,imagenet2012", "74.79 by itself .*; 77.91 on ImageNet"),
         ("L/32,imagenet2012", "66.90? by itself .*; 71.16 on ImageNet"),
         ("L/16,imagenet21k", "49.90? by itself .*; 85.15 on ImageNet"),
-        ("H/14,imagenet21k", "49.06 by itself .*; 85.13 on ImageNet"),
         ("L/16,imagenet21k,30", ""),
-        ("H/14,imagenet2012", ""),
         ("L/16,jft,7", "86.30? on ImageNet"),
         ("L/16,jft", "87.12 on ImageNet"),
         ("R152x2,jft,14", "85.56 on ImageNet"),
-        ("R152x2,jft", "84.97 on ImageNet"),
-        ("H/14,jft,7", ""),
     ],
 )
 def test_published_accuracies(config: str, published: str) -> None:
-    found = pretrain.get_config(config).sweep.published
-    assert re.match(published, found) if published else found == ""
+    text = pretrain.get_config(config).sweep.published
+    assert re.match(published, text) if published else text == ""
 
 
 @pytest.mark.parametrize("argument", ["B/16", "B/16,", "B/16,imagenet2012,0"])
@@ -238,20 +217,20 @@ def commands(docstring: str) -> list[list[str]]:
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
 def test_commands_of_docstrings_can_be_pasted(recipe: Path) -> None:
     docstring = ast.get_docstring(ast.parse(recipe.read_text(encoding="utf-8"))) or ""
-    found = commands(docstring)
-    assert bool(found) == (recipe.stem not in ("augreg_grid", "suites"))
+    lines = commands(docstring)
+    assert bool(lines) == (recipe.stem not in ("augreg_grid", "suites"))
     recipes = set()
-    for python, script, *words in found:
+    for python, script, *words in lines:
         assert (python, (recipe.parents[1] / script).is_file()) == ("python", True)
         assert [word for word in words if not re.fullmatch(r"--[\w.]+=.+", word)] == []
-        given = dict(word.removeprefix("--").split("=", 1) for word in words)
-        name, _, argument = given.pop("config").partition(":")
+        flags = dict(word.removeprefix("--").split("=", 1) for word in words)
+        name, _, argument = flags.pop("config").partition(":")
         module = importlib.import_module(name.removesuffix(".py").replace("/", "."))
         recipes.add(module.__name__.removeprefix("configs."))
         config = module.get_config(*([argument] if argument else []))
-        for key, value in given.items():
+        for key, value in flags.items():
             if key.startswith("config."):  # else a flag of the script
                 config.update_from_flattened_dict({key.removeprefix("config."): value})
             for variable in re.findall(r"\$(\w+)", value):
                 assert re.search(rf"^ *{variable}=\S+$", docstring, re.MULTILINE)
-    assert not found or recipe.stem in recipes  # others are what follows it
+    assert not lines or recipe.stem in recipes  # others are what follows it

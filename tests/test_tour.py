@@ -37,9 +37,9 @@ def test_the_tour_runs(tmp_path: Path) -> None:
 
 
 def test_its_outputs_are_kept() -> None:
-    cells = [each for each in json.loads(NOTEBOOK.read_text())["cells"] if "outputs" in each]
+    cells = [cell for cell in json.loads(NOTEBOOK.read_text())["cells"] if "outputs" in cell]
     assert all(cell["execution_count"] for cell in cells)
-    outputs = [each for cell in cells for each in cell["outputs"]]
-    assert "error" not in {each["output_type"] for each in outputs}
-    assert sum("image/png" in each.get("data", {}) for each in outputs) == 5
+    outputs = [output for cell in cells for output in cell["outputs"]]
+    assert "error" not in {output["output_type"] for output in outputs}
+    assert sum("image/png" in output.get("data", {}) for output in outputs) == 5
     assert NOTEBOOK.stat().st_size < 1_000_000

@@ -10,7 +10,6 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from ml_collections import ConfigDict
 
 from tests import fixtures_data, tiny
 from tests.saved_models import save_model
@@ -31,22 +30,6 @@ from vit_jax.workdir.metrics import read_metrics
 
 class StopHere(Exception):
     """Stands for a power cut."""
-
-
-def run_until_saved(config: ConfigDict, workdir: Path, step: int) -> None:
-    """A run that the power cut ends as soon as the checkpoint of `step` is complete."""
-    save = CheckpointManager.save
-
-    def stopping(self: CheckpointManager, saved_step: int, *args: Any) -> None:
-        save(self, saved_step, *args)
-        if saved_step == step:
-            self.wait()
-            raise StopHere
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(CheckpointManager, "save", stopping)
-        with pytest.raises(StopHere):
-            train_and_evaluate(config, str(workdir))
 
 
 def as_of(step: int, run: Path, copy: Path) -> Path:
@@ -234,8 +217,7 @@ def test_another_mesh_continues_the_run(finished: Path, interrupted: Path, tmp_p
     np.testing.assert_allclose(losses(tmp_path / "run"), losses(finished), rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("scan", [False, True])
-def test_fine_tuning_at_twice_the_resolution(finished: Path, tmp_path: Path, scan: bool) -> None:
+def test_fine_tuning_at_twice_the_resolution(finished: Path, tmp_path: Path) -> None:
     """Into a rectangle of tokens, with new classes and a zero head; the rest is as it was."""
     root = fixtures_data.write_folder(
         tmp_path / "photos", {"train": {"cat": 20, "dog": 20}, "test": {"cat": 5, "dog": 6}}
@@ -247,8 +229,8 @@ def test_fine_tuning_at_twice_the_resolution(finished: Path, tmp_path: Path, sca
         dataset__eval_preprocess="decode|resize(32, 16)",
         evaluators__test__split="test",
         evaluators__test__at_start=True,
-        pretrained__source=str(finished / "params.npz" if scan else finished),
-        model__scan=scan,
+        pretrained__source=str(finished),
+        model__scan=True,
         duration__steps=2,
         schedule__learning_rate=0.0,
     )
@@ -289,8 +271,8 @@ def test_nan_stops_the_run_with_its_step_and_keeps_the_checkpoint(tmp_path: Path
     checkpoints = CheckpointManager(tmp_path / "run", every_steps=1, keep=1)
     assert checkpoints.latest_step() == bad_step - 1
     assert f"the checkpoint of step {bad_step - 1} is kept" in str(error.value)
-    kept = flatten_names(restore_params(tmp_path / "run"))
-    assert all(np.isfinite(array).all() for array in kept.values())
+    params = flatten_names(restore_params(tmp_path / "run"))
+    assert all(np.isfinite(array).all() for array in params.values())
     assert not (tmp_path / "run" / "params.npz").exists()
 
 
@@ -345,14 +327,12 @@ BAD_CONFIGS = {
     "patch": ({"model__patch_size": 7}, r"model.patch_size=7 .* becomes 14 or 21"),
     "dataset": ({"dataset__name": "cifar11"}, r"cifar11"),
     "split": ({"dataset__split": "trian"}, r"trian"),
-    "op": ({"dataset__preprocess": "decode|resise(16)"}, r"resise"),
     "cooldown": ({"schedule__cooldown_steps": 8}, r"cooldown_steps=8"),
     "rate": ({"schedule__learning_rate": float("nan")}, r"learning_rate=nan"),
     "log": ({"log__every_steps": 0}, r"log.every_steps=0"),
     "parts": ({"train_step__accumulation_steps": 0}, r"accumulation_steps=0"),
     "average": ({"train_step__polyak_decay": 2.0}, r"polyak_decay=2.0"),
     "heads": ({"model__num_heads": 0}, r"model.num_heads=0"),
-    "dropout": ({"model__dropout_rate": 1.0}, r"dropout_rate=1.0"),
     "metric": ({"checkpoint__best_metric": "tset/accuracy"}, r"Did you mean 'test/accuracy'"),
     "stop": ({"early_stopping__metric": "tset/loss"}, r"Did you mean 'test/loss'"),
     "stop late": ({"early_stopping__metric": "test/loss"}, r"test.every_steps=0 it is com"),
@@ -371,8 +351,6 @@ BAD_CONFIGS = {
     "sizes differ": ({"dataset__eval_preprocess": "decode|resize(24)"}, r"eval_preprocess"),
     "pretrained": ({"pretrained__source": "/nowhere.npz"}, r"pretrained.source='/nowhere.npz'"),
     "unpooled": ({"model__classifier": "unpooled"}, r"model.classifier='unpooled'"),
-    "objective": ({"objective__name": "classify"}, r"objective.name='classify'"),
-    "loss": ({"objective__loss": "hinge"}, r"objective.loss='hinge'"),
 }
 
 
@@ -385,15 +363,6 @@ def test_bad_configs_end_in_one_line_before_any_compilation(
         train_and_evaluate(tiny.config(**overrides), str(tmp_path / "run"))
     assert "\n" not in str(error.value)
     assert "XLA compilation" not in caplog.text
-
-
-def test_folders_that_cannot_be_trained_on_are_named(tmp_path: Path) -> None:
-    empty = tmp_path / "empty"
-    empty.mkdir()
-    one = fixtures_data.write_folder(tmp_path / "one", {"train": {"cat": 3}, "test": {"cat": 3}})
-    for root in (empty, one, tmp_path / "missing"):
-        with pytest.raises(UserError, match=root.name):
-            train_and_evaluate(tiny.config(dataset__name=str(root)), str(tmp_path / "run"))
 
 
 def test_a_mistake_does_not_lock_the_workdir(tmp_path: Path) -> None:

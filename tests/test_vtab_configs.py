@@ -1,17 +1,11 @@
 """VTAB-1k in configs/finetune.py: parts, labels and augmentation of its 19 tasks."""
 
-import io
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import pytest
 import tensorflow_datasets as tfds
 
 from configs import finetune
-from tests import fixtures_data
 from vit_jax.data.computed_labels import COMPUTED_LABELS
-from vit_jax.data.datasets import create_dataset
 from vit_jax.data.preprocess import parse
 from vit_jax.data.sources import resolve_split
 
@@ -96,38 +90,6 @@ def test_vtab_is_complete_and_keeps_labels_intact() -> None:
         assert augmented == (task not in ("svhn", *structured)), task
         image = parse(train)({"image": np.zeros((96, 64, 3), np.uint8)}, np.random.default_rng(0))
         assert image["image"].shape == (384, 384, 3)
-
-
-def smallnorb_example(_split: str, index: int) -> dict[str, Any]:
-    png = [fixtures_data.encoded(np.full((96, 96), index % 252, np.uint8), "PNG") for _ in range(2)]
-    return {
-        "image": io.BytesIO(png[0]),
-        "image2": io.BytesIO(png[1]),
-        "label_category": 0,
-        "instance": 1,
-        "label_lighting": 2,
-        "label_elevation": index % 9,
-        "label_azimuth": index % 18,
-    }
-
-
-def test_a_structured_task_on_a_real_tfds_directory(tmp_path: Path) -> None:
-    fixtures_data.tiny_tfds(
-        "smallnorb", tmp_path, {"train": 820, "test": 420}, example=smallnorb_example
-    )
-    config = finetune.get_config("Ti/16,vtab/smallnorb_azimuth")
-    dataset = create_dataset(
-        name=config.dataset.name,
-        split=config.dataset.split,
-        preprocess=config.dataset.preprocess,
-        data_dir=str(tmp_path),
-        label_key=config.dataset.label_key,
-    )
-    assert (dataset.num_examples, dataset.num_classes) == (1000, 18)
-    for position in (0, 999):
-        example = dataset.example(position, np.random.default_rng(0))
-        assert example["image"].shape == (384, 384, 3)
-        assert example["label"] == example["image"][0, 0, 0] % 18  # drawn in its index
 
 
 def test_caltech_has_the_same_images_with_and_without_its_stray_file() -> None:

@@ -47,17 +47,17 @@ OVERRIDES: dict[str, Any] = {
 def config(**overrides: Any) -> ConfigDict:
     """The tiny config; `section__key=value` overrides one more key."""
     result = default.get_config()
-    given = {name.replace("__", "."): value for name, value in overrides.items()}
+    values = {name.replace("__", "."): value for name, value in overrides.items()}
     for section in default.KINDS:  # the keys of another kind, as the command line does
-        if (kind := given.get(f"{section}.name")) is not None:
-            default.set_kind(result, section, kind, given)
-            del given[f"{section}.name"]
-    for name, value in {**OVERRIDES, **given}.items():
+        if (kind := values.get(f"{section}.name")) is not None:
+            default.set_kind(result, section, kind, values)
+            del values[f"{section}.name"]
+    for name, value in {**OVERRIDES, **values}.items():
         *sections, key = name.split(".")
         node = result
         for part in sections:
             node = node[part]
-        if name in given or key in node:  # a ResNet has no patches
+        if name in values or key in node:  # a ResNet has no patches
             node[key] = value
     return result
 

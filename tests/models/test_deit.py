@@ -45,18 +45,6 @@ def test_logits_are_the_mean_of_two_heads_on_two_tokens() -> None:
     np.testing.assert_allclose(means, (tokens[:, 0] + tokens[:, 1]) / 2, rtol=0, atol=1e-6)
 
 
-def test_both_tokens_and_heads_learn() -> None:
-    model = create_model(**SMALL, num_classes=5)
-    params = unflatten_names(weights.seeded(model, IMAGES.shape[1:]))
-
-    def loss(p: Any) -> jax.Array:
-        return model.apply({"params": p}, IMAGES, train=True)[:, 0].sum()
-
-    grads = jax.device_get(flatten_names(jax.jit(jax.grad(loss))(params)))
-    for name in ("cls", "dist", "head/kernel", "head_dist/kernel"):
-        assert np.abs(grads[name]).max() > 0
-
-
 @pytest.mark.parametrize(("key", "value"), [("classifier", "gap"), ("representation_size", 16)])
 def test_what_does_not_go_with_it(key: str, value: Any) -> None:
     with pytest.raises(UserError, match=f"model.{key}={value!r} is unknown. Known: "):

@@ -31,7 +31,7 @@ def test_only_the_table_names_a_chip_and_each_row_says_what_it_gains() -> None:
     for file in files:
         text = file.read_text()
         asked |= set(re.findall(r'device_has\("(\w+)"\)', text))
-        chips = [each for each in strings(file) if re.search("TPU v|NVIDIA|H100", each)]
+        chips = [text for text in strings(file) if re.search("TPU v|NVIDIA|H100", text)]
         assert not chips, f"{file.name} names {chips}"
         private = re.search(r"^\s*(?:from|import) jax\._src", text, re.MULTILINE)
         assert not private, f"{file.name}: {private}"

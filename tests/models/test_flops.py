@@ -32,15 +32,7 @@ def closed_form(variant: str, size: int, num_classes: int = 1000) -> float:
 # GMACs of facts/paper.md 9.1, rounded there to two digits.
 @pytest.mark.parametrize(
     ("variant", "size", "gmacs"),
-    [
-        ("Ti/16", 224, 1.25),
-        ("S/32", 384, 3.44),
-        ("B/16", 224, 17.56),
-        ("B/16", 384, 55.48),
-        ("L/32", 224, 15.38),
-        ("H/14", 224, 167.30),
-        ("G/14", 224, 483.75),
-    ],
+    [("Ti/16", 224, 1.25), ("B/16", 384, 55.48), ("L/32", 224, 15.38), ("G/14", 224, 483.75)],
 )
 def test_a_vit_costs_what_the_closed_form_says(variant: str, size: int, gmacs: float) -> None:
     flops = model_flops(variant, size, scan=True)
@@ -49,18 +41,13 @@ def test_a_vit_costs_what_the_closed_form_says(variant: str, size: int, gmacs: f
 
 
 # timm's GMACs, which include the ResNet's norms: up to 3.4 % of a whole ResNet.
-@pytest.mark.parametrize(
-    ("variant", "gmacs"), [("R+Ti/16", 0.44), ("R26+S/32", 3.56), ("R50x1", 4.23)]
-)
+@pytest.mark.parametrize(("variant", "gmacs"), [("R+Ti/16", 0.44), ("R50x1", 4.23)])
 def test_a_resnet_costs_what_timm_counts(variant: str, gmacs: float) -> None:
     assert 0.96 * gmacs < model_flops(variant, 224) / 2e9 < gmacs
 
 
-@pytest.mark.parametrize("remat", ["none", "full"])
-def test_scan_and_loop_cost_the_same(remat: str) -> None:
-    loop = model_flops("Ti/16", 64, remat=remat)
-    assert loop == model_flops("Ti/16", 64, remat=remat, scan=True)
-    assert loop == closed_form("Ti/16", 64)
+def test_a_loop_costs_as_much_as_a_scan() -> None:
+    assert model_flops("Ti/16", 64, remat="full") == closed_form("Ti/16", 64)
 
 
 def test_training_reproduces_the_papers_exaflops() -> None:

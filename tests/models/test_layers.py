@@ -38,8 +38,8 @@ def test_layer_norm_has_the_bits_of_flax(dtype: Any) -> None:
     assert ours[0].dtype == dtype
     if dtype == jnp.bfloat16:  # Flax rounds the parts of the gradient of x before it adds them up
         exact = outputs_and_gradients(nn.LayerNorm(), x.astype(np.float32))[1][1]
-        errors = [np.abs(np.float32(each[1][1]) - exact).mean() for each in (ours, flax)]
-        assert errors[0] < errors[1]
+        error, of_flax = (np.abs(np.float32(x[1][1]) - exact).mean() for x in (ours, flax))
+        assert error < of_flax
         ours, flax = ((y, of_params) for y, (of_params, _) in (ours, flax))
     jax.tree.map(np.testing.assert_array_equal, ours, flax)
 
@@ -47,7 +47,7 @@ def test_layer_norm_has_the_bits_of_flax(dtype: Any) -> None:
 SHAPE = (16, 50, 768)  # 614,400 places
 
 
-def kept(seed: int, shape: tuple[int, ...] = SHAPE, rate: float = 0.1) -> np.ndarray:
+def mask(seed: int, shape: tuple[int, ...] = SHAPE, rate: float = 0.1) -> np.ndarray:
     return np.asarray(random_words(jax.random.key(seed), shape)) >= round(rate * 2**32)
 
 
@@ -81,17 +81,14 @@ def test_products_round_once_and_gradients_too(
     program = str(jax.make_jaxpr(run)(x, kernel))
     assert re.findall(r"preferred_element_type=(\w+)", program) == results.split()
     assert program.count("optimization_barrier") == barriers
-    x, kernel = (np.asarray(each, np.float32) for each in (x, kernel))
+    products_and_gradients = run(jnp.asarray(x), jnp.asarray(kernel))
+    x, kernel = (np.asarray(array, np.float32) for array in (x, kernel))
     out = x @ kernel
-    for found, exact in zip(
-        run(*(jnp.asarray(each, jnp.bfloat16) for each in (x, kernel))),
-        (out, out @ kernel.T, np.einsum("bnd,bne->de", x, out)),
-        strict=True,
-    ):
-        assert found.dtype == jnp.bfloat16
-        np.testing.assert_allclose(
-            np.asarray(found, np.float32), exact, rtol=2**-7, atol=2**-7 * np.abs(exact).max()
-        )
+    exact = (out, out @ kernel.T, np.einsum("bnd,bne->de", x, out))
+    for array, expected in zip(products_and_gradients, exact, strict=True):
+        assert array.dtype == jnp.bfloat16
+        atol = 2**-7 * np.abs(expected).max()
+        np.testing.assert_allclose(np.float32(array), expected, rtol=2**-7, atol=atol)
 
 
 def test_kept_values_are_scaled_and_evaluation_changes_nothing() -> None:
@@ -102,9 +99,9 @@ def test_kept_values_are_scaled_and_evaluation_changes_nothing() -> None:
     np.testing.assert_array_equal(Dropout(0.0).apply({}, x, deterministic=False), x)
 
 
-@pytest.mark.parametrize("rate", [0.001, 0.1, 0.5, 0.9])
+@pytest.mark.parametrize("rate", [0.001, 0.1])
 def test_the_rate_of_all_of_each_token_and_of_each_feature(rate: float) -> None:
-    dropped = 1.0 - kept(0, rate=rate)
+    dropped = 1.0 - mask(0, rate=rate)
     deviation = np.sqrt(rate * (1 - rate))
     for axes in ((0, 1, 2), (0, 2), (1, 2), (0, 1), (2,)):
         means = np.atleast_1d(dropped.mean(axes))
@@ -117,11 +114,9 @@ def test_the_rate_of_all_of_each_token_and_of_each_feature(rate: float) -> None:
             assert spread == pytest.approx(1.0, abs=4 / np.sqrt(2 * means.size))
 
 
-@pytest.mark.parametrize(
-    "lag", [(0, 0, 1), (0, 0, 2), (0, 0, 256), (0, 1, 0), (1, 0, 0), (0, 1, 1)]
-)
+@pytest.mark.parametrize("lag", [(0, 0, 1), (0, 0, 256), (0, 1, 0), (1, 0, 0)])
 def test_neighbours_are_independent(lag: tuple[int, int, int]) -> None:
-    values = kept(1, rate=0.5) - 0.5
+    values = mask(1, rate=0.5) - 0.5
     shifted = values[tuple(slice(step, None) for step in lag)]
     original = values[tuple(slice(0, size - step) for size, step in zip(SHAPE, lag, strict=True))]
     correlation = 4 * np.mean(shifted * original)
@@ -140,11 +135,6 @@ def test_each_bit_is_fair_and_runs_of_words_fill_a_cube() -> None:
     assert abs(chi_square - 511) < 4.5 * np.sqrt(2 * 511)
 
 
-def test_keys_and_places_differ() -> None:
-    first, second = kept(3, rate=0.5), kept(4, rate=0.5)
-    assert abs(np.mean(first == second) - 0.5) < 0.003
-
-
 def test_the_same_on_every_mesh() -> None:
     draw = jax.jit(lambda key: random_words(key, SHAPE))
     expected = np.asarray(draw(jax.random.key(5)))
@@ -161,22 +151,20 @@ def test_gelu_of_accelerators(platform: str, monkeypatch: pytest.MonkeyPatch) ->
     x = np.linspace(-6.0, 6.0, 1001, dtype=np.float32)
     with jax.enable_x64(True):
         derived = jax.jit(jax.vmap(jax.value_and_grad(nn.gelu)))(np.asarray(x, np.float64))
-        exact = [np.asarray(each) for each in derived]
+        exact = [np.asarray(array) for array in derived]
 
     def error(dtype: Any) -> Any:
         out, vjp = jax.vjp(lambda x: layers.gelu(x, "tanh"), x.astype(dtype))
-        found = (out, *vjp(jnp.ones_like(out)))
-        return [
-            np.abs(np.asarray(a, np.float64) - b).max() for a, b in zip(found, exact, strict=True)
-        ]
+        arrays = (out, *vjp(jnp.ones_like(out)))
+        return [np.abs(np.float64(a) - b).max() for a, b in zip(arrays, exact, strict=True)]
 
     expected = error(jnp.float32), error(jnp.bfloat16)
     monkeypatch.setattr(devices, "device_of_program", lambda: (platform, ""))
-    found = error(jnp.float32), error(jnp.bfloat16)
-    assert found[0] <= [2 * each + 1e-7 for each in expected[0]]
+    errors = error(jnp.float32), error(jnp.bfloat16)
+    assert errors[0] <= [2 * of_jax + 1e-7 for of_jax in expected[0]]
     roundings = 2 if platform == "gpu" else 1
-    assert found[1][0] <= roundings * expected[1][0]
-    assert found[1][1] <= 1.1 * expected[1][1]
+    assert errors[1][0] <= roundings * expected[1][0]
+    assert errors[1][1] <= 1.1 * expected[1][1]
 
 
 def test_residual_sums_of_gpus_are_of_matrices(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,63 +31,34 @@ def of_the_loop() -> dict[str, Any]:
     return jax.device_get(look(*model_and_params(), IMAGES, INSIDE))
 
 
-def compiled(module: Any, params: Any, what: Any) -> dict[str, Any]:
-    return jax.device_get(jax.jit(lambda p: look(module, p, IMAGES, what))(params))
-
-
-MODELS: dict[str, dict[str, Any]] = {
-    "scan": {"scan": True},
-    "scan with remat": {"scan": True, "remat": "full"},
-    "kernel": {"attention": "pallas"},
-}
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_the_same_of_every_form(name: str) -> None:
+@pytest.mark.parametrize("form", [{"scan": True, "remat": "full"}, {"attention": "pallas"}])
+def test_the_same_of_every_form(form: dict[str, Any]) -> None:
     expected = of_the_loop()
-    module, params = model_and_params(**MODELS[name])
-    found = compiled(module, params, INSIDE)
-    assert {key: array.shape for key, array in found.items()} == {
+    module, params = model_and_params(**form)
+    arrays = jax.device_get(jax.jit(lambda p: look(module, p, IMAGES, INSIDE))(params))
+    assert {key: array.shape for key, array in arrays.items()} == {
         "attention": (3, 2, 4, 7, 7),
         **dict.fromkeys(("query", "key", "value"), (3, 2, 7, 4, 8)),
         "tokens": (3, 2, 7, 32),
     }
-    for key, array in found.items():
+    for key, array in arrays.items():
         np.testing.assert_allclose(array, expected[key], atol=2e-6, err_msg=key)
 
 
 def test_it_is_what_the_model_computes() -> None:
     module, params = model_and_params()
-    found = of_the_loop()
-    scores = np.einsum("lbqhd,lbkhd->lbhqk", found["query"], found["key"]) / np.sqrt(8)
-    np.testing.assert_allclose(found["attention"], jax.nn.softmax(scores), atol=1e-5)
-    np.testing.assert_allclose(found["attention"].sum(-1), 1.0, atol=1e-5)
+    inside = of_the_loop()
+    scores = np.einsum("lbqhd,lbkhd->lbhqk", inside["query"], inside["key"]) / np.sqrt(8)
+    np.testing.assert_allclose(inside["attention"], jax.nn.softmax(scores), atol=1e-5)
     # The last tokens, normalised, through the head are the logits.
     norm = params["Transformer"]["encoder_norm"]
-    x = np.asarray(found["tokens"][-1, :, 0])
+    x = np.asarray(inside["tokens"][-1, :, 0])
     x = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-6)
     logits = (x * norm["scale"] + norm["bias"]) @ params["head"]["kernel"] + params["head"]["bias"]
     plain = module.apply({"params": params}, IMAGES, train=False)
     np.testing.assert_allclose(logits, plain, atol=1e-5)
     looked, _ = module.apply({"params": params}, IMAGES, train=False, mutable=["intermediates"])
     np.testing.assert_array_equal(looked, plain)
-
-
-@pytest.mark.parametrize(
-    ("name", "model", "num_tokens"),
-    [
-        ("vit", {"classifier": "gap"}, 6),
-        ("vit", {"classifier": "map"}, 6),
-        ("vit", {"patch_size": 1, "resnet_layers": (1, 1)}, 7),
-        ("deit", {}, 8),
-    ],
-)
-def test_other_heads_and_stems(name: str, model: dict[str, Any], num_tokens: int) -> None:
-    module, params = model_and_params(name, **model)
-    found = compiled(module, params, ["attention", "tokens"])
-    assert found.keys() == {"attention", "tokens"}
-    assert found["attention"].shape[-1] == found["tokens"].shape[2] == num_tokens
-    np.testing.assert_allclose(found["attention"].sum(-1), 1.0, atol=1e-5)
 
 
 def test_what_cannot_be_shown_is_one_line() -> None:

@@ -58,25 +58,22 @@ def test_big_vision_computes_the_same() -> None:
 
 
 @pytest.mark.parametrize("attributes", ATTRIBUTES)
-def test_scan_remat_and_stochastic_depth_change_no_more_than_they_say(attributes: dict) -> None:
+def test_scan_remat_and_evaluation_change_no_number(attributes: dict) -> None:
+    """Stochastic depth drops something in training alone."""
     images = golden.images(2, 48, 32)
     plain = create_model(**{**SMALL, **attributes}, num_classes=5)
     params = golden.params(golden.shapes(plain, (1, 48, 32, 3)), "fanin")
 
     def apply(model: Any, params: Any, *, train: bool) -> jax.Array:
-        rngs = {"dropout": jax.random.key(0)} if model is dropping and train else {}
+        rngs = {"dropout": jax.random.key(0)}
         return jax.jit(lambda p: model.apply({"params": p}, images, train=train, rngs=rngs))(params)
 
-    dropping = plain.clone(stochastic_depth_rate=0.9)
     expected = apply(plain, params, train=True)
-    # Evaluation drops nothing; training does, and needs the random stream.
-    np.testing.assert_array_equal(apply(dropping, params, train=False), expected)
-    dropped = apply(dropping, params, train=True)
+    scanned = plain.clone(scan=True, remat="full", stochastic_depth_rate=0.9)
+    evaluated = apply(scanned, MIXER.stack(params), train=False)
+    np.testing.assert_allclose(evaluated, expected, rtol=0, atol=1e-6)
+    dropped = apply(scanned, MIXER.stack(params), train=True)
     assert np.abs(dropped - expected).max() > 1e-3
-    for remat in ("none", "full", "dots"):
-        scanned = plain.clone(scan=True, remat=remat)
-        found = apply(scanned, MIXER.stack(params), train=True)
-        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("attributes", ATTRIBUTES)

@@ -12,7 +12,6 @@ from jax.sharding import PartitionSpec as P
 from tests import golden
 from vit_jax.errors import UserError
 from vit_jax.models.create import VARIANTS, VARIANTS_OF, create_model, family_of, recognise
-from vit_jax.models.later.text import FAMILY
 from vit_jax.parameters.groups import layer_factors
 from vit_jax.parameters.sharding import create_mesh, parameter_spec
 from vit_jax.parameters.table import ParameterTable, table_of
@@ -60,17 +59,19 @@ def test_numbers_of_big_vision(recipe: str) -> None:
     with_map = golden.filled(create_model(**TINY, pooling="map"), TEXTS.shape, recipe)
     without = {name: tree for name, tree in with_map.items() if name != "MAPHead_0"}
     params = {**dict.fromkeys(POOLINGS, without), "map": with_map}
-    for pooling, found in pooled()(params).items():
+    for pooling, values in pooled()(params).items():
         expected = golden.arrays("bv_text")[f"{pooling}|{recipe}"]
         assert expected.std() > 0.02
-        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5, err_msg=pooling)
+        np.testing.assert_allclose(values, expected, rtol=0, atol=1e-5, err_msg=pooling)
 
 
 def test_the_order_of_blocks_in_a_scan() -> None:
+    """With recomputation, as large towers are trained."""
     model = create_model(**TINY, pooling="map")
     params = golden.filled(model, TEXTS.shape)
     expected = applied(model)(params)[0]
-    scanned, stacked = create_model(**TINY, pooling="map", scan=True), TEXT.stack(params)
+    scanned = create_model(**TINY, pooling="map", scan=True, remat="full")
+    stacked = TEXT.stack(params)
     assert golden.shapes(scanned, TEXTS.shape).keys() == flatten_names(stacked).keys()
     np.testing.assert_allclose(applied(scanned)(stacked)[0], expected, rtol=0, atol=1e-5)
     other = applied(scanned)(TEXT.stack(_swapped(params)))[0]
@@ -88,8 +89,9 @@ def _swapped(params: dict[str, Any]) -> dict[str, Any]:
 
 def test_parameter_counts() -> None:
     """Sums of the layers' sizes, for 16 tokens and an embedding as wide as they are."""
-    for name, sizes in VARIANTS_OF["text"].items():
-        model = create_model(**VARIANTS[name], num_classes=sizes["hidden_size"], scan=True)
+    for name in ("text-Ti", "text-So400m"):
+        sizes = VARIANTS[name]
+        model = create_model(**sizes, num_classes=sizes["hidden_size"], scan=True)
         d, m = sizes["hidden_size"], sizes["mlp_dim"]
         block = 4 * (d * d + d) + 2 * d * m + m + d + 4 * d
         expected = (32_000 + 16) * d + sizes["num_layers"] * block + 2 * d + d * d + d
@@ -107,39 +109,15 @@ def test_every_intermediate_has_the_compute_dtype() -> None:
     for name, value in values.items():
         assert value.dtype == (jnp.float32 if name in ("", "head") else jnp.bfloat16), name
     assert len(values) > 10
-    filled = golden.filled(model, TEXTS.shape)
-    low = applied(model)(filled)[0]
-    difference = np.abs(low - applied(create_model(**TINY, pooling="map"))(filled)[0]).max()
-    assert 0 < difference < 0.1  # 2^-8 of a unit-variance value, times a few layers
 
 
-def test_initialisation_and_representation() -> None:
-    model, features = create_model(**TINY), create_model(**{**TINY, "num_classes": 0})
+def test_initialisation() -> None:
+    model = create_model(**{**TINY, "num_layers": 1})
     init = jax.jit(functools.partial(model.init, train=False))
     params = jax.device_get(init(jax.random.key(0), TEXTS)["params"])
     assert 0.1 < np.std(params["pos_embedding"]) * 24**0.5 < 2
     assert 0.1 < np.std(params["head"]["kernel"]) * 24**0.5 < 2
     assert not np.any(params["head"]["bias"])
-    without = {name: tree for name, tree in params.items() if name != "head"}
-    x = np.asarray(applied(features)(without)[0])
-    assert (x.shape, x.dtype) == ((3, 24), jnp.float32)
-    expected = x @ params["head"]["kernel"] + params["head"]["bias"][None]
-    np.testing.assert_allclose(applied(model)(params)[0], expected, rtol=0, atol=1e-5)
-
-
-def test_every_parameter_learns() -> None:
-    """Also behind a recomputation."""
-    model = create_model(**TINY, pooling="map", dropout_rate=0.1, remat="full")
-    params = golden.filled(model, TEXTS.shape)
-
-    def loss(params: Any) -> jax.Array:
-        rngs = {"dropout": jax.random.key(0)}
-        return jnp.sum(model.apply({"params": params}, TEXTS, train=True, rngs=rngs) ** 2)
-
-    for name, grad in flatten_names(jax.jit(jax.grad(loss))(params)).items():
-        assert np.isfinite(grad).all(), name
-        if not name.endswith("key/bias"):  # the softmax does not see it
-            assert np.abs(grad).max() > 0, name
 
 
 def test_two_towers_in_one_tree() -> None:
@@ -157,19 +135,17 @@ def test_two_towers_in_one_tree() -> None:
     factors = flatten_names(layer_factors(towers, 0.5, table))
     assert factors["txt/Encoder_0/encoderblock_0/LayerNorm_0/bias"] == 0.5**2
     assert factors["img/Transformer/encoderblock_0/LayerNorm_0/bias"] == 0.5**4
-    assert (factors["txt/Embed_0/embedding"], factors["txt/pos_embedding"]) == (0.5**3, 0.5**3)
-    assert (factors["txt/head/bias"], factors["img/embedding/bias"]) == (1, 0.5**5)
-    of_stacked = flatten_names(layer_factors(stacked, 0.5, table))
-    bias = of_stacked["txt/Encoder_0/encoderblock/LayerNorm_0/bias"]
-    np.testing.assert_array_equal(bias[:, 0], [0.5**2, 0.5])
+    assert (factors["txt/Embed_0/embedding"], factors["img/embedding/bias"]) == (0.5**3, 0.5**5)
     query = "txt/Encoder_0/encoderblock_1/MultiHeadDotProductAttention_0/query/kernel"
-    found = table.find(query)
-    assert (found.prefix, found.block, found.general) == ("txt/", 1, query.replace("1/M", "*/M"))
+    parameter = table.find(query)
+    assert (parameter.prefix, parameter.block, parameter.general) == (
+        "txt/",
+        1,
+        query.replace("1/M", "*/M"),
+    )
     mesh = create_mesh(data=2, fsdp=2, tensor=2)
     assert parameter_spec(query, (24, 4, 8), mesh, table) == P("fsdp", "tensor", None)
-    assert parameter_spec(query.replace("_1/M", "/M"), (2, 24, 4, 8), mesh, table)[0] is None
     assert parameter_spec("txt/Embed_0/embedding", (50, 24), mesh, table) == P("tensor", "fsdp")
-    assert parameter_spec("txt/Embed_0/embedding", (51, 24), mesh, table) == P(None, "fsdp")
     # Not a grid: loading never interpolates them.
     assert table.with_role("positions", ["txt/pos_embedding"]) == []
 
@@ -179,17 +155,9 @@ def test_two_towers_in_one_tree() -> None:
     [
         ("patch_size", 16, "is not a key"),
         ("pooling", "mean", "Known: last, first, gap, max, map"),
-        ("num_heads", 5, "not divisible|choose a multiple"),
         ("vocab_size", 0, "at least 1"),
     ],
 )
 def test_what_a_text_tower_cannot_do_is_named(key: str, value: Any, message: str) -> None:
     with pytest.raises(UserError, match=f"model.{key}.*{message}"):
         create_model(**{**TINY, key: value})
-
-
-def test_shapes_tell_the_sizes() -> None:
-    for pooling in ("last", "map"):
-        shapes = flatten_names(golden.abstract_params(create_model(**TINY, pooling=pooling)))
-        sizes = {key: TINY[key] for key in FAMILY.infer(shapes).keys() - {"pooling"}}
-        assert FAMILY.infer(shapes) == {**sizes, "pooling": pooling}

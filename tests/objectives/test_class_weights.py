@@ -136,19 +136,17 @@ def test_balanced_weights_are_those_of_scikit_learn() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("class_weights", "message"),
     [
         ("balance", "objective.class_weights='balance' is unknown. Did you mean 'balanced'"),
         ("balanced", "'balanced' gives class 'c' the weight inf"),
         ((1.0, 2.0), "has 2 weights for 3 classes"),
         ((1.0, 0.0, 2.0), "gives class 'b' the weight 0"),
-        ((1.0, float("nan"), 2.0), "gives class 'b' the weight nan"),
         ((1.0, "b", 2.0), "must be 'balanced', a number for each class"),
         ((("cat", 2.0),), "objective.class_weights='cat' is unknown. Known: a, b, c"),
-        ((("a", "b", "c"),), "must be 'balanced', a number for each class"),
     ],
 )
-def test_mistakes_are_named(given: Any, message: str) -> None:
+def test_mistakes_are_named(class_weights: Any, message: str) -> None:
     assert create_class_weights((("b", 2.0),), CLASSES, None).tolist() == [1.0, 2.0, 1.0]
     with pytest.raises(UserError, match=message):
-        create_class_weights(given, CLASSES, lambda: np.array([0, 0, 1]))
+        create_class_weights(class_weights, CLASSES, lambda: np.array([0, 0, 1]))

@@ -119,9 +119,9 @@ def test_each_head_learns_its_own_and_the_teacher_nothing() -> None:
 
         gradient = flatten_names(jax.device_get(jax.jit(jax.grad(loss))(params)))
         gradients[weight] = {name: np.abs(leaf).max() for name, leaf in gradient.items()}
-    for weight, learns, rests in ((0.0, "head", "head_dist"), (1.0, "head_dist", "head")):
+    for weight, learns, stays in ((0.0, "head", "head_dist"), (1.0, "head_dist", "head")):
         assert gradients[weight][f"{learns}/kernel"] > 1e-3
-        assert gradients[weight][f"{rests}/kernel"] == 0.0
+        assert gradients[weight][f"{stays}/kernel"] == 0.0
         assert gradients[weight]["teacher/of"] == 0.0
         assert gradients[weight]["dist"] > 0.0
 
@@ -176,9 +176,9 @@ def test_the_teacher_is_in_no_checkpoint_and_a_resumed_run_is_the_same(
     assert results["test/loss"] > 0
     parts = str(as_of(2, tmp_path / "whole", tmp_path / "parts"))
     train_and_evaluate(distilling(teacher, **options), parts)
-    expected, found = (flatten_names(restore_params(x)) for x in (tmp_path / "whole", parts))
-    assert not any("teacher" in name for name in found)
-    for name, array in found.items():
+    expected, resumed = (flatten_names(restore_params(x)) for x in (tmp_path / "whole", parts))
+    assert not any("teacher" in name for name in resumed)
+    for name, array in resumed.items():
         np.testing.assert_array_equal(array, expected[name], err_msg=name)
     # Another teacher is noticed.
     params = dict(np.load(teacher / "params.npz"))

@@ -32,10 +32,10 @@ def test_binary_is_torchs_mean_and_counts_both_labels_of_a_mixed_image() -> None
     mixed = 0.9 * one + 0.1 * other
     loss = torch.nn.BCEWithLogitsLoss()
     expected = loss(torch.from_numpy(LOGITS), torch.from_numpy(mixed).gt(0.0).float())
-    found = LOSSES["binary"](LOGITS, mixed)
-    assert found.shape == (4,)
-    np.testing.assert_allclose(np.mean(found), expected.numpy(), rtol=1e-6)
-    assert np.abs(found - LOSSES["binary"](LOGITS, one)).max() > 0.1
+    losses = LOSSES["binary"](LOGITS, mixed)
+    assert losses.shape == (4,)
+    np.testing.assert_allclose(np.mean(losses), expected.numpy(), rtol=1e-6)
+    assert np.abs(losses - LOSSES["binary"](LOGITS, one)).max() > 0.1
 
 
 def test_binary_takes_no_smoothing() -> None:

@@ -42,8 +42,8 @@ def test_colors_have_three_bits_per_channel() -> None:
     assert int(color_classes(np.array([0.5]))) == 6  # a grey image has 8 classes
 
 
-@pytest.mark.parametrize(("corruption", "masked", "replaced"), [(0.5, 0.8, 0.1), (0.15, 0.5, 0.5)])
-def test_shares_of_what_is_drawn(corruption: float, masked: float, replaced: float) -> None:
+def test_shares_of_what_is_drawn() -> None:
+    corruption, masked, replaced = 0.5, 0.8, 0.1
     objective = MaskedPatch(task(), corruption=corruption, masked=masked, replaced=replaced)
     images = np.zeros((2000, *SHAPE), np.float32)
     corrupted, drawn = jax.device_get(jax.jit(objective._draw)(KEY, images))
@@ -107,12 +107,12 @@ def patches(images: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("target", ["mean_color", "downsized", "pixels"])
 def test_the_right_answer_has_no_loss_and_only_corrupted_patches_count(target: str) -> None:
     batch = make_batch(3)
-    found = patches(batch["image"])
+    pixels = patches(batch["image"])
     if target == "pixels":
-        outputs = found.reshape(3, 6, -1)
+        outputs = pixels.reshape(3, 6, -1)
     else:
         side = 1 if target == "mean_color" else 4
-        cells = found.reshape(3, 6, side, 8 // side, side, 8 // side, 3).mean(axis=(3, 5))
+        cells = pixels.reshape(3, 6, side, 8 // side, side, 8 // side, 3).mean(axis=(3, 5))
         bins = np.clip(np.floor((cells.reshape(3, 6, side * side, 3) + 1) * 4), 0, 7)
         classes = (bins @ [64, 8, 1]).astype(int)
         outputs = 50.0 * np.eye(512, dtype=np.float32)[classes].reshape(3, 6, -1)
@@ -164,11 +164,7 @@ def test_mistakes_are_named(model: dict, kwargs: dict, message: str) -> None:
 
 def test_training_needs_no_labels_and_fine_tuning_starts_from_it(tmp_path: Path) -> None:
     config = tiny.config(
-        objective__name="masked_patch",
-        model__classifier="token_unpooled",
-        evaluators__test__every_steps=4,
-        checkpoint__best_metric="test/loss",
-        checkpoint__best_mode="min",
+        objective__name="masked_patch", model__classifier="token_unpooled", duration__steps=2
     )
     results = train_and_evaluate(config, str(tmp_path / "run"))
     assert {"test/loss", "test/accuracy"} <= set(results)

@@ -75,8 +75,8 @@ def test_the_loss_is_that_of_pytorch(
     np.testing.assert_allclose(loss, expected[:4].mean(), rtol=1e-6)
     assert metrics == {}
     if not mixed:
-        found = jax.jit(objective.evaluate)(params, batch)["loss"]
-        np.testing.assert_allclose(found, expected, rtol=1e-6)
+        losses = jax.jit(objective.evaluate)(params, batch)["loss"]
+        np.testing.assert_allclose(losses, expected, rtol=1e-6)
 
 
 @pytest.mark.parametrize("levels", [None, 4])
@@ -88,10 +88,10 @@ def test_average_precision_is_that_of_scikit_learn(levels: int | None) -> None:
         scores = np.round(scores * levels) / levels
     labels = np.asarray(rng.random((200, 6)) < np.linspace(0.01, 0.9, 6), np.uint8)
     labels[:, 3] = 0
-    found = average_precisions(scores, labels)
-    assert np.isnan(found[3])
+    precisions = average_precisions(scores, labels)
+    assert np.isnan(precisions[3])
     for k in (0, 1, 2, 4, 5):
-        assert found[k] == pytest.approx(average_precision_score(labels[:, k], scores[:, k]))
+        assert precisions[k] == pytest.approx(average_precision_score(labels[:, k], scores[:, k]))
 
 
 def photos(root: Path) -> str:
@@ -130,8 +130,8 @@ def config(table: str, **overrides: Any) -> Any:
 @pytest.mark.slow
 def test_from_the_table_to_the_answers(tmp_path: Path) -> None:
     table, workdir = photos(tmp_path), str(tmp_path / "run")
-    given = config(table, mix__mixup_alpha=0.2, checkpoint__best_metric="test/mAP")
-    results = train_and_evaluate(given, workdir)
+    multi_label = config(table, mix__mixup_alpha=0.2, checkpoint__best_metric="test/mAP")
+    results = train_and_evaluate(multi_label, workdir)
     assert results["test/mAP"] > 0.9
     measured = evaluate(workdir, dataset=table, split="test", output=str(tmp_path / "report"))
     assert measured["mAP"] == pytest.approx(results["test/mAP"], abs=1e-6)
@@ -153,7 +153,7 @@ def test_from_the_table_to_the_answers(tmp_path: Path) -> None:
     (tmp_path / "hf" / "model.json").unlink()
     assert load_model(tmp_path / "hf").description.probabilities_by == "sigmoid"
     [prediction] = predict_images(load_model(workdir), [str(tmp_path / "159.png")])
-    total = sum(each["probability"] for each in prediction["predictions"])
+    total = sum(row["probability"] for row in prediction["predictions"])
     assert total != pytest.approx(1.0, abs=1e-3)
 
 
@@ -169,7 +169,7 @@ def test_from_the_table_to_the_answers(tmp_path: Path) -> None:
 def test_labels_and_evaluators_that_do_not_fit_the_objective(
     tmp_path: Path, overrides: dict[str, Any], evaluator: str, message: str
 ) -> None:
-    given = config(photos(tmp_path), **overrides)
-    tiny.default.set_kind(given, "evaluators.test", evaluator)
+    unfit = config(photos(tmp_path), **overrides)
+    tiny.default.set_kind(unfit, "evaluators.test", evaluator)
     with pytest.raises(UserError, match=message):
-        create_run(given, create_mesh())
+        create_run(unfit, create_mesh())

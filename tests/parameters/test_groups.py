@@ -73,7 +73,6 @@ def test_single_blocks_can_be_frozen_in_the_loop_form_only() -> None:
         ("embeding/.*|cls", r"'embeding/\.\*' matches no full .* Did you mean 'embedding/\.\*'\?"),
         ("Transformer", r"Did you mean 'Transformer/\.\*'\?"),
         ("head/kernal", r"Did you mean 'head/kernel'\? Examples of names: .*cls"),
-        (r"cls|(embedding|zzz)/x", r"'\(embedding\|zzz\)/x' matches no"),
         (".*", "matches all parameters"),
         ("(cls", "not a regular expression"),
     ],
@@ -100,8 +99,8 @@ def test_what_is_frozen_stays_and_has_no_memory_and_no_norm(name: str, scan: boo
     alone = create_optimizer(name, table=VIT, **kwargs)
     head = {"head": params["head"]}
     state, head_state = jax.jit(tx.init)(params), jax.jit(alone.init)(head)
-    sizes = [sum(leaf.size for leaf in jax.tree.leaves(each)) for each in (state, head_state)]
-    assert sizes[0] == sizes[1]
+    size, head_size = (sum(x.size for x in jax.tree.leaves(s)) for s in (state, head_state))
+    assert size == head_size
     for seed in (1, 2):
         grads = group_params(scan, seed)
         params, state = update(tx, grads, state, params)
@@ -149,44 +148,20 @@ def test_each_layer_has_its_rate() -> None:
     }
 
 
-def test_every_parameter_of_every_model_has_a_layer() -> None:
-    names = ("Ti/16", "R+Ti/16", "R26+S/32")
-    rows = [{**VARIANTS[name], "num_layers": 2} for name in names]
-    rows += [
-        {**rows[0], "classifier": "map"},
-        {**rows[0], "name": "deit"},
-        {**rows[0], "scan": True},
-    ]
-    first = {"cls", "dist", "embedding", "conv_root", "gn_root", "block1"}
-    last = {"head", "head_dist", "MAPHead_0"}
-    seen = set()
-    for row in rows:
-        params = golden.abstract_params(create_model(**row, num_classes=3))
-        for name, factor in flatten_names(
-            layer_factors(params, 0.5, table_of(row["name"]))
-        ).items():
-            top = name.split("/")[0]
-            seen.add(top)
+def test_ends_of_other_models_have_a_layer_too() -> None:
+    """A stem is below the first block, heads are above the last."""
+    below = {"cls", "dist", "embedding", "conv_root", "gn_root", "block1"}
+    row = {**VARIANTS["R26+S/32"], "num_layers": 2}
+    for attributes in ({"name": "deit"}, {"classifier": "map"}):
+        params = golden.abstract_params(create_model(**{**row, **attributes}, num_classes=3))
+        table = table_of({**row, **attributes}["name"])
+        for name, factor in flatten_names(layer_factors(params, 0.5, table)).items():
+            top = name.partition("/")[0]
             if top != "Transformer":
-                assert np.all(factor == (1.0 if top in last else 0.125)), name
-                assert (top in first or top.startswith("block")) != (top in last), name
-    assert first | last <= seen
+                is_below = top in below or top.startswith("block")
+                assert np.all(factor == (0.125 if is_below else 1.0)), name
     with pytest.raises(ValueError, match="new_part/kernel"):
         layer_factors({**params, "new_part": {"kernel": jnp.zeros(2)}}, 0.5, VIT)
-
-
-@pytest.mark.parametrize("name", OPTIMIZERS)
-def test_scan_and_loop_get_the_same_updates(name: str) -> None:
-    kwargs = {**OPTIMIZERS[name], "schedule": lambda _: jnp.float32(0.1), "layer_decay": 0.5}
-    after = []
-    for scan in (False, True):
-        tx = create_optimizer(name, table=VIT, **kwargs)
-        params = group_params(scan)
-        state = jax.jit(tx.init)(params)
-        for seed in (1, 2):
-            params, state = update(tx, group_params(scan, seed), state, params)
-        after.append(VIT.unstack(jax.device_get(params)))
-    jax.tree.map(np.testing.assert_array_equal, *after)
 
 
 def test_layer_decay_counts_blocks_that_are_frozen() -> None:
@@ -279,9 +254,7 @@ def test_what_is_frozen_does_not_decay() -> None:
         ((("haed/kernel", 2.0),), "'haed/kernel' matches no .*Did you mean 'head/kernel'"),
         ((("head/bias", 2.0),), "'head/bias' matches no full name of a decayed parameter"),
         ((("head/kernel", -1.0),), "'head/kernel' has the factor -1.0"),
-        ((("head/kernel", float("nan")),), "factor nan"),
         ((("head/(kernel", 1.0),), "pairs of a regular expression"),
-        (("head/kernel", 1.0), "pairs of a regular expression"),
         ((("head/kernel", "much"),), "pairs of a regular expression"),
     ],
 )  # fmt: skip
