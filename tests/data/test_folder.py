@@ -133,6 +133,7 @@ def test_damaged_images_are_reported_before_training(tmp_path, caplog):
     [
         (["train/a/1.jpg", "train/a/x/y/2.jpg", "train/b/1.jpg"], "train", {"a": 2, "b": 1}),
         (["a/2023/1.jpg", "a/2024/2.jpg", "b/2023/1.jpg"], "train+test", {"a": 2, "b": 1}),
+        (["one/a/1.jpg", "one/b/1.jpg", "two/a/1.jpg"], "one", {"a": 1, "b": 1}),
         (["train/1.jpg", "bus/1.jpg", "bus/2.jpg"], "train+test", {"bus": 2, "train": 1}),
     ],
 )

@@ -75,6 +75,7 @@ def test_labels_may_be_several_or_unwanted():
             "'train' lacks the classes c, d",
         ),
         ({"labels": ["a\nb", "c"]}, "class 'a.*nb' must be a single line of UTF-8"),
+        ({"labels": ["caf\u00e9", "cafe\u0301"]}, "look the same; rename one"),
         ({"labels": ["\udcff", "c"]}, "must be a single line of UTF-8"),
         ({"labels": ["a", "b", ""]}, "1 example of 'train' without a label"),
     ],
@@ -146,3 +147,11 @@ def test_a_fifth_of_each_class_is_held_out():
     for size in (5, 10, 15, 20, 30):  # by hashes alone it was 13 to 40 percent
         *_, shares = drawn(**{f"c{i}": size for i in range(12)})
         assert np.abs(np.array(shares) - size / 5).max() <= 1
+
+
+def test_doubts_are_warnings(caplog):
+    listing([f"c{i}" for i in range(20)])
+    assert "20 classes for 20 images" in caplog.text
+    splits = ["train", "train", "train", "val"]
+    listing([*"abab"], splits, files=("x", "y", None, "x"))
+    assert "1 file in 'train' and in 'val': x." in caplog.text

@@ -137,3 +137,14 @@ def test_what_is_no_table(tmp_path, ending):
     (tmp_path / f"t.{ending}").write_bytes("path,label\n".encode("utf-16"))
     with pytest.raises(UserError, match="cannot be read: .*(utf-8|[Pp]arquet)"):
         opened(str(tmp_path / f"t.{ending}"))
+
+
+def test_one_file_under_several_names(tmp_path, caplog):
+    write_images(tmp_path, ["a.png", "b.png"])
+    rows = {"path": ["a.png", "b.png", f"{tmp_path}/a.png"], "label": ["x", "y", "x"]}
+    table = write_table(tmp_path / "t.csv", {**rows, "split": ["train", "train", "test"]})
+    opened(table, "test")
+    assert "1 file in 'train' and in 'test'" in caplog.text
+    rows["path"][2] = "./a.png"
+    with pytest.raises(UserError, match="listed twice in 'train'"):
+        opened(write_table(tmp_path / "t.csv", rows))

@@ -107,7 +107,7 @@ def open_saved(request: Request) -> tuple[ArrowSource, tuple[str, ...]]:
     if request.needs_label or request.label_key:
         key = _label_key(where, features, request.label_key)
         where = f"{where}: {key}"
-        labels, classes = _labels(tables.values(), key, features[key])
+        labels, classes = _labels(where, tables.values(), key, features[key])
     source = ArrowSource(places, {}, files, image, request.columns)
     return Listing(where, source, splits, labels, classes=classes).open(request.split)
 
@@ -124,11 +124,13 @@ def _label_key(where: str, features: Mapping[str, Any], label_key: str) -> str:
 
 
 def _labels(
-    tables: Iterable[Any], key: str, feature: Mapping[str, Any]
+    where: str, tables: Iterable[Any], key: str, feature: Mapping[str, Any]
 ) -> tuple[list[str], Sequence[str] | None]:
     """Labels of all examples and names of classes; see `Listing`."""
     values = [value for table in tables for value in table[key].to_pylist()]
     names = feature.get("names")
     if names is None:
         return ["" if value is None else str(value) for value in values], None
+    if (highest := max((value for value in values if value is not None), default=-1)) >= len(names):
+        raise UserError(f"{where} {highest} has no name; there are {len(names)} names.")
     return ["" if value is None or value < 0 else names[value] for value in values], names

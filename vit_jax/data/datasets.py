@@ -178,6 +178,11 @@ def _open_tfds(request: Request) -> Opened:
 
     directory = request.path
     if not os.path.isfile(os.path.join(directory, _INFO_FILE)):
+        if os.path.isdir(directory):
+            where = (
+                f"is the prepared dataset in {request.data_dir}, not the folder ./{request.name}"
+            )
+            logging.getLogger(__name__).warning(f"dataset.name={request.name!r} {where}.")
         directory = tfds_reader.find_prepared(request.name, request.data_dir)
     return tfds_reader.open_prepared(
         directory, request.split, request.label_key, needs_label=request.needs_label

@@ -59,7 +59,7 @@ def open_folder(request: Request) -> tuple[FolderSource, tuple[str, ...]]:
     """
     root = os.path.abspath(request.path)
     where = f"dataset.name={root!r}"
-    folders = split_folders(root, request.needs_label)
+    folders = split_folders(root, request.needs_label, request.split)
     split = labelled.known_split(where, request.split, folders)
     wanted = folders if "all" in split_names(split) else split_names(split)
     files = _list_files(root, [folder for name in wanted for folder in folders.get(name, ())])
@@ -87,10 +87,11 @@ def _subfolders(path: str) -> list[str]:
         return sorted(e.name for e in entries if e.is_dir() and not e.name.startswith((".", "__")))
 
 
-def split_folders(root: str, needs_label: bool = True) -> dict[str, list[str]]:
+def split_folders(root: str, needs_label: bool = True, split: str = "") -> dict[str, list[str]]:
     """Class folders, relative to root, per split; UserError for any other layout.
 
-    If `train` or one of `HELD_OUT` contains folders, all folders are splits; else they are classes.
+    Folders are splits if `train` or one of `HELD_OUT` contains folders, or if those that the
+    expression `split` names do and none has images of its own; otherwise they are classes.
     """
     try:
         top = _subfolders(root)
@@ -102,7 +103,10 @@ def split_folders(root: str, needs_label: bool = True) -> dict[str, list[str]]:
     if not needs_label:
         return {name: folders or [name] for name, folders in splits.items()} or {"train": ["."]}
     known = {"train", *HELD_OUT}
-    if any(splits[name] for name in known.intersection(top)):
+    asked = set(split_names(split)) if split else set()
+    own = any(map(_is_image, itertools.chain(*(os.listdir(f"{root}/{name}") for name in top))))
+    are_splits = any(splits[name] for name in known.intersection(top))
+    if (are_splits or (asked and asked <= set(top) and not own)) and any(splits.values()):
         return {name: folders for name, folders in splits.items() if folders}
     if set(top) - known:
         return {"train": top, "test": top}

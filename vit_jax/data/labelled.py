@@ -17,6 +17,7 @@ import functools
 import hashlib
 import itertools
 import logging
+import unicodedata
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Self, TypeVar
 
@@ -101,6 +102,7 @@ class Listing:
     several: bool = False
     classes: Sequence[str] | None = None  # None: the texts of `train`, or else of all splits
     groups: Sequence[str] | None = None  # of each image; None: images keep their order
+    files: Sequence[str | None] = ()  # of each image, to warn of one in two splits
 
     def __post_init__(self, labels: Sequence[Any] | None) -> None:
         if labels is not None:
@@ -113,8 +115,8 @@ class Listing:
                 raise UserError(f"{self.where}: 'train' lacks the classes {list_names(unknown)}.")
             columns = {**self.source.columns, "label": _encode(labels, self.classes, self.several)}
             self.source = dataclasses.replace(self.source, columns=columns)
-        if odd := next((name for name in self.classes or () if escaped(name) != name), None):
-            raise UserError(f"{self.where}: class {odd!a:.80} must be a single line of UTF-8.")
+        _check_classes(self.where, self.classes or (), sum(map(len, naming_splits(self.splits))))
+        self._warn_of_shared()
 
     def open(self, split: str) -> tuple[Any, tuple[str, ...]]:
         """The images that a split expression selects, with labels as numbers; and class names.
@@ -135,6 +137,15 @@ class Listing:
         """The labels of some images."""
         texts = (labels[row] for row in rows)
         return set(itertools.chain.from_iterable(texts) if self.several else texts) - {""}
+
+    def _warn_of_shared(self) -> None:
+        if self.source.drawn or not self.files:
+            return
+        files = {split: {self.files[row] for row in rows} for split, rows in self.splits.items()}
+        for one, other in itertools.combinations(files, 2):
+            if shared := sorted(filter(None, files[one] & files[other])):
+                are = f"{counted(len(shared), 'file')} in {one!r} and in {other!r}"
+                logging.getLogger(__name__).warning(f"{self.where}: {are}: {list_names(shared)}.")
 
     def _ordered(self, split: str) -> np.ndarray:
         """The images of a split in their order, int64 [n]; see above."""
@@ -191,3 +202,20 @@ def in_order(names: Iterable[str]) -> list[str]:
     if all(name.isdecimal() and len(name) < 16 for name in distinct):
         return sorted(distinct, key=lambda name: (int(name), name))
     return sorted(distinct)
+
+
+def _check_classes(where: str, names: Sequence[str], num_examples: int) -> None:
+    """UserError for a name that is not one line of UTF-8, or two names that look the same.
+
+    Warns of nearly as many classes as images to train on: they may be numbers of images.
+    """
+    forms: dict[str, str] = {}
+    for name in names:
+        if escaped(name) != name:
+            raise UserError(f"{where}: class {name!a:.80} must be a single line of UTF-8.")
+        other = forms.setdefault(unicodedata.normalize("NFC", name), name)
+        if other != name:
+            raise UserError(f"{where}: {other!a:.80} and {name!a:.80} look the same; rename one.")
+    if num_examples and len(names) > max(10, 0.8 * num_examples):
+        count = f"{counted(len(names), 'class')} for {counted(num_examples, 'image')}"
+        logging.getLogger(__name__).warning(f"{where}: {count}; are these labels or image numbers?")

@@ -45,7 +45,12 @@ def open_given(splits: Mapping[str, Any], name: str) -> Callable[..., Dataset]:
     numbers = {name: i for i, name in enumerate(classes or ())}
     source = MemorySource(places, {}, data, numbers)
     # Here, not in `open_split`: errors before there is a run.
-    listing = Listing("dataset", source, rows, labels, classes=classes)
+    images = [
+        os.path.realpath(image) if isinstance(image, _PATHS) else None
+        for part in (data.values() if labels is not None else ())
+        for image in part.images
+    ]
+    listing = Listing("dataset", source, rows, labels, classes=classes, files=images)
 
     def open_split(request: Request) -> tuple[MemorySource, tuple[str, ...]]:
         source, names = listing.open(request.split)

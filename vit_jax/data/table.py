@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import csv
 import os
+from collections import Counter
 from collections.abc import Iterable, Set
 from typing import Any
 
@@ -38,8 +39,9 @@ class TableSource(FolderSource):
 def open_table(request: Request) -> tuple[TableSource, tuple[str, ...]]:
     """Returns source and class names of the files listed in a table.
 
-    Examples have the text of `columns`. UserError for a table that cannot be read, a missing column
-    or value, and see `Listing.open`.
+    Examples have the text of `columns`; a file may be in several rows if that text differs.
+    UserError for a table that cannot be read, a missing column or value, a file that is listed
+    twice, and see `Listing`.
     """
     path = os.path.abspath(request.path)
     where = f"dataset.name={path!r}"
@@ -63,13 +65,20 @@ def open_table(request: Request) -> tuple[TableSource, tuple[str, ...]]:
     texts = {name: np.array(column(name), object) for name in request.columns}
     is_drawn, everything = "split" not in cells, list(range(len(paths)))
     splits = dict.fromkeys(("train", "test"), everything) if is_drawn else rows_by(column("split"))
+    # `a.jpg`, `./a.jpg` and the absolute path are the same file.
+    files = [os.path.normpath(os.path.join(folder, name)) for name in paths]
+    rows = list(zip(files, *texts.values(), strict=True))
+    for split, numbers in splits.items():
+        counts = Counter(rows[number] for number in numbers)
+        if twice := [file for (file, *_), count in counts.items() if count > 1]:
+            raise UserError(f"{where}: listed twice in {split!r}: {list_names(twice)}.")
     labels, several = None, "labels" in cells
     if request.needs_label:
         labels = cells["labels"] if several else column("label", "labels")
     groups = [""] * len(paths) if several or labels is None else labels
     encoded = np.array(list(map(os.fsencode, paths)), np.bytes_)
     source = TableSource(encoded, texts, folder, drawn=is_drawn)
-    listing = Listing(where, source, splits, labels, several=several, groups=groups)
+    listing = Listing(where, source, splits, labels, several=several, groups=groups, files=files)
     return listing.open(request.split)
 
 
