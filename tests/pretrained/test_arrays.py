@@ -66,7 +66,6 @@ def zip_of(**members: bytes) -> bytes:
     [
         (b"", "it is empty"),
         (b"\n<!DOCTYPE html>\n<html><body>Sign in", "an HTML or XML page"),
-        (b"<?xml version='1.0'?><Error><Code>AccessDenied", "an HTML or XML page"),
         (b"version https://git-lfs.github.com/spec/v1\noid sha256:1\n", "a Git LFS pointer"),
         (gzip.compress(b"weights", mtime=0), "gzip-compressed"),
         (b"\x89HDF\r\n\x1a\n" + bytes(100), "an HDF5 file"),
@@ -76,13 +75,10 @@ def zip_of(**members: bytes) -> bytes:
         (zip_of(**{"word/document.xml": b"text"}), "other contents .'word/document.xml'"),
         (zip_of(**{"a.npy": b"text"}), "incomplete or damaged"),
         (b"404: Not Found\nline two", "unknown format, .*starts with b'404: Not Found\\\\nline"),
-        (b'{"model_type": "vit"}', "it starts with b'{.model_type"),
         (bytes(range(200, 256)), "of an unknown format, or damaged"),
-        (b"PK\3\4" + bytes(200), "incomplete or damaged"),
         (file_of(np.savez), "it has no arrays"),
         (file_of(np.savez, a=np.array([{"a": 1}], object)), "Object arrays cannot be loaded"),
         (file_of(np.savez, a=np.zeros(3, [("x", "f4"), ("y", "f4")])), "has non-numeric type"),
-        (file_of(np.savez, a=np.array(["text"])), "has non-numeric type"),
         (zip_of(**{"a\nb.npy": file_of(np.save, np.zeros(2))}), "not the name of an array"),
     ],
 )
@@ -121,13 +117,12 @@ def test_our_own_files_from_either_form_of_the_blocks(tmp_path: Path) -> None:
     assert list(read_arrays(tmp_path / "file.npz")) == ["file"]
 
 
-@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
-def test_npz_files_of_every_type(tmp_path: Path, save: Any) -> None:
+def test_npz_files_of_every_type(tmp_path: Path) -> None:
     arrays = TYPED | {
         "big-endian": np.arange(6, dtype=">f4"),
         "long": np.random.default_rng(0).standard_normal(700_000),  # more than one chunk
     }
-    save(tmp_path / "a.npz", **arrays)
+    np.savez_compressed(tmp_path / "a.npz", **arrays)
     read = read_arrays(tmp_path / "a.npz")
     assert list(read) == list(arrays)
     for name, array in arrays.items():
@@ -172,13 +167,9 @@ def test_a_model_in_several_files_reads_as_one(tmp_path: Path) -> None:
     ("changes", "message"),
     [
         ({"a": "model-3.safetensors"}, "No such file"),
-        *(
-            ({"a": file}, "not a weight file next to it")
-            for file in ("model.safetensors.index.json", "../model-1.safetensors", "/etc/passwd")
-        ),
+        ({"a": "../model-1.safetensors"}, "not a weight file next to it"),
         ({"a": "model-2.safetensors"}, "disagrees with its files, first on 'a'"),
         ({"c": None}, "disagrees with its files, first on 'c'"),
-        ({"d": "model-2.safetensors"}, "disagrees with its files, first on 'd'"),
         ({"a": 3}, r"index\.json: it is incomplete or damaged"),
     ],
 )

@@ -26,14 +26,10 @@ ARRAYS = {
 }
 
 
-def npz(save: Callable[..., None] = np.savez) -> bytes:
+def npz() -> bytes:
     file = io.BytesIO()
-    save(file, **ARRAYS)
+    np.savez_compressed(file, **ARRAYS)
     return file.getvalue()
-
-
-def npz_compressed() -> bytes:
-    return npz(np.savez_compressed)
 
 
 def tensors() -> bytes:
@@ -54,7 +50,7 @@ def pth_stream() -> bytes:
     return pth(zipped=False)
 
 
-CHECKED = (npz, npz_compressed, pth)
+CHECKED = (npz, pth)
 UNCHECKED = (tensors, pth_stream)
 
 Arrays = dict[str, tuple[str, tuple[int, ...], bytes]]
@@ -74,9 +70,9 @@ def read(path: Path, content: bytes) -> Arrays | None:
 
 
 def flips(content: bytes) -> Iterator[bytes]:
-    """Every byte once, in one random bit."""
+    """Every third byte, in one random bit."""
     rng = random.Random(1)
-    for position in range(len(content)):
+    for position in range(0, len(content), 3):
         damaged = bytearray(content)
         damaged[position] ^= 1 << rng.randrange(8)
         yield bytes(damaged)
@@ -85,7 +81,7 @@ def flips(content: bytes) -> Iterator[bytes]:
 def disorder(content: bytes) -> Iterator[bytes]:
     """Blocks changed for each other, repeated, dropped, blanked; garbage before and after."""
     rng = random.Random(2)
-    for _ in range(150):
+    for _ in range(75):
         size = rng.choice([1, 8, 64, 512])
         a, b = (rng.randrange(max(len(content) - size, 1)) for _ in range(2))
         swapped = bytearray(content)
@@ -105,7 +101,7 @@ def disorder(content: bytes) -> Iterator[bytes]:
 def test_a_file_cut_short_is_always_refused(tmp_path: Path, make: Callable[[], bytes]) -> None:
     content = make()
     assert read(tmp_path / "a", content) is not None
-    for size in [*range(0, len(content), 3), len(content) - 1, len(content) - 2]:
+    for size in [*range(0, len(content), 9), len(content) - 1, len(content) - 2]:
         assert read(tmp_path / "a", content[:size]) is None, size
 
 
@@ -116,6 +112,6 @@ def test_with_checksums_damage_never_changes_a_number(
 ) -> None:
     content = make()
     expected = read(tmp_path / "a", content)
-    found = [read(tmp_path / "a", damaged) for damaged in damage(content)]
-    assert make in UNCHECKED or all(each in (None, expected) for each in found)
-    assert found.count(None) > (100 if make in UNCHECKED else 300)
+    results = [read(tmp_path / "a", damaged) for damaged in damage(content)]
+    assert make in UNCHECKED or all(result in (None, expected) for result in results)
+    assert results.count(None) > (30 if make in UNCHECKED else 100)

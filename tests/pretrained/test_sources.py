@@ -54,30 +54,21 @@ def test_the_cache_is_where_the_environment_says(
     assert cache_dir() == tmp_path / "home" / ".cache" / "vit_jax"
 
 
-def test_files_of_one_name_do_not_collide(cache: Path) -> None:
-    paths = {
-        cache_path(f"gs://vit_models/{folder}/ViT-B_16.npz")
-        for folder in ("imagenet21k", "imagenet21k+imagenet2012", "sam", "gsam")
-    }
-    assert len(paths) == 4
-    assert cache / "gs/vit_models/sam/ViT-B_16.npz" in paths
-    # Both addresses of one object are one file.
-    https = "https://storage.googleapis.com/vit_models/imagenet21k%2Bimagenet2012/ViT-B_16.npz"
-    assert cache_path(https) in paths
-
-
-def test_a_bucket_is_read_over_https(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert (
-        http_address("gs://vit_models/imagenet21k+imagenet2012/R50+ViT-B_16.npz")
-        == "https://storage.googleapis.com/vit_models/imagenet21k%2Bimagenet2012/R50%2BViT-B_16.npz"
+def test_a_file_of_a_bucket(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Read over HTTPS; both addresses of one object are one file of the cache."""
+    address = "gs://vit_models/imagenet21k+imagenet2012/R50+ViT-B_16.npz"
+    https = (
+        "https://storage.googleapis.com/vit_models/imagenet21k%2Bimagenet2012/R50%2BViT-B_16.npz"
     )
+    assert http_address(address) == https
+    assert cache_path(https) == cache_path(address)
+    assert cache_path("gs://vit_models/sam/B.npz") == cache / "gs/vit_models/sam/B.npz"
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", "localhost:4443")
     assert http_address("gs://a/b.npz") == "http://localhost:4443/a/b.npz"
 
 
-@pytest.mark.parametrize(
-    "address",
-    [
+def test_no_address_of_a_file() -> None:
+    for address in (
         "gs://bucket",
         "https://a/b/",
         "https://host:port/x",
@@ -85,11 +76,9 @@ def test_a_bucket_is_read_over_https(monkeypatch: pytest.MonkeyPatch) -> None:
         "https://host/\udcff",
         "gs://a/../../x",  # would leave the cache
         "https://a/%2e%2e/../x",
-    ],
-)
-def test_no_address_of_a_file(address: str) -> None:
-    with pytest.raises(UserError, match="is not (the address of a file|a folder in a bucket)"):
-        resolve(address)
+    ):
+        with pytest.raises(UserError, match="is not (the address of a file|a folder in a bucket)"):
+            resolve(address)
 
 
 def test_what_exists_is_taken_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,13 +109,12 @@ def test_a_name_is_fetched_once_and_known_afterwards(bucket: FileServer) -> None
 
 def test_what_signs_an_address_names_no_file_and_the_rest_does() -> None:
     address = "https://host/b/a.npz"
-    signed = [
-        f"{address}?X-Amz-Signature={each}&X-Amz-Date=2&se=3&sig=4" for each in ("one", "two")
-    ]
-    assert {cache_path(each) for each in signed} == {cache_path(address)}
-    others = {cache_path(f"{address}?id={each}&sig=5") for each in (1, 2)}
+    for signature in ("one", "two"):
+        signed = f"{address}?X-Amz-Signature={signature}&X-Amz-Date=2&se=3&sig=4"
+        assert cache_path(signed) == cache_path(address)
+    others = {cache_path(f"{address}?id={number}&sig=5") for number in (1, 2)}
     assert len(others | {cache_path(address)}) == 3
-    assert not any("?" in str(each) for each in others)
+    assert not any("?" in str(path) for path in others)
 
 
 def test_the_copy_in_the_cache_is_recognised(cache: Path) -> None:
@@ -170,18 +158,11 @@ def test_a_choice_by_accuracy_reads_the_index(bucket: FileServer, tmp_path: Path
     assert path.name == f"{tuned}.npz"
     assert path.read_bytes() == BODY[::-1]
     assert bucket.requests.count("/vit_models/augreg/index.csv") == 1
+    assert resolve(f"augreg/{tuned}") == resolve(f"augreg/{tuned}.npz") == path
 
 
-def test_any_file_of_augreg_has_a_name(bucket: FileServer) -> None:
-    file = "S_32-i1k-300ep-lr_0.001-aug_none-wd_0.03-do_0.0-sd_0.0--kitti-steps_0k-lr_0.01-res_224"
-    bucket.files[f"/vit_models/augreg/{file}.npz"] = Served(BODY)
-    assert resolve(f"augreg/{file}").read_bytes() == BODY
-    assert resolve(f"augreg/{file}.npz").read_bytes() == BODY
-
-
-@pytest.mark.parametrize(
-    ("source", "message"),
-    [
+def test_mistakes_are_explained() -> None:
+    for source, message in (
         ("", "'' is not in the zoo"),
         ("ViT-B_16", "'imagenet21k/ViT-B_16' or 'imagenet21k.imagenet2012/ViT-B_16' or 'sam/"),
         ("imagenet21k/ViT-B16", "Did you mean 'imagenet21k/ViT-B_16'\\? .*scripts/zoo.py list"),
@@ -192,12 +173,10 @@ def test_any_file_of_augreg_has_a_name(bucket: FileServer) -> None:
         ("augreg/B_16-i22k-300ep", "is not an AugReg file"),
         ("augreg:B/16,resolution=big", "resolution='big' must be a number"),
         ("hf://only-an-owner", "must be like hf://OWNER/NAME"),
-    ],
-)
-def test_mistakes_are_explained(source: str, message: str) -> None:
-    with pytest.raises(UserError, match=message) as error:
-        resolve(source)
-    assert "\n" not in str(error.value)
+    ):
+        with pytest.raises(UserError, match=message) as error:
+            resolve(source)
+        assert "\n" not in str(error.value)
 
 
 def test_the_client_of_the_hub_is_optional(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -244,10 +223,10 @@ for source in sys.argv[1:]:
 def ask(home: Path, endpoint: str, *addresses: str) -> dict[str, str]:
     """Address: answer, from another process: the hub's client reads settings at import."""
     settings = {"HF_HOME": str(home), "HF_ENDPOINT": endpoint, "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
-    kept = {key: value for key, value in os.environ.items() if "proxy" not in key.lower()}
+    direct = {key: value for key, value in os.environ.items() if "proxy" not in key.lower()}
     result = subprocess.run(
         [sys.executable, "-c", _ASK, *addresses],
-        env=kept | settings,
+        env=direct | settings,
         capture_output=True,
         text=True,
         check=True,
