@@ -166,7 +166,7 @@ def load(name: str, folder: Path) -> Any:
 
 def their_features(model: Any, images: np.ndarray) -> dict[str, np.ndarray]:
     """`out`: logits, embedding or pooled output; `tokens`, and those after each block."""
-    name, found = type(model).__name__, {}
+    name, features = type(model).__name__, {}
     pixels: dict[str, Any] = {"pixel_values": torch.from_numpy(images.transpose(0, 3, 1, 2).copy())}
     if name.startswith("Siglip2"):
         patches = images.reshape(len(images), 4, 8, 4, 8, 3).transpose(0, 1, 3, 2, 4, 5)
@@ -179,17 +179,17 @@ def their_features(model: Any, images: np.ndarray) -> dict[str, np.ndarray]:
         pixels["noise"] = torch.arange(16.0).tile(len(images), 1)
     with torch.no_grad():
         if hasattr(model, "get_image_features"):
-            found["out"] = model.get_image_features(**pixels).pooler_output
+            features["out"] = model.get_image_features(**pixels).pooler_output
             model = model.vision_model
         output = model(**pixels, output_hidden_states=not name.startswith("Timm"))
     keys = [key for key in ("logits", "image_embeds", "pooler_output") if key in output]
-    if keys and not found and "Masked" not in name and name != "DeiTModel":
-        found["out"] = output[keys[0]]
+    if keys and not features and "Masked" not in name and name != "DeiTModel":
+        features["out"] = output[keys[0]]
     for i, state in enumerate((output.hidden_states or ())[1:]):
-        found[f"block_{i}_tokens"] = state
+        features[f"block_{i}_tokens"] = state
     if name.endswith("Model") and "CLIP" not in name:  # CLIP's are before the last norm
-        found["tokens"] = output.last_hidden_state
-    return {key: value.numpy() for key, value in found.items()}
+        features["tokens"] = output.last_hidden_state
+    return {key: value.numpy() for key, value in features.items()}
 
 
 @functools.cache  # several classes are the same model
@@ -200,14 +200,14 @@ def compiled(module: Any, names: tuple[str, ...]) -> Any:
 def ours(loaded: Any, theirs: dict[str, Any], images: np.ndarray) -> dict[str, np.ndarray]:
     """The same of our model."""
     names = ("logits", *(name for name in theirs if name != "out"))
-    found = compiled(loaded.module, names)(loaded.params, images)
-    return {name: np.asarray(found["logits" if name == "out" else name]) for name in theirs}
+    features = compiled(loaded.module, names)(loaded.params, images)
+    return {name: np.asarray(features["logits" if name == "out" else name]) for name in theirs}
 
 
-def assert_close(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> None:
+def assert_close(features: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> None:
     for name, array in expected.items():
         tolerance = SAME * np.abs(array).max()
-        np.testing.assert_allclose(found[name], array, rtol=0, atol=tolerance, err_msg=name)
+        np.testing.assert_allclose(features[name], array, rtol=0, atol=tolerance, err_msg=name)
 
 
 @pytest.mark.parametrize("case", CASES, ids=[f"{case.cls}-{i}" for i, case in enumerate(CASES)])
@@ -249,23 +249,12 @@ def test_the_table_in_the_documentation() -> None:
     assert "\n".join(rows) in page.read_text(), "\n".join(rows)
 
 
-def test_rotary_positions_and_registers_are_seen(tmp_path: Path) -> None:
-    """What a mistake would change."""
-    model, images = their_model(Case("DINOv3ViTModel", DINOV3, "")), golden.images(1, 32, 32)
-    model.save_pretrained(tmp_path)
-    loaded = load_model(tmp_path)
-    expected = weights.logits(loaded.module, loaded.params, images)
-    other = loaded.module.clone(rope_base=50.0)
-    changed = weights.logits(other, loaded.params, images)
-    assert np.abs(changed - expected).max() > 1e-3
-
-
 def test_a_file_without_its_positions_is_not_a_model_without_positions(tmp_path: Path) -> None:
     for case in (Case("Dinov2Model", RATIO, ""), Case("CLIPVisionModel", SIZES, "")):
         their_model(case).save_pretrained(tmp_path)
         arrays = read_arrays(tmp_path / "model.safetensors")
-        kept = {n: x for n, x in arrays.items() if "position_embedding" not in n}
-        write_safetensors(tmp_path / "model.safetensors", kept, {})
+        others = {n: x for n, x in arrays.items() if "position_embedding" not in n}
+        write_safetensors(tmp_path / "model.safetensors", others, {})
         with pytest.raises(UserError, match="pos_embedding missing"):
             load_model(tmp_path)
 
@@ -282,20 +271,17 @@ def test_larger_images_as_transformers_takes_them(cls: str, method: str, tmp_pat
     assert_close(ours(loaded, theirs, images), theirs)
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
+def test_what_no_class_computes(tmp_path: Path) -> None:
+    sizes = {**weights.SMALL, "name": "modern_vit", "layer_scale_init": 1.0, "num_classes": 0}
+    rope = {"rope": "mixed", "position_embedding": "none"}
+    registers = {"num_registers": 2, "classifier": "token", "num_classes": 7}
+    for changes, message in (
         ({"norm_kind": "rms"}, "model.norm_kind='rms': Dinov2Model, the nearest"),
-        ({"rope": "mixed"}, "model.rope='mixed'.*DINOv3ViTModel, the nearest"),
-        ({"num_registers": 2, "classifier": "token"}, "num_classes=7: Dinov2WithRegistersModel"),
+        (rope, "model.rope='mixed'.*DINOv3ViTModel, the nearest"),
+        (registers, "num_classes=7: Dinov2WithRegistersModel"),
         ({"mlp_dim": 40}, "model.mlp_dim=40: DINOv2 there has whole ratios"),
-    ],
-)
-def test_what_no_class_computes(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
-    sizes = {**weights.SMALL, "name": "modern_vit", "layer_scale_init": 1.0}
-    dinov3 = {"rope": "centered", "position_embedding": "none"} if "rope" in changes else {}
-    head = 7 if "classifier" in changes else 0
-    module = create_model(**{**sizes, **dinov3, **changes}, num_classes=head)
-    params = weights.seeded(module, (32, 32, 3))
-    with pytest.raises(UserError, match=message):
-        weights.write(tmp_path, "huggingface", module, params, (32, 32, 3), "modern_vit")
+    ):
+        module = create_model(**{**sizes, **changes})
+        params = weights.seeded(module, (32, 32, 3))
+        with pytest.raises(UserError, match=message):
+            weights.write(tmp_path, "huggingface", module, params, (32, 32, 3), "modern_vit")
