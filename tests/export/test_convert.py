@@ -2,17 +2,13 @@
 
 import dataclasses
 import json
-import math
-import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from tests import golden, tiny
-from tests.peers import import_timm, import_transformers
 from tests.pretrained import weights
 from vit_jax.errors import UserError
 from vit_jax.export.convert import FORMAT_NAMES, convert_checkpoint, input_settings
@@ -20,10 +16,8 @@ from vit_jax.files.paths import write_arrays, write_json
 from vit_jax.inference.load import load_model
 from vit_jax.models.create import create_model
 from vit_jax.models.vit import POSITIONS
-from vit_jax.pretrained.arrays import read_arrays
 from vit_jax.pretrained.formats import google
-from vit_jax.pretrained.formats.timm_config import crop_pct
-from vit_jax.trees import flatten_names, unflatten_names
+from vit_jax.trees import flatten_names
 
 IMAGES = golden.images(2, 32, 32)
 FOLDERS = ("timm", "huggingface", "orbax")
@@ -49,11 +43,11 @@ def sources(
     """The same parameters in every format."""
     folder = tmp_path_factory.mktemp("sources")
     first = write_arrays(folder / "first.npz", google.to_published(params))
-    found = {}
+    paths = {}
     for name in FORMAT_NAMES:
-        found[name] = folder / (name if name in FOLDERS else f"{name}.npz")
-        convert_checkpoint(str(first), str(found[name]), format=name)
-    return found
+        paths[name] = folder / (name if name in FOLDERS else f"{name}.npz")
+        convert_checkpoint(str(first), str(paths[name]), format=name)
+    return paths
 
 
 @pytest.mark.parametrize("source", FORMAT_NAMES)
@@ -69,57 +63,10 @@ def test_every_format_is_read_and_written(
     assert report["max_difference"] == 0.0
     assert all(Path(file).is_file() for file in report["files"])
     json.dumps(report)
-    found = load_model(target)
-    assert found.format == name
-    assert found.description == load_model(sources[source]).description
-    flat = flatten_names(found.params)
-    assert flat.keys() == params.keys()
-    assert all((flat[each] == array).all() for each, array in params.items())
-
-
-def test_the_tour(tmp_path: Path) -> None:
-    """npz -> ours -> timm -> ours -> Hugging Face -> ours -> npz, through the peers' own code.
-
-    timm and Hugging Face load what we wrote, compute, and save it again; we read what they saved.
-    Parameters stay bit-identical, and logits within 1e-5 (the noise between JAX and PyTorch).
-    """
-    timm, transformers = import_timm(), import_transformers()
-    module = weights.module_of("Ti/16", num_layers=2)
-    start = weights.seeded(module, (64, 64, 3))
-    images = golden.images(2, 64, 64)
-    expected = weights.logits(module, unflatten_names(start), images)
-    pixels = torch.from_numpy(images.transpose(0, 3, 1, 2).copy())
-
-    def check(logits: Any) -> None:
-        np.testing.assert_allclose(np.asarray(logits), expected, rtol=0, atol=1e-5)
-
-    first = write_arrays(tmp_path / "first.npz", google.to_published(start))
-    convert_checkpoint(str(first), str(tmp_path / "ours.npz"), format="npz", num_heads=3)
-    convert_checkpoint(str(tmp_path / "ours.npz"), str(tmp_path / "timm"), format="timm")
-    model = timm.create_model(f"local-dir:{tmp_path / 'timm'}", pretrained=True).eval()
-    with torch.no_grad():
-        check(model(pixels))
-    torch.save(model.state_dict(), tmp_path / "timm" / "saved.pth")
-    shutil.move(tmp_path / "timm" / "saved.pth", tmp_path / "saved.pth")
-
-    # A bare state dict does not say which GELU: timm's default is the exact one.
-    loaded = load_model(tmp_path / "saved.pth", num_heads=3)
-    assert loaded.description.model["gelu"] == "exact"
-    check(weights.logits(module, loaded.params, images))
-    convert_checkpoint(str(tmp_path / "timm"), str(tmp_path / "hf"), format="huggingface")
-    model = transformers.ViTForImageClassification.from_pretrained(tmp_path / "hf").eval()
-    with torch.no_grad():
-        check(model(pixel_values=pixels).logits)
-    model.save_pretrained(tmp_path / "hf_saved")
-    loaded = load_model(tmp_path / "hf_saved")
-    assert loaded.description.model["gelu"] == "tanh"  # its config.json says so
-    check(weights.logits(loaded.module, loaded.params, images))
-    last = tmp_path / "last.npz"
-    convert_checkpoint(str(tmp_path / "hf_saved"), str(last), format="npz_published")
-    end, begin = read_arrays(last), read_arrays(first)
-    assert end.keys() == begin.keys()
-    for name, array in begin.items():
-        np.testing.assert_array_equal(end[name], array, err_msg=name, strict=True)
+    loaded = load_model(target)
+    assert loaded.format == name
+    assert loaded.description == load_model(sources[source]).description
+    weights.assert_same(flatten_names(loaded.params), params)
 
 
 def test_the_class_tokens_position_moves_into_it(tmp_path: Path) -> None:
@@ -142,8 +89,8 @@ def test_without_head(tmp_path: Path) -> None:
     assert weights.logits(loaded.module, loaded.params, IMAGES).shape == (2, 24)
 
 
-@pytest.mark.parametrize("name", FORMAT_NAMES)
-def test_rectangles_in_every_format(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["npz", "timm", "orbax"])
+def test_rectangles(name: str, tmp_path: Path) -> None:
     """What we write beside the weights tells their grid, also where the positions do not."""
     source = str(seeded_file(tmp_path, (32, 48, 3)))
     target = tmp_path / (name if name in FOLDERS else f"{name}.npz")
@@ -157,8 +104,10 @@ def test_rectangles_in_every_format(name: str, tmp_path: Path) -> None:
 
 
 def test_fixed_positions_are_written_as_learned_ones(tmp_path: Path) -> None:
-    sizes = {**weights.SMALL, "classifier": "gap", "position_embedding": "sincos2d"}
-    params = weights.seeded(create_model(**sizes, num_classes=7), (32, 32, 3))
+    model = create_model(
+        **weights.SMALL, classifier="gap", position_embedding="sincos2d", num_classes=7
+    )
+    params = weights.seeded(model, (32, 32, 3))
     source = write_arrays(tmp_path / "a.npz", google.to_big_vision(params))
     target, size = str(tmp_path / "timm"), (32, 32)
     report = convert_checkpoint(str(source), target, format="timm", image_size=size)
@@ -173,7 +122,6 @@ def test_fixed_positions_are_written_as_learned_ones(tmp_path: Path) -> None:
         ("official_eval(32)", {"crop_pct": 1.0, "crop_mode": "squash", "mean": [0.5] * 3}),
         ("decode|resize(40)|central_crop(32)", {"crop_pct": 0.8, "crop_mode": "squash"}),
         ("decode|resize_small(37)|central_crop(32)", {"crop_mode": "center"}),
-        ("decode|resize(32)|value_range(0, 1)", {"mean": [0.0] * 3, "std": [1.0] * 3}),
         ("deit_eval(32)", {"mean": [0.485, 0.456, 0.406], "interpolation": "bicubic"}),
     ],
 )
@@ -188,16 +136,11 @@ def test_preprocessing_in_timms_words(spec: str, expected: dict[str, Any], tmp_p
     for key, value in expected.items():
         assert told[key] == (pytest.approx(value) if key != "crop_mode" else value)
     (tmp_path / "timm" / "model.json").unlink()
-    found, _ = input_settings(load_model(tmp_path / "timm").description)
+    stated, _ = input_settings(load_model(tmp_path / "timm").description)
     meant, _ = input_settings(described)
-    assert (found.resize, found.method) == (meant.resize, meant.method)
-    assert found.crop in (meant.crop, None)
-    assert (*found.mean, *found.std) == pytest.approx((*meant.mean, *meant.std))
-
-
-def test_every_size_of_a_crop_comes_back() -> None:
-    for size, resized in ((224, 256), (384, 450), (384, 462), (384, 472), (384, 501), (240, 357)):
-        assert math.floor(size / crop_pct(size, resized)) == resized
+    assert (stated.resize, stated.method) == (meant.resize, meant.method)
+    assert stated.crop in (meant.crop, None)
+    assert (*stated.mean, *stated.std) == pytest.approx((*meant.mean, *meant.std))
 
 
 def test_what_a_format_cannot_say_is_said(tmp_path: Path) -> None:

@@ -34,16 +34,12 @@ TINY: dict[str, Any] = {
 }
 MODELS: dict[str, tuple[dict[str, Any], tuple[int, int]]] = {
     "token": ({}, (16, 16)),
-    "exact gelu, other epsilon": ({"gelu": "exact", "layer_norm_epsilon": 1e-12}, (16, 16)),
-    "gap, fixed positions": ({"classifier": "gap", "position_embedding": "sincos2d"}, (16, 16)),
+    "fixed positions": ({"classifier": "gap", "position_embedding": "sincos2d"}, (16, 16)),
     "map, pre-logits": ({"classifier": "map", "representation_size": 12}, (16, 16)),
+    "rectangles": ({"patch_size": (8, 4), "gelu": "exact", "num_classes": 0}, (16, 24)),
     "logits per token": ({"classifier": "token_unpooled"}, (16, 16)),
-    "no head": ({"num_classes": 0}, (16, 16)),
-    "rectangles": ({"patch_size": (8, 4)}, (16, 24)),
-    "deit": ({"name": "deit", "gelu": "exact"}, (16, 16)),
     # Odd sizes: padding differs between the sides.
-    "hybrid": ({"resnet_layers": (1,), "patch_size": 2}, (17, 19)),
-    "hybrid, two stages": ({"resnet_layers": (1, 2), "patch_size": 1}, (33, 48)),
+    "hybrid": ({"resnet_layers": (1, 2), "patch_size": 1}, (33, 48)),
     "bit": ({"name": "bit", "resnet_layers": (1, 1), "max_pool_padding": "zero"}, (33, 48)),
     "regnet": (
         {"name": "regnet", "stage_layers": (1, 2), "stage_widths": (16, 24), "group_width": 8},
