@@ -14,8 +14,7 @@ from vit_jax.command_line import get_config
 from vit_jax.errors import UserError
 from vit_jax.export.convert import convert_checkpoint
 from vit_jax.files.paths import read_json
-from vit_jax.inference.load import _rescaled, load_model
-from vit_jax.models.description import Description
+from vit_jax.inference.load import load_model
 from vit_jax.parameters.sharding import create_mesh
 from vit_jax.pretrained.adopt import adopt
 from vit_jax.run import create_run, to_plain
@@ -110,16 +109,6 @@ def test_a_run_is_resumed_with_what_it_took(tmp_path: Path) -> None:
     # Nor is it another run to a sweep.
     outcome = read_outcome(SweepRun("run", config, "test/accuracy"), tmp_path, "auto")
     assert outcome["state"] == "finished"
-
-
-def test_a_teacher_sees_its_own_scale_whatever_the_data_have() -> None:
-    shape, pixels = (16, 16, 3), np.float32(np.arange(6).reshape(1, 1, 2, 3) / 5)
-    half = Description({}, shape, (2, 2), (), "decode")
-    imagenet = Description({}, shape, (2, 2), (), IMAGENET)
-    scaled = (pixels - np.float32([0.485, 0.456, 0.406])) / np.float32([0.229, 0.224, 0.225])
-    np.testing.assert_allclose(_rescaled(half, IMAGENET)(scaled), 2 * pixels - 1, atol=1e-6)
-    np.testing.assert_allclose(_rescaled(imagenet, "decode")(2 * pixels - 1), scaled, atol=1e-6)
-    assert _rescaled(imagenet, IMAGENET)(scaled) is scaled
 
 
 def test_a_damaged_config_is_said_by_the_workdir(tmp_path: Path) -> None:

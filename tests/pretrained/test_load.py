@@ -1,7 +1,6 @@
 """`load_pretrained`: from any source into the shape of a model, with every array accounted for."""
 
 import dataclasses
-import logging
 from pathlib import Path
 from typing import Any
 
@@ -99,17 +98,6 @@ def test_what_is_too_much_or_damaged_is_an_error(published: Path, tmp_path: Path
         read_source(path)
     with pytest.raises(UserError, match="name one of its files: alien.npz, more.npz"):
         read_source(tmp_path)
-
-
-def test_other_conventions_are_warned_of(published: Path, caplog: pytest.LogCaptureFixture) -> None:
-    like = abstract(small())
-    sizes = {"gelu": "exact", "layer_norm_epsilon": 1e-6}
-    with caplog.at_level(logging.WARNING):
-        load_pretrained(published, like=like, kind="vit", model={**sizes, "gelu": "tanh"})
-    assert not caplog.records
-    with caplog.at_level(logging.WARNING):
-        load_pretrained(published, like=like, kind="vit", model=sizes)
-    assert "--config.model.gelu=tanh" in caplog.text
 
 
 def test_fixed_positions_are_for_a_model_that_computes_them(tmp_path: Path) -> None:

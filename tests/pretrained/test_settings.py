@@ -10,7 +10,6 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests import peers
 from tests.pretrained import weights
 from vit_jax.errors import UserError
 from vit_jax.export.convert import write
@@ -146,30 +145,6 @@ def test_a_description_that_contradicts_itself(tmp_path: Path) -> None:
         load_model(tmp_path / "a.npz", num_heads=3)
     loaded = load_model(tmp_path / "a.npz", num_heads=3, image_size=(16, 40))
     assert loaded.description.grid == (2, 5)
-
-
-def test_a_class_token_without_position(tmp_path: Path) -> None:
-    """timm's `no_embed_class`, as of FlexiViT, of a rectangle: zeros are added to the token."""
-    timm = peers.import_timm()
-    sizes = {"img_size": (32, 96), "embed_dim": 192, "depth": 1, "num_heads": 3, "num_classes": 5}
-    theirs = timm.models.vision_transformer.VisionTransformer(**sizes, no_embed_class=True).eval()
-    for parameter in (theirs.pos_embed, theirs.cls_token, theirs.head.weight):
-        torch.nn.init.normal_(parameter)
-    (tmp_path / "flexi").mkdir()
-    save_file(theirs.state_dict(), tmp_path / "flexi" / "model.safetensors")
-    settings = {
-        "architecture": "flexivit_small",
-        "pretrained_cfg": {"input_size": [3, 32, 96]},
-        "model_args": {"no_embed_class": True, "num_heads": 3},
-    }
-    (tmp_path / "flexi" / "config.json").write_text(json.dumps(settings))
-    loaded = load_model(tmp_path / "flexi")
-    images = np.random.default_rng(0).normal(size=(2, 32, 96, 3)).astype(np.float32)
-    ours = weights.logits(loaded.module, loaded.params, images)
-    with torch.no_grad():
-        expected = theirs(torch.tensor(images).permute(0, 3, 1, 2)).numpy()
-    # One block in float32, sums in another order.
-    np.testing.assert_allclose(ours, expected, rtol=2e-5, atol=2e-5)
 
 
 def test_what_a_wrapper_puts_before_all_names(
