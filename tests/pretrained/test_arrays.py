@@ -61,44 +61,36 @@ def zip_of(**members: bytes) -> bytes:
     return file.getvalue()
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (b"", "it is empty"),
-        (b"\n<!DOCTYPE html>\n<html><body>Sign in", "an HTML or XML page"),
-        (b"version https://git-lfs.github.com/spec/v1\noid sha256:1\n", "a Git LFS pointer"),
-        (gzip.compress(b"weights", mtime=0), "gzip-compressed"),
-        (b"\x89HDF\r\n\x1a\n" + bytes(100), "an HDF5 file"),
-        (file_of(np.save, np.zeros(3)), "a single numpy array"),
-        (pickle.dumps({"a": 1}), "a pickle; pickled code is never run"),
-        (flax.serialization.msgpack_serialize({"a": {"b": np.zeros(3)}})[:-1], "or damaged"),
-        (zip_of(**{"word/document.xml": b"text"}), "other contents .'word/document.xml'"),
-        (zip_of(**{"a.npy": b"text"}), "incomplete or damaged"),
-        (b"404: Not Found\nline two", "unknown format, .*starts with b'404: Not Found\\\\nline"),
-        (bytes(range(200, 256)), "of an unknown format, or damaged"),
-        (file_of(np.savez), "it has no arrays"),
-        (file_of(np.savez, a=np.array([{"a": 1}], object)), "Object arrays cannot be loaded"),
-        (file_of(np.savez, a=np.zeros(3, [("x", "f4"), ("y", "f4")])), "has non-numeric type"),
-        (zip_of(**{"a\nb.npy": file_of(np.save, np.zeros(2))}), "not the name of an array"),
-    ],
-)
-def test_what_else_a_file_may_be_is_said(tmp_path: Path, content: bytes, message: str) -> None:
-    path = tmp_path / "weights.npz"  # the name says nothing
-    path.write_bytes(content)
-    refused(path, message)
+CONTENTS = [
+    (b"", "it is empty"),
+    (b"\n<!DOCTYPE html>\n<html><body>Sign in", "an HTML or XML page"),
+    (b"version https://git-lfs.github.com/spec/v1\noid sha256:1\n", "a Git LFS pointer"),
+    (gzip.compress(b"weights", mtime=0), "gzip-compressed"),
+    (b"\x89HDF\r\n\x1a\n" + bytes(100), "an HDF5 file"),
+    (file_of(np.save, np.zeros(3)), "a single numpy array"),
+    (pickle.dumps({"a": 1}), "a pickle; pickled code is never run"),
+    (flax.serialization.msgpack_serialize({"a": {"b": np.zeros(3)}})[:-1], "or damaged"),
+    (zip_of(**{"word/document.xml": b"text"}), "other contents .'word/document.xml'"),
+    (zip_of(**{"a.npy": b"text"}), "incomplete or damaged"),
+    (b"404: Not Found\nline two", "unknown format, .*starts with b'404: Not Found\\\\nline"),
+    (bytes(range(200, 256)), "of an unknown format, or damaged"),
+    (file_of(np.savez), "it has no arrays"),
+    (file_of(np.savez, a=np.array([{"a": 1}], object)), "Object arrays cannot be loaded"),
+    (file_of(np.savez, a=np.zeros(3, [("x", "f4"), ("y", "f4")])), "has non-numeric type"),
+    (zip_of(**{"a\nb.npy": file_of(np.save, np.zeros(2))}), "not the name of an array"),
+]
+
+
+def test_what_else_a_file_may_be_is_said(tmp_path: Path) -> None:
+    for content, message in CONTENTS:
+        (tmp_path / "weights.npz").write_bytes(content)  # the name says nothing
+        refused(tmp_path / "weights.npz", message)
 
 
 def test_what_is_not_a_file_is_said(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     for name, message in (("none", "No such file"), ("", "a folder"), ("pipe", "not a file")):
         refused(tmp_path / name, message)
-
-
-def test_the_name_of_a_file_does_not_matter(tmp_path: Path) -> None:
-    write_arrays(tmp_path / "a.pth", ARRAYS)
-    write_safetensors(tmp_path / "a.npz", ARRAYS, {})
-    for name in ("a.pth", "a.npz"):
-        np.testing.assert_equal(read_arrays(tmp_path / name), ARRAYS)
 
 
 def test_our_own_files_from_either_form_of_the_blocks(tmp_path: Path) -> None:
@@ -137,8 +129,6 @@ def test_safetensors_of_every_type_both_ways(tmp_path: Path) -> None:
         assert set(read) == set(typed)
         for name, array in typed.items():
             np.testing.assert_array_equal(read[name], array, strict=name != "big-endian")
-    (tmp_path / "b").touch()
-    assert (tmp_path / "a").stat().st_mode == (tmp_path / "b").stat().st_mode
     with safetensors.safe_open(tmp_path / "a", framework="np") as file:
         assert file.metadata() == {"näme": "ä"}
     write_safetensors(tmp_path / "b", dict(reversed(typed.items())), {"näme": "ä"})
@@ -163,20 +153,16 @@ def test_a_model_in_several_files_reads_as_one(tmp_path: Path) -> None:
     np.testing.assert_array_equal(read["b"], np.arange(3), strict=True)
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
+def test_an_index_that_lies_is_refused(tmp_path: Path) -> None:
+    lies: list[tuple[dict[str, Any], str]] = [
         ({"a": "model-3.safetensors"}, "No such file"),
         ({"a": "../model-1.safetensors"}, "not a weight file next to it"),
         ({"a": "model-2.safetensors"}, "disagrees with its files, first on 'a'"),
         ({"c": None}, "disagrees with its files, first on 'c'"),
         ({"a": 3}, r"index\.json: it is incomplete or damaged"),
-    ],
-)
-def test_an_index_that_lies_is_refused(
-    tmp_path: Path, changes: dict[str, Any], message: str
-) -> None:
-    refused(write_shards(tmp_path, **changes), message)
+    ]
+    for changes, message in lies:
+        refused(write_shards(tmp_path, **changes), message)
 
 
 def test_an_honest_file_of_zeros_is_read_though_it_shrank_a_thousandfold(tmp_path: Path) -> None:
