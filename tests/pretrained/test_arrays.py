@@ -15,13 +15,8 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from tests import golden
-from tests.flat_params import small
 from vit_jax.errors import UserError
-from vit_jax.files.paths import write_arrays
 from vit_jax.pretrained.arrays import read_arrays, write_safetensors
-from vit_jax.trees import flatten_names, unflatten_names
-from vit_jax.workdir.description import write_params
 
 ARRAYS = {
     "blocks.0.weight": np.arange(6, dtype=np.float32).reshape(2, 3),
@@ -91,22 +86,6 @@ def test_what_is_not_a_file_is_said(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     for name, message in (("none", "No such file"), ("", "a folder"), ("pipe", "not a file")):
         refused(tmp_path / name, message)
-
-
-def test_our_own_files_from_either_form_of_the_blocks(tmp_path: Path) -> None:
-    """With the official flat names, as numpy reads and writes them."""
-    tree = unflatten_names(small())
-    write_params(tmp_path / "a.npz", tree, golden.VIT)
-    write_params(tmp_path / "b.npz", golden.VIT.stack(tree), golden.VIT)
-    assert (tmp_path / "a.npz").read_bytes() == (tmp_path / "b.npz").read_bytes()
-    read = read_arrays(tmp_path / "a.npz")
-    assert "Transformer/encoderblock_0/LayerNorm_0/scale" in read
-    for name, array in flatten_names(tree).items():
-        np.testing.assert_array_equal(read[name], array.astype(np.float32))
-    np.savez(tmp_path / "numpy.npz", **read)
-    assert (tmp_path / "numpy.npz").read_bytes() == (tmp_path / "a.npz").read_bytes()
-    write_arrays(tmp_path / "file.npz", {"file": np.zeros(2)})  # np.savez cannot take this name
-    assert list(read_arrays(tmp_path / "file.npz")) == ["file"]
 
 
 def test_npz_files_of_every_type(tmp_path: Path) -> None:

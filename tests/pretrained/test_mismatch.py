@@ -35,7 +35,6 @@ def test_every_problem_is_named_at_once() -> None:
 
 
 KEPT, RESET = {"reset_head": False}, {"reset_head": True}
-HYBRID = {"resnet_layers": (), "patch_size": 4}
 STAGES = {"resnet_layers": (1, 2), "patch_size": 2}
 # Sizes of the file and of the model (see `made`), the way out, options, and what fixes it.
 MISFITS: dict[str, tuple[Any, ...]] = {
@@ -52,13 +51,6 @@ MISFITS: dict[str, tuple[Any, ...]] = {
         "pretrained.channels=sum, mean or tile, or images of 1 channel (now 3).",
         {},
         {"channels": "tile"},
-    ),
-    "channels of a hybrid": (
-        HYBRID,
-        {"image": (32, 32, 6), **HYBRID},
-        "pretrained.channels=sum, mean or tile, or images of 3 channels (now 6).",
-        {},
-        {"channels": "mean"},
     ),
     "a class token too many": (
         {},
@@ -85,13 +77,6 @@ MISFITS: dict[str, tuple[Any, ...]] = {
         {"num_classes": 7},
         {},
         "pretrained.reset_head=True (head has 7 classes, the model 3).",
-        KEPT,
-        RESET,
-    ),
-    "no head of a distilled model": (
-        {"distilled": True, "lacks": "head_dist/"},
-        {"distilled": True},
-        "pretrained.reset_head=True (the file has no head_dist).",
         KEPT,
         RESET,
     ),

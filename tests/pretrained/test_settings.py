@@ -161,20 +161,6 @@ def test_what_a_wrapper_puts_before_all_names(
     assert "no config.json found; guessed: layer_norm_epsilon=1e-06, gelu=exact" in caplog.text
 
 
-def test_of_several_models_that_in_a_wrapper_is_taken(tmp_path: Path) -> None:
-    arrays = load_file(folder_of(tmp_path, "timm") / "model.safetensors")
-    both = {
-        f"module.{part}.{name}": array + k
-        for k, part in enumerate(("base_encoder", "momentum_encoder"))
-        for name, array in arrays.items()
-    }
-    save_file(both, tmp_path / "moco.safetensors")
-    loaded = load_model(tmp_path / "moco.safetensors", num_heads=2)
-    expected = flatten_names(load_model(tmp_path / "model").params)
-    np.testing.assert_array_equal(loaded.params["head"]["bias"], expected["head/bias"])
-    assert loaded.report["dropped"]["module.momentum_encoder.head.bias"] == "outside the model"
-
-
 def test_quantised_weights_are_called_so(tmp_path: Path) -> None:
     file = folder_of(tmp_path, "timm") / "model.safetensors"
     arrays = load_file(file)
@@ -202,19 +188,6 @@ def test_what_no_model_here_has_is_said_before_heads_are_asked_for(tmp_path: Pat
     (tmp_path / "keras/tf_model.h5").touch()
     with pytest.raises(UserError, match="holds tf_model.h5 only, which is not supported"):
         load_model(tmp_path / "keras")
-
-
-def test_the_config_of_timm_before_0_8(tmp_path: Path) -> None:
-    folder = folder_of(tmp_path, "timm")
-    expected = load_model(folder).description
-    settings = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(
-        json.dumps({**settings.pop("pretrained_cfg"), **settings, "labels": list("vwxyz")})
-    )
-    change(folder / "config.json", label_names=None)
-    description = load_model(folder).description
-    assert description.eval_preprocess == expected.eval_preprocess
-    assert description.class_names == tuple("vwxyz")
 
 
 @pytest.mark.parametrize("keys", [range(1, 6), (0, 1, 2, 3, 7)])

@@ -96,15 +96,19 @@ def test_what_exists_is_taken_as_it_is(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_a_name_is_fetched_once_and_known_afterwards(bucket: FileServer) -> None:
+    address = "gs://big_vision/vit_s16_i1k_90ep.npz"
     bucket.files["/big_vision/vit_s16_i1k_90ep.npz"] = Served(BODY)
-    paths = {resolve(SMALL), resolve(SMALL), resolve("gs://big_vision/vit_s16_i1k_90ep.npz")}
-    (path,) = paths
+    path = resolve(SMALL)
+    assert path == resolve(SMALL) == resolve(address)
     assert path.read_bytes() == BODY
     assert len(bucket.requests) == 1
-    entry = describe_source("gs://big_vision/vit_s16_i1k_90ep.npz")
+    entry = describe_source(path)  # its copy in the cache
     assert entry is not None
-    assert entry == describe_source(SMALL)
-    assert entry.position_embedding == "sincos2d"
+    assert entry == describe_source(SMALL) == describe_source(address)
+    stranger = path.parents[1] / "other" / path.name
+    stranger.parent.mkdir()
+    stranger.touch()
+    assert describe_source(stranger) is None
 
 
 def test_what_signs_an_address_names_no_file_and_the_rest_does() -> None:
@@ -115,23 +119,6 @@ def test_what_signs_an_address_names_no_file_and_the_rest_does() -> None:
     others = {cache_path(f"{address}?id={number}&sig=5") for number in (1, 2)}
     assert len(others | {cache_path(address)}) == 3
     assert not any("?" in str(path) for path in others)
-
-
-def test_the_copy_in_the_cache_is_recognised(cache: Path) -> None:
-    for address in (
-        "gs://vit_models/sam/ViT-B_16.npz",
-        "https://dl.fbaipublicfiles.com/deit/deit_tiny_patch16_224-a1311bcf.pth",
-    ):
-        path = cache_path(address)
-        path.parent.mkdir(parents=True)
-        path.touch()
-        entry = describe_source(path)
-        assert entry is not None
-        assert entry.url == address
-    stranger = cache / "gs" / "other" / "ViT-B_16.npz"
-    stranger.parent.mkdir()
-    stranger.touch()
-    assert describe_source(stranger) is None
 
 
 def test_what_the_zoo_knows_of_a_file_is_verified(
