@@ -100,13 +100,13 @@ def form_of(model: Any) -> str:
     """
     seen = {}
     for name, module in model.named_modules():
-        kept = {k: v for k, v in vars(module).items() if isinstance(v, bool | str | float)}
-        kept = {k: v for k, v in kept.items() if k not in NO_FUNCTION}
+        settings = {k: v for k, v in vars(module).items() if isinstance(v, bool | str | float)}
+        settings = {k: v for k, v in settings.items() if k not in NO_FUNCTION}
         if name == "head":  # with classes or without
             continue
         parameters = [k for k, value in module._parameters.items() if value is not None]
         place = re.sub(r"\d+", "#", name)
-        seen[place] = [type(module).__name__, kept, parameters]
+        seen[place] = [type(module).__name__, settings, parameters]
     return json.dumps([seen, getattr(getattr(model, "rope", None), "ref_feat_shape", None)])
 
 
@@ -136,22 +136,23 @@ def read(architecture: str, sets: int, file: str, folder: Path) -> Read:
     model, args = outline(architecture, file)
     form = form_of(model)
     write_config(folder, model, architecture, args)
-    arrays = {name: np.zeros(x.shape, np.float32) for name, x in model.state_dict().items()}
+    zero = np.float32(0)
+    arrays = {name: np.broadcast_to(zero, x.shape) for name, x in model.state_dict().items()}
     try:
         stored = read_weights(folder / "model.safetensors", arrays)
         assert not stored.unexpected, (architecture, stored.unexpected)
-        found = infer_description(stored).model
+        attributes = infer_description(stored).model
     except UserError as error:
         return Read(architecture, sets, form, {}, str(error).partition(": ")[2])
     for ours, theirs in SIZES.items():
-        if (size := attribute(model, theirs)) and ours in found:
+        if (size := attribute(model, theirs)) and ours in attributes:
             size = size[0] if isinstance(size, tuple) else size
-            assert found[ours] == size, (architecture, ours)
+            assert attributes[ours] == size, (architecture, ours)
     sizes = ("layers", "dim", "size", "heads", "registers", "width_factor", "rope_grid", "classes")
-    kept = {key: value for key, value in found.items() if not key.endswith(sizes)}
-    if "layer_scale_init" in kept:  # only whether there is one matters to trained weights
-        kept["layer_scale_init"] = kept["layer_scale_init"] is not None
-    return Read(architecture, sets, form, kept, "")
+    form_only = {key: value for key, value in attributes.items() if not key.endswith(sizes)}
+    if "layer_scale_init" in form_only:  # only whether there is one matters to trained weights
+        form_only["layer_scale_init"] = form_only["layer_scale_init"] is not None
+    return Read(architecture, sets, form, form_only, "")
 
 
 def compare(architecture: str, file: str, folder: Path) -> float:
@@ -186,31 +187,28 @@ def check_what_we_write(loaded: Any, images: np.ndarray, theirs: np.ndarray, fol
 @pytest.mark.parametrize("file", FILES)
 def test_registry(file: str, tmp_path: Path) -> None:
     sets = collections.Counter(name.partition(".")[0] for name in timm.list_pretrained())
-    every = [
+    architectures = [
         read(architecture, sets[architecture], file, tmp_path)
         for architecture in sorted(timm.list_models(module=file))
         if sets[architecture]
     ]
     forms = collections.defaultdict(list)
-    for each in every:
-        if each.refused:
-            why = next(
-                why for name, why in REFUSED.items() if re.fullmatch(name, each.architecture)
-            )
-            assert f"has {why}" in each.refused, each
+    for row in architectures:
+        if row.refused:
+            [why] = (why for name, why in REFUSED.items() if re.fullmatch(name, row.architecture))
+            assert f"has {why}" in row.refused, row
         else:
-            forms[each.form].append(each)
+            forms[row.form].append(row)
     largest = 0.0
     for first, *others in forms.values():
         for other in others:
             assert other.model == first.model, (first.architecture, other.architecture)
         if file not in ELSEWHERE:
-            found = compare(first.architecture, file, tmp_path)
-            assert found < SAME, first.architecture
-            largest = max(largest, found)
+            largest = max(largest, compare(first.architecture, file, tmp_path))
+            assert largest < SAME, first.architecture
     # 1e-6 and less depends on the machine.
-    refused = sum(each.sets for each in every if each.refused)
-    whole = sum(each.sets for each in every)
-    row = f"| `{file}.py` | {whole} | {whole - refused} | {refused} | {len(forms)} |"
-    print(row, f"largest difference {largest:.1e}")
-    assert row in (ROOT / "docs/weights.md").read_text()
+    refused = sum(row.sets for row in architectures if row.refused)
+    whole = sum(row.sets for row in architectures)
+    line = f"| `{file}.py` | {whole} | {whole - refused} | {refused} | {len(forms)} |"
+    print(line, f"largest difference {largest:.1e}")
+    assert line in (ROOT / "docs/weights.md").read_text()
