@@ -126,8 +126,6 @@ def era(name: str, params: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     if name == "train state":
         arrays = {f"opt/target/{n}": a for n, a in google.to_published(params).items()}
         return {**arrays, "opt/state/step": np.array(3), "opt/state/mu/cls": params["cls"]}
-    if name == "linen with params/":
-        return {f"params/{n}": a for n, a in params.items()}
     if name == "posemb at the root with its row":
         moved = {"pos_embedding" if n == POSITIONS else n: a for n, a in params.items()}
         return {f"params/{n}": a for n, a in moved.items()}
@@ -136,8 +134,6 @@ def era(name: str, params: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
             n.replace("params/", "params/img/"): a for n, a in google.to_big_vision(params).items()
         }
         return {**arrays, "params/txt/embed": np.zeros(3, np.float32), "params/t": np.zeros(1)}
-    if name == "map head at the root":
-        return {f"params/{n.removeprefix('MAPHead_0/')}": a for n, a in params.items()}
     if name == "stacked":
         flat = {n.removeprefix("params/"): a for n, a in google.to_big_vision(params).items()}
         stacked = flatten_names(golden.VIT.stack(unflatten_names(flat)))
@@ -150,10 +146,8 @@ def era(name: str, params: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     ("name", "kind"),
     [
         ("train state", "token"),
-        ("linen with params/", "token"),
         ("posemb at the root with its row", "token"),
         ("two towers", "map"),
-        ("map head at the root", "map"),
         ("stacked", "sincos2d"),
         ("group norms flat", "hybrid"),
         ("train state", "pre_logits"),

@@ -101,19 +101,16 @@ def test_heads_are_taken_from_a_published_size_as_a_whole_and_said(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Not from the width: models of 384 and 12 heads exist."""
-    module = weights.module_of("S/16", num_layers=2)
-    params = weights.seeded(module, (32, 32, 3))
-    weights.write(tmp_path / "two", "timm", module, params, (32, 32, 3))
-    (tmp_path / "two" / "config.json").unlink()
+    for variant, depth in (("S/16", 2), ("Ti/16", 12)):
+        module = weights.module_of(variant, num_layers=depth)
+        params = weights.seeded(module, (32, 32, 3))
+        weights.write(tmp_path / variant[0], "timm", module, params, (32, 32, 3))
+        (tmp_path / variant[0] / "config.json").unlink()
     with pytest.raises(UserError, match="cannot infer num_heads"):
-        load_model(tmp_path / "two")
-    assert load_model(tmp_path / "two", num_heads=12).description.model["num_heads"] == 12
-    whole = weights.module_of("Ti/16")
-    params = weights.seeded(whole, (32, 32, 3))
-    weights.write(tmp_path / "whole", "timm", whole, params, (32, 32, 3))
-    (tmp_path / "whole" / "config.json").unlink()
+        load_model(tmp_path / "S")
+    assert load_model(tmp_path / "S", num_heads=12).description.model["num_heads"] == 12
     with caplog.at_level(logging.INFO):
-        assert load_model(tmp_path / "whole").description.model["num_heads"] == 3
+        assert load_model(tmp_path / "T").description.model["num_heads"] == 3
     assert "Assuming 3 attention heads, as in Ti." in caplog.text
 
 
