@@ -1,4 +1,4 @@
-"""Any format to any other, and the tour through all of them and the peers' own loaders."""
+"""Any format to any other, and what stands beside the result."""
 
 import dataclasses
 import json
@@ -35,45 +35,25 @@ def seeded_file(folder: Path, image_shape: tuple[int, ...] = (32, 32, 3), **size
     return write_arrays(folder / "a.npz", weights.seeded(module, image_shape))
 
 
-@pytest.fixture(scope="module")
-def params() -> dict[str, np.ndarray]:
-    module = create_model(**weights.SMALL, num_classes=7)
-    params = weights.seeded(module, (32, 32, 3))
-    params[POSITIONS][:, 0] = 0  # else big_vision folds it into the class token
-    return params
-
-
-@pytest.fixture(scope="module")
-def sources(
-    params: dict[str, np.ndarray], tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, Path]:
-    """The same parameters in every format."""
-    folder = tmp_path_factory.mktemp("sources")
-    first = write_arrays(folder / "first.npz", google.to_published(params))
-    paths = {}
-    for name in FORMAT_NAMES:
-        paths[name] = folder / (name if name in FOLDERS else f"{name}.npz")
-        convert_checkpoint(str(first), str(paths[name]), format=name)
-    return paths
-
-
-@pytest.mark.parametrize("source", FORMAT_NAMES)
-def test_every_format_is_read_and_written(
-    source: str, sources: dict[str, Path], params: dict[str, np.ndarray], tmp_path: Path
-) -> None:
+def test_every_format_is_read_and_written(tmp_path: Path) -> None:
     """Each to the next one: what is read knows no format, so any goes to any other."""
-    name = FORMAT_NAMES[FORMAT_NAMES.index(source) - 1]
-    target = tmp_path / (name if name in FOLDERS else f"{name}.npz")
-    report = convert_checkpoint(str(sources[source]), str(target), format=name)
-    assert report["source_format"] == source
-    assert report["parameters_identical"]
-    assert report["max_difference"] == 0.0
-    assert all(Path(file).is_file() for file in report["files"])
-    json.dumps(report)
-    loaded = load_model(target)
-    assert loaded.format == name
-    assert loaded.description == load_model(sources[source]).description
-    weights.assert_same(flatten_names(loaded.params), params)
+    params = weights.seeded(create_model(**weights.SMALL, num_classes=7), (32, 32, 3))
+    params[POSITIONS][:, 0] = 0  # else big_vision folds it into the class token
+    write_arrays(tmp_path / "first.npz", google.to_published(params))
+    source, source_format = str(tmp_path / "first.npz"), "npz_published"
+    for name in (*FORMAT_NAMES, "npz"):
+        target = str(tmp_path / (f"{name}_of_{source_format}" + ".npz" * (name not in FOLDERS)))
+        report = convert_checkpoint(source, target, format=name, num_heads=3)
+        assert report["source_format"] == source_format
+        assert report["parameters_identical"]
+        assert report["max_difference"] == 0.0
+        assert all(Path(file).is_file() for file in report["files"])
+        json.dumps(report)
+        loaded = load_model(target)
+        assert loaded.format == name
+        assert loaded.description == load_model(source, num_heads=3).description
+        weights.assert_same(flatten_names(loaded.params), params)
+        source, source_format = target, name
 
 
 def test_without_head(tmp_path: Path) -> None:
@@ -156,7 +136,8 @@ def test_what_a_format_cannot_say_is_said(tmp_path: Path) -> None:
     assert (again["gelu"], again["layer_norm_epsilon"]) == ("exact", 1e-12)
 
 
-def test_destinations_that_do_not_go(sources: dict[str, Path], tmp_path: Path) -> None:
+def test_destinations_that_do_not_go(tmp_path: Path) -> None:
+    source = str(seeded_file(tmp_path))
     (tmp_path / "there.npz").write_text("mine")
     (tmp_path / "there.x.json").write_text("mine")
     for name, format, message in (
@@ -166,16 +147,17 @@ def test_destinations_that_do_not_go(sources: dict[str, Path], tmp_path: Path) -
         ("new", "tensorflow", r"--format='tensorflow'.*Known: npz"),
     ):
         with pytest.raises(UserError, match=message):
-            convert_checkpoint(str(sources["npz"]), str(tmp_path / name), format=format)
+            convert_checkpoint(source, str(tmp_path / name), format=format)
     assert (tmp_path / "there.npz").read_text() == "mine"
 
 
-def test_the_command(sources: dict[str, Path], tmp_path: Path, script: tiny.Script) -> None:
+def test_the_command(tmp_path: Path, script: tiny.Script) -> None:
+    source = seeded_file(tmp_path)
     command = ["convert_checkpoint.py", "--format=timm", "--json"]
-    result = script(*command, str(sources["npz"]), str(tmp_path / "t"))
+    result = script(*command, str(source), str(tmp_path / "t"))
     assert json.loads(result.stdout)["format"] == "timm"  # stdout holds nothing else
     broken = tmp_path / "broken.npz"
-    broken.write_bytes(sources["npz"].read_bytes()[:1000])
+    broken.write_bytes(source.read_bytes()[:1000])
     result = script(*command, str(broken), str(tmp_path / "u"))
     assert (result.returncode, result.stderr.count("\n")) == (2, 1)
     assert result.stderr.startswith("error: ")

@@ -188,13 +188,6 @@ MISFITS: dict[str, tuple[Any, ...]] = {
         {"class_token": "drop"},
         {"class_token": "add"},
     ),
-    "a distillation token too many": (
-        {"distilled": True},
-        {},
-        "pretrained.class_token=drop or model.name=deit (the file has 'dist').",
-        {},
-        {"class_token": "drop"},
-    ),
     "other classes": (
         {"num_classes": 7},
         {},
@@ -221,7 +214,6 @@ MISFITS: dict[str, tuple[Any, ...]] = {
         {"resnet_layers": (1, 1), "patch_size": 2},
         "model.resnet_layers=(1, 2) (now (1, 1)); model.resnet_width_factor=2 (now 1).",
     ),
-    "map": ({"classifier": "map"}, {"classifier": "gap"}, "model.classifier=map (now gap)."),
     "no positions": ({"lacks": POSITIONS}, {}, "model.position_embedding=sincos2d (now learned)."),
     "positions": ({}, {"lacks": POSITIONS}, "model.position_embedding=learned (now sincos2d)."),
 }

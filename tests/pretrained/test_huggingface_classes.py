@@ -17,6 +17,7 @@ import torch
 from tests import golden
 from tests.peers import import_timm, import_transformers
 from tests.pretrained import weights
+from tests.pretrained.test_huggingface_parity import load
 from vit_jax.errors import UserError
 from vit_jax.inference.load import load_model
 from vit_jax.models.create import create_model
@@ -149,14 +150,6 @@ def spread(model: Any) -> None:
                 parameter.copy_(noise / np.sqrt(parameter[0].numel()))
             else:
                 parameter += 0.3 * noise
-
-
-def load(name: str, folder: Path) -> Any:
-    """Their model from our folder; every one of its parameters must be in it."""
-    model, info = getattr(transformers, name).from_pretrained(folder, output_loading_info=True)
-    assert not info["missing_keys"]
-    assert not info["unexpected_keys"]
-    return model.eval()
 
 
 def their_features(model: Any, images: np.ndarray) -> dict[str, np.ndarray]:

@@ -30,6 +30,8 @@ SIZES = {"hidden_size": 192, "num_attention_heads": 3, "intermediate_size": 768}
 @pytest.fixture(autouse=True, scope="module")
 def _import() -> None:
     globals()["transformers"] = import_transformers()
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
 
 
 def their_logits(model: Any, images: np.ndarray) -> np.ndarray:
@@ -42,16 +44,14 @@ def their_logits(model: Any, images: np.ndarray) -> np.ndarray:
 
 def load(architecture: str, folder: Path, **changes: Any) -> Any:
     """Their model from our folder; every one of its parameters must be in it."""
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
-    cls = getattr(transformers, architecture)
+    cls = getattr(import_transformers(), architecture)
     config = cls.config_class.from_pretrained(folder)
     for key, value in changes.items():
         setattr(config, key, value)
     model, info = cls.from_pretrained(folder, config=config, output_loading_info=True)
     assert not info["missing_keys"]
     assert not info["unexpected_keys"]
-    return model
+    return model.eval()
 
 
 @pytest.mark.parametrize(

@@ -187,16 +187,6 @@ def test_what_no_model_here_has_is_said_before_heads_are_asked_for(tmp_path: Pat
         load_model(tmp_path / "keras")
 
 
-@pytest.mark.parametrize("keys", [range(1, 6), (0, 1, 2, 3, 7)])
-def test_names_that_are_not_numbered_as_the_outputs_are_left_out(
-    keys: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    folder = folder_of(tmp_path, "huggingface")
-    change(folder / "config.json", id2label={str(key): f"name {key}" for key in keys})
-    assert load_model(folder).class_names == ()
-    assert "its names are ignored" in caplog.text
-
-
 def test_one_output_is_a_probability_and_a_regression_none(tmp_path: Path) -> None:
     module = weights.create_model(**weights.SMALL, num_classes=1)
     params = weights.seeded(module, (16, 16, 3))

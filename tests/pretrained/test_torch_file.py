@@ -16,19 +16,13 @@ import numpy as np
 import pytest
 import torch
 
+from tests.pretrained.test_arrays import refused
 from vit_jax.errors import UserError
 from vit_jax.pretrained.arrays import read_arrays
 
 
 def save(value: Any, path: Path, zipped: bool = True) -> None:
     torch.save(value, path, _use_new_zipfile_serialization=zipped)
-
-
-def refused(path: Path, message: str = r"a\.pth: ") -> None:
-    with pytest.raises(UserError, match=message) as error:
-        read_arrays(path)
-    assert "\n" not in str(error.value)
-    assert len(str(error.value)) < 500
 
 
 def every_tensor() -> dict[str, Any]:

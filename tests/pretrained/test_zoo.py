@@ -81,15 +81,6 @@ def test_the_published_size_is_that_of_the_model() -> None:
             assert bounds[0] - overhead <= 4 * copies * num_parameters <= bounds[1], entry.name
 
 
-def test_entries_are_found_by_name_address_and_file() -> None:
-    entry = ENTRIES["augreg/Ti_16"]
-    file = "Ti_16-i21k-300ep-lr_0.001-aug_none-wd_0.03-do_0.0-sd_0.0"
-    for name in ("augreg/Ti_16", f"augreg/{file}", f"augreg/{file}.npz", entry.url):
-        assert zoo.get_entry(name) is entry
-    for name in ("Ti_16", f"vit/{file}", "augreg/", "gs://vit_models/augreg/index.csv"):
-        assert zoo.find_entry(name) is None
-
-
 def test_the_names_of_timm_and_hugging_face() -> None:
     for name in (
         "vit_base_patch14_dinov2.lvd142m",  # timm's own name
@@ -198,9 +189,7 @@ def test_selection_looks_at_validation_only(tmp_path: Path) -> None:
 def test_class_names() -> None:
     names, ids = class_names("imagenet2012"), wordnet_ids("imagenet2012")
     assert (names[0], names[281], names[999]) == ("tench", "tabby", "toilet tissue")
-    assert (ids[0], ids[999]) == ("n01440764", "n15075141")
     assert list(ids) == sorted(ids)
-    assert len(class_names("imagenet21k")) == 21843
     for key, number in LABELS.items():
         names, ids = class_names(key), wordnet_ids(key)
         assert len(set(names)) == len(set(ids)) == number
