@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests import golden
-from tests.flat_params import adapt
+from tests.pretrained.test_adapt import adapt
 from vit_jax.errors import UserError
 from vit_jax.models.create import VARIANTS, create_model
 from vit_jax.pretrained.fit.resize import interpolate_posembed, mixing_matrix, resize_patch_kernel

@@ -10,6 +10,7 @@ The table of docs/weights.md is made of what this finds: a test compares them.
 """
 
 import collections
+import dataclasses
 import functools
 import json
 import re
@@ -34,6 +35,8 @@ from vit_jax.models.description import InputSettings
 from vit_jax.pretrained.arrays import write_safetensors
 from vit_jax.pretrained.formats.table import FORMATS, read_weights
 from vit_jax.pretrained.infer import infer_description
+from vit_jax.pretrained.load import _add_entry
+from vit_jax.pretrained.zoo.entries import entries
 from vit_jax.trees import flatten_names
 
 timm = import_timm()
@@ -66,6 +69,13 @@ SIZES |= {"patch_size": "patch_embed.patch_size", "mlp_dim": "blocks.0.mlp.fc2.i
 # Settings of modules that do not change what they compute for images of one size.
 NO_FUNCTION = ("training", "fused_attn", "scale", "p", "dynamic_img_size", "dynamic_img_pad")
 NO_FUNCTION += ("strict_img_size", "flatten")
+
+
+# The zoo's rows by architecture; one lacks `qkv_bias`.
+ENTRIES = collections.defaultdict(list)
+for entry in entries().values():
+    if entry.family == "timm" and entry.name != "timm/eva_giant_patch14_clip_224.merged2b":
+        ENTRIES[entry.name.removeprefix("timm/").partition(".")[0]].append(entry)
 
 
 class Read(NamedTuple):
@@ -132,7 +142,7 @@ def attribute(model: Any, path: str) -> Any:
 
 
 def read(architecture: str, sets: int, file: str, folder: Path) -> Read:
-    """Reads zeros in the shapes of the architecture, and compares all sizes."""
+    """Reads zeros in the shapes of the architecture, compares all sizes, and what the zoo says."""
     model, args = outline(architecture, file)
     form = form_of(model)
     write_config(folder, model, architecture, args)
@@ -148,6 +158,9 @@ def read(architecture: str, sets: int, file: str, folder: Path) -> Read:
         if (size := attribute(model, theirs)) and ours in attributes:
             size = size[0] if isinstance(size, tuple) else size
             assert attributes[ours] == size, (architecture, ours)
+    for entry in ENTRIES.get(architecture, []):  # UserError if the zoo says something else
+        depth = {key: attributes[key] for key in attributes if key == "num_layers"}
+        _add_entry(stored, dataclasses.replace(entry, attributes={**entry.attributes, **depth}))
     sizes = ("layers", "dim", "size", "heads", "registers", "width_factor", "rope_grid", "classes")
     form_only = {key: value for key, value in attributes.items() if not key.endswith(sizes)}
     if "layer_scale_init" in form_only:  # only whether there is one matters to trained weights
