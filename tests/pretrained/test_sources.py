@@ -1,8 +1,6 @@
 """Paths, addresses and names, against a bucket and a hub of this machine."""
 
 import json
-import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -190,33 +188,6 @@ def serve_repository(server: FileServer, name: str, files: dict[str, bytes]) -> 
         server.files[f"{api}/tree/{COMMIT}{query}"] = Served(content, is_json)
 
 
-_ASK = """
-import sys
-from vit_jax.errors import UserError
-from vit_jax.pretrained.zoo.resolve import resolve
-for source in sys.argv[1:]:
-    try:
-        path = resolve(source)
-        print(sorted(p.name for p in path.iterdir()) if path.is_dir() else path.read_bytes())
-    except UserError as error:
-        print("error:", error)
-"""
-
-
-def ask(home: Path, endpoint: str, *addresses: str) -> dict[str, str]:
-    """Address: answer, from another process: the hub's client reads settings at import."""
-    settings = {"HF_HOME": str(home), "HF_ENDPOINT": endpoint, "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
-    direct = {key: value for key, value in os.environ.items() if "proxy" not in key.lower()}
-    result = subprocess.run(
-        [sys.executable, "-c", _ASK, *addresses],
-        env=direct | settings,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return dict(zip(addresses, result.stdout.splitlines(), strict=True))
-
-
 def refuse(server: FileServer, path: str, status: int, code: str) -> None:
     """The hub names the reason in a header."""
     fault = {"status": status, "headers": {"X-Error-Code": code}}
@@ -226,26 +197,29 @@ def refuse(server: FileServer, path: str, status: int, code: str) -> None:
 VIT = "google/vit-base-patch16-224"
 
 
-def test_repositories_of_the_hub(tmp_path: Path) -> None:
-    pytest.importorskip("huggingface_hub")
+def test_repositories_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    constants = pytest.importorskip("huggingface_hub.constants")
     both = {"config.json": b"{}", "pytorch_model.bin": b"pickle"}
     safe = {**both, "model.safetensors": b"tensors", "model.fp16.safetensors": b"half"}
     with serve_files() as server:
+        template = constants.HUGGINGFACE_CO_URL_TEMPLATE.replace(constants.ENDPOINT, server.address)
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+        monkeypatch.setattr(constants, "ENDPOINT", server.address)
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
         serve_repository(server, VIT, safe)
         serve_repository(server, "old/vit", both)
         serve_repository(server, "some/dataset", {"README.md": b"text"})
         refuse(server, "/api/models/some/gated/revision/main", 403, "GatedRepo")
         refuse(server, f"/{VIT}/resolve/main/params.npz", 404, "EntryNotFound")
-        names = [VIT, f"hf://{VIT}@{COMMIT}", "hf://old/vit", f"hf://{VIT}/config.json"]
-        names += ["hf://some/dataset", "hf://some/gated", f"hf://{VIT}/params.npz"]
-        answers = ask(tmp_path / "hf", server.address, *names)
-    assert answers[VIT] == answers[names[1]] == "['config.json', 'model.safetensors']"
-    assert answers["hf://old/vit"] == "['config.json', 'pytorch_model.bin']"
-    assert answers[f"hf://{VIT}/config.json"] == "b'{}'"
-    for name, message in {
-        "hf://some/dataset": "has neither model.safetensors nor pytorch_model.bin",
-        "hf://some/gated": "HF_TOKEN",
-        f"hf://{VIT}/params.npz": "Entry Not Found",
-    }.items():
-        assert answers[name].startswith("error: hf://")
-        assert message in answers[name]
+        for source in (VIT, f"hf://{VIT}@{COMMIT}"):
+            names = sorted(path.name for path in resolve(source).iterdir())
+            assert names == ["config.json", "model.safetensors"]
+        assert (resolve("hf://old/vit") / "pytorch_model.bin").read_bytes() == b"pickle"
+        assert resolve(f"hf://{VIT}/config.json").read_bytes() == b"{}"
+        for source, message in (
+            ("hf://some/dataset", "has neither model.safetensors nor pytorch_model.bin"),
+            ("hf://some/gated", "HF_TOKEN"),
+            (f"hf://{VIT}/params.npz", "Entry Not Found"),
+        ):
+            with pytest.raises(UserError, match=f"^{source}.*{message}"):
+                resolve(source)
