@@ -195,8 +195,7 @@ def test_beside_a_file(saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     (saved / "params.npz").rename(tmp_path / "mine.npz")
     (saved / "model.json").rename(tmp_path / "mine.json")
     text = card(tmp_path / "mine.npz", model)
-    assert str(tmp_path) not in text  # and no date either: the same card tomorrow
-    assert text == card(tmp_path / "mine.npz", model)
+    assert str(tmp_path) not in text
     assert text.split("---\n")[2].startswith("# mine\n")
     monkeypatch.chdir(tmp_path)
     black = np.zeros((1, 16, 16, 3), np.float32)
