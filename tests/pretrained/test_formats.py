@@ -1,7 +1,7 @@
 """Every format, read and written: what is written reads back bit for bit."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -184,82 +184,38 @@ def test_two_arrays_for_one_parameter(tmp_path: Path) -> None:
         read(write_arrays(tmp_path / "file.npz", arrays))
 
 
-# Damaged, renamed, re-shaped and removed arrays: a clear error, or the truth.
-
-
 Arrays = dict[str, np.ndarray]
 
 
-@pytest.fixture(scope="module")
-def originals(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Per format: its file, the arrays in it, and the parameters that it means."""
-    module = create_model(**weights.SMALL, num_classes=7)
-    params = weights.seeded(module, (32, 32, 3))
-    files = {}
-    for name, row in formats.FORMATS.items():
-        path = tmp_path_factory.mktemp(name) / ("folder" if row.is_folder else "file.npz")
-        file = weights.write(path, name, module, params, (32, 32, 3))
-        files[name] = (file, read_arrays(file), flatten_names(load_model(path).params))
-    return files
-
-
-def rename(arrays: Arrays, name: str, rng: np.random.Generator) -> Arrays:
+def damaged(arrays: Arrays, name: str, rng: np.random.Generator) -> Iterator[Arrays]:
+    """One array renamed, removed, of another shape or type, or exchanged for another."""
+    array, others = arrays[name], {key: x for key, x in arrays.items() if key != name}
     position = int(rng.integers(len(name)))
-    other = name[:position] + chr(int(rng.integers(97, 123))) + name[position + 1 :]
-    return {other if key == name else key: array for key, array in arrays.items()}
-
-
-def remove(arrays: Arrays, name: str, _: np.random.Generator) -> Arrays:
-    return {key: array for key, array in arrays.items() if key != name}
-
-
-def reshape(arrays: Arrays, name: str, rng: np.random.Generator) -> Arrays:
-    array = arrays[name]
+    yield {**others, f"{name[:position]}~{name[position + 1 :]}": array}
+    yield others
     flat = array.reshape(-1) if array.ndim > 1 else array[None, None]
-    choices = [array[None], flat, array[..., :-1], np.concatenate([array, array])]
-    return {**arrays, name: np.ascontiguousarray(choices[int(rng.integers(len(choices)))])}
+    for other in (array[None], flat, array[..., :-1], array.astype(np.int32)):
+        yield {**others, name: np.ascontiguousarray(other)}
+    exchanged = rng.choice([key for key, x in others.items() if x.shape != array.shape])
+    yield {**others, name: arrays[exchanged], exchanged: array}
 
 
-def retype(arrays: Arrays, name: str, _: np.random.Generator) -> Arrays:
-    return {**arrays, name: arrays[name].astype(np.int32)}
-
-
-def swap(arrays: Arrays, name: str, rng: np.random.Generator) -> Arrays:
-    """Two arrays of different shapes under each other's name."""
-    others = [key for key in arrays if arrays[key].shape != arrays[name].shape]
-    other = others[int(rng.integers(len(others)))]
-    return {**arrays, name: arrays[other], other: arrays[name]}
-
-
-MUTATIONS = (rename, remove, reshape, retype, swap)
-
-
-@pytest.mark.parametrize("mutate", MUTATIONS)
 @pytest.mark.parametrize("name", list(formats.FORMATS))
-def test_arrays_that_are_not_what_they_should_be(
-    name: str, mutate: Callable[..., Arrays], originals: dict[str, Any], tmp_path: Path
-) -> None:
-    file, arrays, params = originals[name]
-    rng = np.random.default_rng([len(name), MUTATIONS.index(mutate)])
-    errors = 0
+def test_arrays_that_are_not_what_they_should_be(name: str, tmp_path: Path) -> None:
+    """A clear error, never a model with other numbers than the file's."""
+    params, description = build("token")
+    file = write(tmp_path / "file", name, params, description)
+    arrays, rng = read_arrays(file), np.random.default_rng(1)
+    assert load_model(file).params
     # big_vision has models without these two, so that a file may well lack them: nothing in it
     # tells. (`load_pretrained` notices: the model that is asked for has them.)
     optional = ("params/cls", "params/pos_embedding") if name == "big_vision" else ()
-    for turn in range(3):
-        chosen = rng.choice(sorted(set(arrays) - set(optional)))
-        changed = mutate(arrays, chosen, rng)
-        path = tmp_path / str(turn) / file.name
-        path.parent.mkdir()
-        if file.suffix == ".npz":
-            write_arrays(path, changed)
-        else:
-            write_safetensors(path, changed, {})
-            (path.parent / "config.json").write_bytes((file.parent / "config.json").read_bytes())
-        message = ""
-        try:
-            weights.assert_same(flatten_names(load_model(path).params), params)
-        except UserError as error:
-            message = str(error)
-        assert "\n" not in message
-        errors += bool(message)
-    assert errors >= 2  # a letter replaced by itself renames nothing; the rest is noticed
+    for chosen in rng.choice(sorted(set(arrays) - set(optional)), 3, replace=False):
+        for changed in damaged(arrays, chosen, rng):
+            if file.suffix == ".npz":
+                write_arrays(file, changed)
+            else:
+                write_safetensors(file, changed, {})
+            with pytest.raises(UserError) as error:
+                load_model(file)
+            assert "\n" not in str(error.value)
