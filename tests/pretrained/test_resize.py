@@ -1,6 +1,5 @@
 """Positions, patches and channels for other images, as the official code, timm and torch do it."""
 
-import functools
 from typing import Any
 
 import jax
@@ -9,11 +8,11 @@ import pytest
 import torch
 
 from tests import golden
+from tests.pretrained import weights
 from tests.pretrained.test_adapt import adapt
 from vit_jax.errors import UserError
-from vit_jax.models.create import VARIANTS, create_model
 from vit_jax.pretrained.fit.resize import interpolate_posembed, mixing_matrix, resize_patch_kernel
-from vit_jax.trees import flatten_names, unflatten_names
+from vit_jax.trees import unflatten_names
 
 KEYS = sorted({key.rpartition("_")[0] for key in golden.arrays("posembed")})
 
@@ -106,30 +105,6 @@ def test_what_cannot_be_interpolated_is_refused() -> None:
         interpolate_posembed(posemb[0], grid=(2, 2))
 
 
-Flat = dict[str, Any]
-
-
-@functools.cache
-def build(shape: tuple[int, int, int], **kwargs: Any) -> tuple[Any, Flat]:
-    """A tiny model for images of `shape`, and parameters that make every part of it count."""
-    model = create_model(**{**VARIANTS["mu/16"], "num_classes": 5, **kwargs})
-    flat = flatten_names(golden.abstract_params(model, (1, *shape)))
-    return model, {name: golden.fill(name, leaf.shape, "fanin") for name, leaf in flat.items()}
-
-
-@functools.cache
-def compiled(model: Any) -> Any:
-    return jax.jit(lambda params, images: model.apply({"params": params}, images, train=False))
-
-
-def logits(model: Any, flat: Flat, images: np.ndarray) -> np.ndarray:
-    return np.asarray(compiled(model)(unflatten_names(flat), images))
-
-
-def random_images(*shape: int) -> np.ndarray:
-    return np.random.default_rng(1).uniform(-1, 1, shape).astype(np.float32)
-
-
 def resize(x: np.ndarray, size: tuple[int, int]) -> np.ndarray:
     """[..., h, w] -> [..., *size] by JAX: bilinear, pixel centres, not antialiased."""
     return np.asarray(jax.image.resize(x, (*x.shape[:-2], *size), "bilinear", antialias=False))
@@ -180,12 +155,13 @@ def as_seen_before(images: np.ndarray, channels: int, method: str) -> np.ndarray
 @pytest.mark.parametrize("method", ["sum", "mean", "tile"])
 def test_channels_keep_the_logits_they_promise(method: str) -> None:
     for old, new in ((3, 1), (3, 4), (3, 6), (1, 3), (4, 3), (4, 6)):
-        images = random_images(2, 32, 32, new)
+        images = np.random.default_rng(1).uniform(-1, 1, (2, 32, 32, new)).astype(np.float32)
         seen = as_seen_before(images, old, method)
         np.testing.assert_allclose(images @ mixing_matrix(old, new, method).T, seen, atol=1e-6)
-    model, flat = build((32, 32, 4))
-    new_model, like = build((32, 32, 6))
+    model = weights.module_of("mu/16")
+    flat, like = (weights.seeded(model, (32, 32, channels)) for channels in (4, 6))
     adapted, report = adapt(flat, like, grid=(2, 2), reset_head=False, channels=method)
-    expected = logits(model, flat, seen)
-    np.testing.assert_allclose(logits(new_model, adapted, images), expected, rtol=0, atol=1e-5)
+    expected = weights.logits(model, unflatten_names(flat), seen)
+    result = weights.logits(model, unflatten_names(adapted), images)
+    np.testing.assert_allclose(result, expected, rtol=0, atol=1e-5)
     assert list(report["adapted"]) == ["embedding/kernel"]
