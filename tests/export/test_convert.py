@@ -164,9 +164,6 @@ def test_the_command(tmp_path: Path, script: tiny.Script) -> None:
     assert not (tmp_path / "u").exists()
 
 
-# Model cards say what is known, and only that.
-
-
 @pytest.fixture
 def saved(tmp_path: Path) -> Path:
     return save_model(tmp_path / "photos", class_names=("ant", "bee | wasp", "cat"))

@@ -167,9 +167,6 @@ def test_an_encoder_with_positions_of_tokens_becomes_one_of_today() -> None:
     assert not params["head/kernel"].any()  # where timm's models start at random
 
 
-# What does not fit.
-
-
 def error_of(loaded: Flat, like: Any, **kwargs: Any) -> str:
     with pytest.raises(UserError) as error:
         adapt(loaded, like, **{"grid": (2, 2), **kwargs})

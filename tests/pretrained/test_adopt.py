@@ -31,22 +31,6 @@ OVERRIDES: dict[str, Any] = {
 }
 
 
-@pytest.fixture(scope="module", params=["npz", "huggingface"])
-def source(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Weights with pixels, GELU and epsilon of their own."""
-    folder = tmp_path_factory.mktemp("source")
-    ours = save_model(
-        folder / "npz",
-        class_names=("ant", "bee"),
-        eval_preprocess=IMAGENET.replace("resize(16)", "resize(16, method='pillow_bilinear')"),
-        gelu="exact",
-        layer_norm_epsilon=1e-5,
-    )
-    if request.param == "huggingface":
-        convert_checkpoint(str(ours), str(folder / request.param), format=request.param)
-    return str(folder / request.param)
-
-
 def config_for(source: str, **overrides: Any) -> Any:
     model = load_model(source).description.model
     sizes = ("patch_size", "hidden_size", "num_layers", "mlp_dim", "num_heads")
@@ -54,9 +38,22 @@ def config_for(source: str, **overrides: Any) -> Any:
     return tiny.config(**{**OVERRIDES, **sizes_of, "pretrained__source": source, **overrides})
 
 
+@pytest.mark.parametrize("format", ["npz", "huggingface"])
 def test_what_the_source_states_becomes_the_runs(
-    source: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    format: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    source = str(
+        save_model(
+            tmp_path / "npz",
+            class_names=("ant", "bee"),
+            eval_preprocess=IMAGENET.replace("16)|", "16, method='pillow_bilinear')|"),
+            gelu="exact",
+            layer_norm_epsilon=1e-5,
+        )
+    )
+    if format == "huggingface":
+        convert_checkpoint(source, str(tmp_path / format), format=format)
+        source = str(tmp_path / format)
     config = config_for(source)
     with caplog.at_level(logging.INFO):
         adopted = adopt(config, str(tmp_path / "run"))

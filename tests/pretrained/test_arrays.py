@@ -169,9 +169,6 @@ def test_an_array_longer_than_its_shape_is_refused(tmp_path: Path) -> None:
     refused(tmp_path / "a.npz", "has more data than its shape")
 
 
-# Files damaged by accident: the true arrays, where there are checksums, or one clear line.
-
-
 _RNG = np.random.default_rng(0)
 RANDOM = {
     "head/kernel": _RNG.standard_normal((4, 5)).astype(np.float32),

@@ -195,9 +195,6 @@ def test_the_zoo_knows_how_many_heads(tmp_path: Path, monkeypatch: pytest.Monkey
     assert load_model(tmp_path / "a.safetensors").module.num_heads == module.num_heads
 
 
-# Files in big_vision's names, with the logits that big_vision computed from them.
-
-
 BIG_VISION = sorted(
     key
     for key in golden.arrays("bv_logits")

@@ -112,7 +112,7 @@ def test_transformers_predicts_and_loses_the_same(theirs: Any, tmp_path: Path) -
     assert again.description.model["decoder_num_heads"] == 16  # guessed: that of the published ones
     assert flatten_names(again.params).keys() == flat.keys()
 
-    # Our folder, read by them; and both files hold the same bytes.
+    # Our folder, read by them.
     weights.write(tmp_path / "ours", "huggingface", loaded.module, flat, IMAGE, "mae")
     reread, info = transformers.ViTMAEForPreTraining.from_pretrained(
         tmp_path / "ours", output_loading_info=True
@@ -120,11 +120,6 @@ def test_transformers_predicts_and_loses_the_same(theirs: Any, tmp_path: Path) -
     assert not info["missing_keys"]
     assert not info["unexpected_keys"]
     assert weights.difference(their_answers(reread.eval(), False)[0], expected) == 0.0
-    files = [read_arrays(tmp_path / name / "model.safetensors") for name in ("ours", "theirs")]
-    # transformers 4 saves, as the published files have it, what transformers 5 renames too often.
-    names = {n.replace("decoder_encoder.layer", "decoder_layers"): x for n, x in files[1].items()}
-    assert names.keys() != files[1].keys()
-    weights.assert_same(files[0], names)
 
 
 FACEBOOK = {

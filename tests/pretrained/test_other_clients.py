@@ -26,6 +26,7 @@ from vit_jax.errors import UserError
 from vit_jax.inference.load import load_model
 from vit_jax.trees import flatten_names
 
+SMALL = {"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 2, "num_heads": 3}
 WIDE = SIZES | {"hidden_size": 128, "num_attention_heads": 2}  # heads of width 64, as CLIP's
 
 
@@ -113,8 +114,7 @@ def test_openai_and_open_clip(tmp_path: Path, caplog: pytest.LogCaptureFixture) 
 
 def test_a_tower_of_timm_in_open_clip(tmp_path: Path) -> None:
     timm = import_timm()
-    sizes = {"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 2, "num_heads": 3}
-    model = timm.create_model("vit_base_patch16_siglip_224", num_classes=0, **sizes).eval()
+    model = timm.create_model("vit_base_patch16_siglip_224", num_classes=0, **SMALL).eval()
     spread(model)
     state = {f"visual.trunk.{name}": x for name, x in model.state_dict().items()}
     torch.save({**state, "text.a": torch.zeros(3)}, tmp_path / "open_clip_pytorch_model.bin")
@@ -183,8 +183,7 @@ def test_dinov2_of_facebook(name: str, tmp_path: Path) -> None:
 def test_dino_of_facebook(tmp_path: Path) -> None:
     """The released file has timm's names; a training checkpoint has a student and a teacher."""
     timm = import_timm()
-    sizes = {"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 2, "num_heads": 3}
-    model = timm.create_model("vit_small_patch16_224", num_classes=0, **sizes).eval()
+    model = timm.create_model("vit_small_patch16_224", num_classes=0, **SMALL).eval()
     spread(model)
     torch.save(model.state_dict(), tmp_path / "dino_pretrain.pth")
     teacher = {f"backbone.{name}": x for name, x in model.state_dict().items()}
