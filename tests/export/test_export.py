@@ -145,8 +145,7 @@ def test_sigmoid_and_another_resolution(model: Model, tmp_path: Path) -> None:
 
 def test_bfloat16(model: Model, tmp_path: Path) -> None:
     """StableHLO computes as the model does; ONNX is written in float32 only."""
-    half: dict[str, Any] = {"dtype": "bfloat16", "batch": 2}
-    export_model(model.source, tmp_path / "x", format="stablehlo", **half)
+    export_model(model.source, tmp_path / "x", format="stablehlo", dtype="bfloat16", batch=2)
     two = images(model, 2)
     expected = logits(load_model(model.source, dtype="bfloat16"), two)
     np.testing.assert_allclose(run_stablehlo(tmp_path / "x", two), expected, atol=0.02)

@@ -142,13 +142,9 @@ def test_pixels_of_each_processor(
 
 
 def test_rectangles_both_ways(tmp_path: Path) -> None:
-    config = transformers.ViTConfig(
-        **SIZES,
-        image_size=[32, 48],
-        patch_size=[8, 16],
-        num_hidden_layers=2,
-        id2label={1: "dog", 0: "cat"},
-    )
+    sides = {"image_size": [32, 48], "patch_size": [8, 16]}
+    names = {1: "dog", 0: "cat"}
+    config = transformers.ViTConfig(**SIZES, **sides, num_hidden_layers=2, id2label=names)
     model = transformers.ViTForImageClassification(config)
     randomise(model)
     model.save_pretrained(tmp_path / "theirs")

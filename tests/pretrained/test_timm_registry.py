@@ -1,12 +1,9 @@
 """Every published set of weights of timm's plain Vision Transformers: read, or refused with why.
 
-timm's own registry is walked. Each architecture is built from its configuration without weights,
-its hub folder is imitated (names, shapes, `config.json`) and read here: all sizes must be those of
-timm's modules. Architectures that are the same function but for sizes are one form. Of each form
-one is built again, narrow and with seeded weights, and its logits are compared: none may load and
-differ; the others must get the same attributes from us.
-
-The table of docs/weights.md is made of what this finds: a test compares them.
+Each architecture in timm's registry is built without weights and its hub folder is imitated (names,
+shapes, `config.json`) and read: all sizes must be those of timm's modules. Architectures that are
+the same function but for sizes are one form. Of each form one is built narrow, with seeded weights,
+and its logits are compared; the others must get the same attributes. docs/weights.md has the table.
 """
 
 import collections
