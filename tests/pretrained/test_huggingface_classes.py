@@ -67,16 +67,16 @@ MASKED = {"vocab_size": 9, "use_mask_token": True}
 SWIGLU = {"use_swiglu_ffn": True}
 SILU = {"use_gated_mlp": True, "hidden_act": "silu"}
 UNBIASED = {"query_bias": False, "value_bias": False, "num_register_tokens": 0, "rope_theta": 50.0}
-VIDEO = {"num_frames": 4}
+VIDEO, NO_BIAS = {"num_frames": 4}, {"qkv_bias": False}
 VIT, DINOV2 = "ViTForImageClassification", "Dinov2ForImageClassification"
 BEIT, DATA2VEC = "BeitForImageClassification", "Data2VecVisionForImageClassification"
-REGISTERS = "Dinov2WithRegistersForImageClassification"
+REGISTERS, HEADLESS = "Dinov2WithRegistersForImageClassification", "Dinov2WithRegistersModel"
 PROJECTION = "CLIPVisionModelWithProjection"
 TEACHER = "DeiTForImageClassificationWithTeacher"
 CASES = [
     Case("ViTModel", SIZES, "vit", "with its pooler"),
     Case(VIT, SIZES, "vit", "", VIT),
-    Case(VIT, SIZES | {"qkv_bias": False}, "modern_vit", "`qkv_bias=False`", VIT),
+    Case(VIT, SIZES | NO_BIAS, "modern_vit", "`qkv_bias=False`", VIT),
     Case(VIT, SIZES | {"hidden_act": "quick_gelu"}, "modern_vit", "QuickGELU", VIT),
     Case("ViTForMaskedImageModeling", SIZES, "vit", "without its decoder"),
     Case("DeiTModel", SIZES, "deit", "without its pooler"),
@@ -96,13 +96,7 @@ CASES = [
     Case(DATA2VEC, SIZES | SHARED | RELATIVE, "modern_vit", "both relative positions", BEIT),
     Case("Dinov2Model", RATIO, "modern_vit", "", "Dinov2Model"),
     Case(DINOV2, RATIO | SWIGLU, "modern_vit", "SwiGLU", DINOV2),
-    Case(
-        "Dinov2WithRegistersModel",
-        RATIO | SWIGLU | {"qkv_bias": False},
-        "modern_vit",
-        "SwiGLU, `qkv_bias=False`",
-        "Dinov2WithRegistersModel",
-    ),
+    Case(HEADLESS, RATIO | SWIGLU | NO_BIAS, "modern_vit", "SwiGLU, `qkv_bias=False`", HEADLESS),
     Case(REGISTERS, RATIO, "modern_vit", "", REGISTERS),
     Case("DINOv3ViTModel", DINOV3, "modern_vit", "", "DINOv3ViTModel"),
     Case("DINOv3ViTModel", DINOV3 | SILU | UNBIASED, "modern_vit", "SwiGLU", "DINOv3ViTModel"),

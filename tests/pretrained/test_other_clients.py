@@ -162,19 +162,19 @@ def test_dinov2_of_facebook(name: str, tmp_path: Path) -> None:
     sizes = {"img_size": 42, "embed_dim": 24, "depth": 2, "num_heads": 3, "num_classes": 0}
     model = timm.create_model(name, **sizes).eval()
     spread(model)
-    theirs = {}
+    names = [("reg_token", "register_tokens")]
+    if "giant" in name:
+        names += [("mlp.fc1", "mlp.w12"), ("mlp.fc2", "mlp.w3")]
+    renamed = {}
     for key, value in model.state_dict().items():
-        for ours, facebook in {
-            "reg_token": "register_tokens",
-            **({"mlp.fc1": "mlp.w12", "mlp.fc2": "mlp.w3"} if "giant" in name else {}),
-        }.items():
-            key = key.replace(ours, facebook)
-        theirs[key] = value
+        for of_timm, of_facebook in names:
+            key = key.replace(of_timm, of_facebook)
+        renamed[key] = value
     if model.no_embed_class:  # timm adds the class token's row to the token
         row = 0.1 * torch.ones(1, 1, 24)
-        theirs["cls_token"] = theirs["cls_token"] - row
-        theirs["pos_embed"] = torch.cat([row, theirs["pos_embed"]], dim=1)
-    torch.save({**theirs, "mask_token": torch.zeros(1, 24)}, tmp_path / "a.pth")
+        renamed["cls_token"] = renamed["cls_token"] - row
+        renamed["pos_embed"] = torch.cat([row, renamed["pos_embed"]], dim=1)
+    torch.save({**renamed, "mask_token": torch.zeros(1, 24)}, tmp_path / "a.pth")
     loaded, images = load_model(tmp_path / "a.pth", num_heads=3), golden.images(2, 42, 42)
     assert "pre-training" in loaded.report["dropped"]["mask_token"]
     assert_computes(loaded, their_logits(model, images), images)

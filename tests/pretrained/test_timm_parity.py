@@ -123,15 +123,14 @@ def test_hybrids(tmp_path: Path) -> None:
     assert loaded.description.model["resnet_layers"] == module.resnet_layers
     weights.assert_same(flatten_names(loaded.params), params)
 
-
-def test_stem_hybrid_by_names_and_shapes(tmp_path: Path) -> None:
+    # A stem without stages, by names and shapes.
     module = weights.module_of("R+Ti/16")
     params = weights.seeded(module, (PIXELS, PIXELS, 3))
-    path = write_arrays(tmp_path / "published.npz", google.to_published(params))
+    path = write_arrays(tmp_path / "stem.npz", google.to_published(params))
     model = timm.create_model("vit_tiny_r_s16_p8_224", num_classes=10, img_size=PIXELS)
     model.load_pretrained(str(path))
-    write_safetensors(tmp_path / "timm.safetensors", arrays_of(model), {})
-    weights.assert_same(flatten_names(load_model(tmp_path / "timm.safetensors").params), params)
+    write_safetensors(tmp_path / "stem.safetensors", arrays_of(model), {})
+    weights.assert_same(flatten_names(load_model(tmp_path / "stem.safetensors").params), params)
 
 
 MIXERS = {

@@ -21,10 +21,6 @@ from vit_jax.errors import UserError
 from vit_jax.pretrained.arrays import read_arrays
 
 
-def save(value: Any, path: Path, zipped: bool = True) -> None:
-    torch.save(value, path, _use_new_zipfile_serialization=zipped)
-
-
 def every_tensor() -> dict[str, Any]:
     values = torch.arange(24.0).reshape(2, 3, 4) / 7
     tied = torch.arange(5.0)
@@ -48,7 +44,7 @@ def every_tensor() -> dict[str, Any]:
 @pytest.mark.parametrize("zipped", [True, False], ids=["zip", "stream"])
 def test_every_tensor_is_what_torch_saved(tmp_path: Path, zipped: bool) -> None:
     tensors = every_tensor()
-    save(tensors, tmp_path / "a.pth", zipped)
+    torch.save(tensors, tmp_path / "a.pth", _use_new_zipfile_serialization=zipped)
     read = read_arrays(tmp_path / "a.pth")
     assert list(read) == list(tensors)
     for name, tensor in tensors.items():
@@ -72,7 +68,7 @@ def test_the_parameters_of_a_checkpoint_are_read(
         "model_ema": {key: value + 1 for key, value in model.state_dict().items()},
         "args": argparse.Namespace(size=size, device=device, dtype=torch.int8, out=Path("out")),
     }
-    save(saved, tmp_path / "a.pth")
+    torch.save(saved, tmp_path / "a.pth")
     read = read_arrays(tmp_path / "a.pth")
     assert list(read) == ["weight", "bias"]
     # Of a model and its average the latter, as timm takes, unless one is named.
@@ -96,7 +92,7 @@ def test_which_entry_is_taken(tmp_path: Path) -> None:
         {**ONE, "extra": TWO, "n": 1},
         {"model": {**ONE, 3: 1, (1, 2): 3}},
     ):
-        save(saved, tmp_path / "a.pth")
+        torch.save(saved, tmp_path / "a.pth")
         read = read_arrays(tmp_path / "a.pth")
         assert {name: array.shape for name, array in read.items()} == {"w": (2,)}
 
@@ -113,7 +109,7 @@ def test_what_is_no_state_dict_is_refused(tmp_path: Path) -> None:
         (torch.nn.Linear(2, 2), "never run.; torch.save.model.state_dict"),
     ]
     for saved, message in wrong:
-        save(saved, tmp_path / "a.pth")
+        torch.save(saved, tmp_path / "a.pth")
         refused(tmp_path / "a.pth", message)
 
 

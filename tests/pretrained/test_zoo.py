@@ -20,7 +20,6 @@ from vit_jax.trees import count_parameters
 
 ROOT = Path(__file__).resolve().parents[2]
 ENTRIES = zoo.entries()
-WAYS = ("head", "linear", "k-NN", "zero-shot", "attentive probe")
 
 
 def test_families_are_complete() -> None:
@@ -50,7 +49,7 @@ def test_every_row_is_consistent() -> None:
         for accuracy in entry.accuracy:
             assert 60 < accuracy.percent < 91
             assert accuracy.source
-            assert accuracy.by in WAYS
+            assert accuracy.by in ("head", "linear", "k-NN", "zero-shot", "attentive probe")
             assert accuracy.by != "head" or entry.num_classes in (1000, 21843)
         create_model(**entry.model)  # knows the variant and takes the attributes
 
