@@ -1,5 +1,6 @@
 """Files of named arrays: what they hold, or a line that says why not."""
 
+import functools
 import gzip
 import io
 import json
@@ -197,12 +198,8 @@ def pth(zipped: bool = True) -> bytes:
     return file.getvalue()
 
 
-def pth_stream() -> bytes:
-    return pth(zipped=False)
-
-
 CHECKED = (npz, pth)
-UNCHECKED = (tensors, pth_stream)
+UNCHECKED = (tensors, functools.partial(pth, zipped=False))
 
 Arrays = dict[str, tuple[str, tuple[int, ...], bytes]]
 

@@ -100,7 +100,6 @@ def test_faults_that_pass(server: FileServer, tmp_path: Path) -> None:
     ("served", "message"),
     [
         (Served(b""), "has 0 bytes instead of 1 to"),
-        (Served(b"", faults=[{"chunked": True}]), "it is too short; discarded"),
         (Served(b"\n<!DOCTYPE html><html>Sign in"), "it is a web page; discarded"),
         (Served(BODY, {"Content-Encoding": "gzip"}), "connection failed"),
         (Served(BODY, {}, [{"break_after": 70}] * 9), "failed .* attempt 3"),

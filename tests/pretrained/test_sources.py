@@ -161,12 +161,6 @@ def test_mistakes_are_explained() -> None:
         assert "\n" not in str(error.value)
 
 
-def test_the_client_of_the_hub_is_optional(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    with pytest.raises(UserError, match=r"huggingface_hub: .*'.\[hf\]'"):
-        resolve("google/vit-base-patch16-224")
-
-
 def serve_repository(server: FileServer, name: str, files: dict[str, bytes]) -> None:
     """What the hub answers about a repository with one commit."""
     api, is_json = f"/api/models/{name}", {"Content-Type": "application/json"}
@@ -220,3 +214,6 @@ def test_repositories_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         ):
             with pytest.raises(UserError, match=f"^{source}.*{message}"):
                 resolve(source)
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)  # it is optional
+    with pytest.raises(UserError, match=r"huggingface_hub: .*'.\[hf\]'"):
+        resolve(VIT)
