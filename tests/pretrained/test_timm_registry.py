@@ -59,6 +59,7 @@ REFUSED = {
     r"resnetv2_\d+(d|d_evos|d_gn)": "a stem of three convolutions",
     r"resnetv2_\d+": "batch normalisation",
 }
+DEEP = re.compile("mixed|sapiens2")  # whose blocks are in one array, or differ
 SIZES = {"hidden_size": "embed_dim", "num_heads": "blocks.0.attn.num_heads"}
 SIZES |= {"patch_size": "patch_embed.patch_size", "mlp_dim": "blocks.0.mlp.fc2.in_features"}
 
@@ -85,7 +86,7 @@ class Read(NamedTuple):
     refused: str
 
 
-def build(architecture: str, file: str, depth: int = 2, **args: Any) -> tuple[Any, dict[str, Any]]:
+def build(architecture: str, file: str, depth: int, **args: Any) -> tuple[Any, dict[str, Any]]:
     """With `depth` blocks, and the arguments that its `config.json` has to say."""
     if FILES[file]:
         args[FILES[file]] = depth
@@ -97,7 +98,7 @@ def build(architecture: str, file: str, depth: int = 2, **args: Any) -> tuple[An
 @functools.cache  # of the first of each form twice
 def outline(architecture: str, file: str) -> tuple[Any, dict[str, Any]]:
     with weights.without_numbers(), mock.patch("torch.nn.init.kaiming_normal_"):
-        return build(architecture, file)
+        return build(architecture, file, 2 if DEEP.search(architecture) else 1)
 
 
 def form_of(model: Any) -> str:
@@ -170,7 +171,7 @@ def compare(architecture: str, file: str, folder: Path) -> float:
     full, _ = outline(architecture, file)
     size = [4 * side for side in full.patch_embed.patch_size]
     torch.manual_seed(0)
-    depth = 2 if "mixed" in architecture else 1  # whose blocks are in one array
+    depth = 2 if "mixed" in architecture else 1
     model, args = build(architecture, file, depth, embed_dim=96, num_heads=3, img_size=size)
     randomise(model)
     images = golden.images(2, *size)
