@@ -162,7 +162,6 @@ def test_facebooks_files_both_ways(theirs: Any, tmp_path: Path) -> None:
     flat = flatten_names(loaded.params)
     pixels, _ = answers(loaded.module, flat)
     expected, _ = their_answers(model, True)
-    assert expected.std() > 0.1
     assert weights.difference(pixels, expected) < SAME
 
     path = weights.write(tmp_path / "ours", "timm", loaded.module, flat, IMAGE, "mae")
