@@ -101,8 +101,8 @@ def abstract_params(model: Any, input_shape: tuple[int, ...] = ()) -> Any:
 
 def shapes(model: Any, input_shape: tuple[int, ...] = ()) -> dict[str, tuple[int, ...]]:
     """The same by name."""
-    found = flatten_names(abstract_params(model, input_shape))
-    return {name: leaf.shape for name, leaf in found.items()}
+    leaves = flatten_names(abstract_params(model, input_shape))
+    return {name: leaf.shape for name, leaf in leaves.items()}
 
 
 def by_module(captured: Any) -> dict[str, Any]:

@@ -102,11 +102,11 @@ def test_any_number_of_images_and_the_same_files(
     with monkeypatch.context() as patch:
         patch.setattr(devices, "device_of_program", with_a_gpu)
         export_model(model.source, tmp_path / "2" / "x", format=format)
-    given = images(model, 5)
-    expected = logits(model, given)
+    five = images(model, 5)
+    expected = logits(model, five)
     assert np.std(expected) > 0.1
     for batch in (1, 5):
-        np.testing.assert_allclose(RUN[format](folder, given[:batch]), expected[:batch], atol=1e-5)
+        np.testing.assert_allclose(RUN[format](folder, five[:batch]), expected[:batch], atol=1e-5)
     for file in folder.iterdir():
         content = file.read_bytes()
         assert content == (tmp_path / "2" / "x" / file.name).read_bytes(), file.name
@@ -125,34 +125,30 @@ def test_pixels_in_and_probabilities_out(format: str, tmp_path: Path) -> None:
     mean, std = np.array([0.485, 0.456, 0.406]), np.array([0.229, 0.224, 0.225])
     scaled = ((pixels / 255 - mean) / std).astype(np.float32)
     expected = jax.nn.softmax(logits(load_model(source), scaled))
-    found = RUN[format](tmp_path / "x", pixels)
-    np.testing.assert_allclose(found, expected, atol=1e-5)
-    assert np.max(np.abs(found[0] - found[1])) > 1e-3
+    probabilities = RUN[format](tmp_path / "x", pixels)
+    np.testing.assert_allclose(probabilities, expected, atol=1e-5)
+    assert np.max(np.abs(probabilities[0] - probabilities[1])) > 1e-3
     assert "np.zeros((2, 16, 16, 3), np.uint8)" in snippet(tmp_path / "x")
     assert "probabilities" in snippet(tmp_path / "x")
 
 
 def test_sigmoid_and_another_resolution(model: Model, tmp_path: Path) -> None:
-    settings: dict[str, Any] = {"output": "sigmoid", "batch": 1, "image_size": (32, 24)}
-    export_model(model.source, tmp_path / "x", format="onnx", **settings)
+    settings = {"format": "onnx", "batch": 1, "image_size": (32, 24)}
+    export_model(model.source, tmp_path / "x", output="sigmoid", **settings)
     larger = load_model(model.source, image_size=(32, 24))
-    given = images(larger, 1)
-    assert given.shape == (1, 32, 24, 3)
-    expected = 1 / (1 + np.exp(-logits(larger, given)))
-    np.testing.assert_allclose(run_onnx(tmp_path / "x", given), expected, atol=1e-6)
+    one = images(larger, 1)
+    expected = 1 / (1 + np.exp(-logits(larger, one)))
+    np.testing.assert_allclose(run_onnx(tmp_path / "x", one), expected, atol=1e-6)
     assert Description.from_json(read_json(tmp_path / "x" / "model.json")) == larger.description
 
 
 def test_bfloat16(model: Model, tmp_path: Path) -> None:
     """StableHLO computes as the model does; ONNX is written in float32 only."""
-    half: dict[str, Any] = {"dtype": "bfloat16", "batch": 2}
-    export_model(model.source, tmp_path / "x", format="stablehlo", **half)
-    given = images(model, 2)
-    expected = logits(load_model(model.source, dtype="bfloat16"), given)
-    np.testing.assert_allclose(run_stablehlo(tmp_path / "x", given), expected, atol=0.02)
-    assert np.max(np.abs(expected - logits(model, given))) > 1e-4  # it is another computation
-    with pytest.raises(UserError, match="ONNX files compute in float32"):
-        export_model(model.source, tmp_path / "y", format="onnx", **half)
+    export_model(model.source, tmp_path / "x", format="stablehlo", dtype="bfloat16", batch=2)
+    two = images(model, 2)
+    expected = logits(load_model(model.source, dtype="bfloat16"), two)
+    np.testing.assert_allclose(run_stablehlo(tmp_path / "x", two), expected, atol=0.02)
+    assert np.max(np.abs(expected - logits(model, two))) > 1e-4  # it is another computation
 
 
 def test_a_file_that_computes_something_else_is_removed(
@@ -170,6 +166,7 @@ def test_a_file_that_computes_something_else_is_removed(
 
 
 MISTAKES: dict[str, dict[str, Any]] = {
+    "ONNX files compute in float32": {"dtype": "bfloat16"},
     "--format='tflite' is unknown": {"format": "tflite"},
     "Did you mean 'logits'": {"output": "logit"},
     "--batch=0 must be at least 1": {"batch": 0},

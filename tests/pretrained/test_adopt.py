@@ -14,8 +14,7 @@ from vit_jax.command_line import get_config
 from vit_jax.errors import UserError
 from vit_jax.export.convert import convert_checkpoint
 from vit_jax.files.paths import read_json
-from vit_jax.inference.load import _rescaled, load_model
-from vit_jax.models.description import Description
+from vit_jax.inference.load import load_model
 from vit_jax.parameters.sharding import create_mesh
 from vit_jax.pretrained.adopt import adopt
 from vit_jax.run import create_run, to_plain
@@ -32,23 +31,6 @@ OVERRIDES: dict[str, Any] = {
 }
 
 
-@pytest.fixture(scope="module", params=["npz", "timm", "huggingface"])
-def source(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Weights with pixels, GELU and epsilon of their own."""
-    folder = tmp_path_factory.mktemp("source")
-    ours = save_model(
-        folder / "a",
-        class_names=("ant", "bee"),
-        eval_preprocess=IMAGENET.replace("resize(16)", "resize(16, method='pillow_bilinear')"),
-        gelu="exact",
-        layer_norm_epsilon=1e-6 if request.param == "timm" else 1e-5,
-    )
-    if request.param == "npz":
-        return str(ours)
-    convert_checkpoint(str(ours), str(folder / "b"), format=request.param)
-    return str(folder / "b")
-
-
 def config_for(source: str, **overrides: Any) -> Any:
     model = load_model(source).description.model
     sizes = ("patch_size", "hidden_size", "num_layers", "mlp_dim", "num_heads")
@@ -56,18 +38,31 @@ def config_for(source: str, **overrides: Any) -> Any:
     return tiny.config(**{**OVERRIDES, **sizes_of, "pretrained__source": source, **overrides})
 
 
+@pytest.mark.parametrize("format", ["npz", "huggingface"])
 def test_what_the_source_states_becomes_the_runs(
-    source: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    format: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    source = str(
+        save_model(
+            tmp_path / "npz",
+            class_names=("ant", "bee"),
+            eval_preprocess=IMAGENET.replace("16)|", "16, method='pillow_bilinear')|"),
+            gelu="exact",
+            layer_norm_epsilon=1e-5,
+        )
+    )
+    if format == "huggingface":
+        convert_checkpoint(source, str(tmp_path / format), format=format)
+        source = str(tmp_path / format)
     config = config_for(source)
     with caplog.at_level(logging.INFO):
-        found = adopt(config, str(tmp_path / "run"))
+        adopted = adopt(config, str(tmp_path / "run"))
     model = load_model(source)
     for key in ("gelu", "layer_norm_epsilon"):
-        assert found.model[key] == model.description.model[key]
+        assert adopted.model[key] == model.description.model[key]
     assert "model.gelu=exact" in caplog.text
     assert config.model.gelu == "tanh"  # it is a copy
-    run = create_run(found, create_mesh(**found.mesh))
+    run = create_run(adopted, create_mesh(**adopted.mesh))
     assert run.description.model["gelu"] == "exact"
     rng = np.random.default_rng(0)
     for dataset in (run.dataset, run.datasets["test"]):
@@ -78,16 +73,22 @@ def test_what_the_source_states_becomes_the_runs(
 
 
 def test_what_was_asked_for_stays_and_is_said(
-    source: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     ranged = "decode|resize(16)|value_range(0, 1)"
-    config = config_for(source, pretrained__keep=("model.gelu",), dataset__preprocess=ranged)
-    found = adopt(config, str(tmp_path / "run"))
-    assert found.model.gelu == "tanh"
-    assert found.dataset.preprocess == ranged
+    source = save_model(
+        tmp_path / "a", class_names=("a", "b"), eval_preprocess=IMAGENET, gelu="exact"
+    )
+    config = config_for(str(source), pretrained__keep=("model.gelu",), dataset__preprocess=ranged)
+    adopted = adopt(config, str(tmp_path / "run"))
+    assert adopted.model.gelu == "tanh"
+    assert adopted.dataset.preprocess == ranged
     assert "dataset.preprocess has ValueRange(low=0.0" in caplog.text
-    assert "normalize(" in found.dataset.eval_preprocess
+    assert "normalize(" in adopted.dataset.eval_preprocess
     assert get_config("", "model.gelu=exact").pretrained.keep == ("model.gelu",)
+    # What learns from pixels keeps its own.
+    adopted = adopt(config_for(str(source)), str(tmp_path / "run"), rescales=False)
+    assert adopted.dataset.preprocess == OVERRIDES["dataset__preprocess"]
 
 
 def test_a_run_is_resumed_with_what_it_took(tmp_path: Path) -> None:
@@ -107,41 +108,14 @@ def test_a_run_is_resumed_with_what_it_took(tmp_path: Path) -> None:
     assert outcome["state"] == "finished"
 
 
-def test_weights_that_are_missing_are_noticed_first(tmp_path: Path) -> None:
-    config = tiny.config(pretrained__source=str(tmp_path / "none.npz"), dataset__name="/nowhere")
-    with pytest.raises(UserError, match="pretrained.source=.*none.npz"):
-        train_and_evaluate(config, str(tmp_path / "run"))
-    assert not (tmp_path / "run").exists()
-
-
-def test_a_teacher_sees_its_own_scale_whatever_the_data_have() -> None:
-    shape, pixels = (16, 16, 3), np.float32(np.arange(6).reshape(1, 1, 2, 3) / 5)
-    half = Description({}, shape, (2, 2), (), "decode")
-    imagenet = Description({}, shape, (2, 2), (), IMAGENET)
-    scaled = (pixels - np.float32([0.485, 0.456, 0.406])) / np.float32([0.229, 0.224, 0.225])
-    np.testing.assert_allclose(_rescaled(half, IMAGENET)(scaled), 2 * pixels - 1, atol=1e-6)
-    np.testing.assert_allclose(_rescaled(imagenet, "decode")(2 * pixels - 1), scaled, atol=1e-6)
-    assert _rescaled(imagenet, IMAGENET)(scaled) is scaled
-
-
-def test_a_range_is_taken_over_as_a_normalisation_is(tmp_path: Path) -> None:
+def test_a_damaged_config_is_said_by_the_workdir(tmp_path: Path) -> None:
     ranged = "decode|resize(16)|value_range(0, 1)"
     source = save_model(tmp_path / "a", class_names=("a", "b"), eval_preprocess=ranged)
-    found = adopt(config_for(str(source)), str(tmp_path / "run"))
-    assert found.dataset.preprocess.endswith("|value_range(0.0, 1.0)")
-    # What learns from pixels keeps its own.
-    kept = adopt(config_for(str(source)), str(tmp_path / "run"), rescales=False)
-    assert kept.dataset.preprocess == OVERRIDES["dataset__preprocess"]
-
-
-def test_a_damaged_config_is_said_by_the_workdir(tmp_path: Path) -> None:
-    source = save_model(tmp_path / "a", class_names=("a", "b"), gelu="exact")
-    checkpoint = tmp_path / "run/checkpoints/1"
-    checkpoint.mkdir(parents=True)
-    (checkpoint / "x").touch()
-    for content in ("[]", '{"model": 3}'):
-        (tmp_path / "run/config.json").write_text(content)
-        assert adopt(config_for(str(source)), str(tmp_path / "run")).model.gelu == "exact"
+    (tmp_path / "run/checkpoints/1").mkdir(parents=True)
+    (tmp_path / "run/checkpoints/1/x").touch()
+    (tmp_path / "run/config.json").write_text('{"model": 3}')
+    adopted = adopt(config_for(str(source)), str(tmp_path / "run"))
+    assert adopted.dataset.preprocess.endswith("|value_range(0.0, 1.0)")
 
 
 def test_what_signs_an_address_is_neither_saved_nor_shown(

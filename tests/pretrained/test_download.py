@@ -66,6 +66,8 @@ def test_fetches_once(server: FileServer, tmp_path: Path) -> None:
         assert get(server, tmp_path, sha256=known).read_bytes() == BODY
     assert len(server.requests) == 1
     assert [path.name for path in (tmp_path / "cache").iterdir()] == ["file.npz"]
+    get(server, tmp_path).write_bytes(BODY[:10])  # a damaged copy is fetched again
+    assert get(server, tmp_path, size=(len(BODY), len(BODY))).read_bytes() == BODY
 
 
 def test_two_at_the_same_time(server: FileServer, tmp_path: Path) -> None:
@@ -80,34 +82,29 @@ def test_two_at_the_same_time(server: FileServer, tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "cache").iterdir()] == ["file.npz"]
 
 
-@pytest.mark.parametrize(
-    "faults",
-    [
+def test_faults_that_pass(server: FileServer, tmp_path: Path) -> None:
+    server.files["/moved.npz"] = Served(BODY)
+    every: list[list[dict[str, Any]]] = [
         [{"status": 503}, {"status": 429}],
         [{"break_after": 7000}, {"chunked": True, "break_after": 70}],
         [{"stall_after": 7000}],
         [{"chunked": True}],
         [{"location": "/moved.npz"}],
-    ],
-)
-def test_faults_that_pass(server: FileServer, tmp_path: Path, faults: list[dict[str, Any]]) -> None:
-    put(server, faults=faults)
-    server.files["/moved.npz"] = Served(BODY)
-    assert get(server, tmp_path).read_bytes() == BODY
+    ]
+    for i, faults in enumerate(every):
+        put(server, faults=faults)
+        assert get(server, tmp_path / f"{i}").read_bytes() == BODY
 
 
 @pytest.mark.parametrize(
     ("served", "message"),
     [
         (Served(b""), "has 0 bytes instead of 1 to"),
-        (Served(b"", faults=[{"chunked": True}]), "it is too short; discarded"),
         (Served(b"\n<!DOCTYPE html><html>Sign in"), "it is a web page; discarded"),
-        (Served(b"<HTML>"), "it is a web page; discarded"),
         (Served(BODY, {"Content-Encoding": "gzip"}), "connection failed"),
         (Served(BODY, {}, [{"break_after": 70}] * 9), "failed .* attempt 3"),
         (Served(BODY, {}, [{"status": 503}] * 9), "returned 503 Service Unavailable, attempt 3"),
         (Served(BODY, {}, [{"status": 401}]), "returned 401 Unauthorized, attempt 1; check the"),
-        (Served(BODY, {}, [{"status": 404}]), "returned 404 Not Found, attempt 1; check the add"),
     ],
 )
 def test_what_is_no_weights_is_not_kept(
@@ -145,12 +142,6 @@ def test_the_servers_own_hash_is_checked(server: FileServer, tmp_path: Path) -> 
     refused(server, tmp_path, "its md5 is")
     put(server, headers=headers(BODY))
     assert get(server, tmp_path).read_bytes() == BODY
-
-
-def test_a_damaged_copy_is_fetched_again(server: FileServer, tmp_path: Path) -> None:
-    put(server)
-    get(server, tmp_path).write_bytes(BODY[:10])
-    assert get(server, tmp_path, size=(len(BODY), len(BODY))).read_bytes() == BODY
 
 
 def test_no_network(tmp_path: Path) -> None:

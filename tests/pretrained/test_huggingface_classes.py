@@ -17,11 +17,12 @@ import torch
 from tests import golden
 from tests.peers import import_timm, import_transformers
 from tests.pretrained import weights
+from tests.pretrained.test_huggingface_parity import load
 from vit_jax.errors import UserError
 from vit_jax.inference.load import load_model
 from vit_jax.models.create import create_model
 from vit_jax.models.features import feature_function
-from vit_jax.pretrained.arrays import read_arrays, write_safetensors
+from vit_jax.pretrained.arrays import write_safetensors
 from vit_jax.trees import flatten_names
 
 transformers: Any = None  # imported when the first test begins: it takes 3 s
@@ -51,12 +52,6 @@ class Case(NamedTuple):
     written: str = ""  # the class that is written for it
 
 
-def of_beit(
-    cls: str, note: str, model: str = "modern_vit", written: str = "", **config: Any
-) -> Case:
-    return Case(cls, SIZES | config, model, note, written)
-
-
 TIMM = {
     "architecture": "vit_tiny_patch16_224",
     "model_args": {"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 2, "num_heads": 3},
@@ -68,19 +63,20 @@ TOKEN = {
     "use_mean_pooling": False,
     "layer_scale_init_value": 0.0,
 }
+MASKED = {"vocab_size": 9, "use_mask_token": True}
 SWIGLU = {"use_swiglu_ffn": True}
 SILU = {"use_gated_mlp": True, "hidden_act": "silu"}
 UNBIASED = {"query_bias": False, "value_bias": False, "num_register_tokens": 0, "rope_theta": 50.0}
-VIDEO = {"num_frames": 4}
+VIDEO, NO_BIAS = {"num_frames": 4}, {"qkv_bias": False}
 VIT, DINOV2 = "ViTForImageClassification", "Dinov2ForImageClassification"
 BEIT, DATA2VEC = "BeitForImageClassification", "Data2VecVisionForImageClassification"
-REGISTERS = "Dinov2WithRegistersForImageClassification"
+REGISTERS, HEADLESS = "Dinov2WithRegistersForImageClassification", "Dinov2WithRegistersModel"
 PROJECTION = "CLIPVisionModelWithProjection"
 TEACHER = "DeiTForImageClassificationWithTeacher"
 CASES = [
     Case("ViTModel", SIZES, "vit", "with its pooler"),
     Case(VIT, SIZES, "vit", "", VIT),
-    Case(VIT, SIZES | {"qkv_bias": False}, "modern_vit", "`qkv_bias=False`", VIT),
+    Case(VIT, SIZES | NO_BIAS, "modern_vit", "`qkv_bias=False`", VIT),
     Case(VIT, SIZES | {"hidden_act": "quick_gelu"}, "modern_vit", "QuickGELU", VIT),
     Case("ViTForMaskedImageModeling", SIZES, "vit", "without its decoder"),
     Case("DeiTModel", SIZES, "deit", "without its pooler"),
@@ -91,22 +87,16 @@ CASES = [
     Case("ViTMSNForImageClassification", SIZES, "vit"),
     Case("IJepaModel", SIZES, "vit"),
     Case("IJepaForImageClassification", SIZES, "vit"),
-    of_beit("BeitModel", "relative positions", written="BeitModel", **RELATIVE),
-    of_beit(BEIT, "shared relative positions", written=BEIT, **SHARED),
-    of_beit(BEIT, "learned positions, class token", written=BEIT, **TOKEN),
-    of_beit("BeitForMaskedImageModeling", "without its head", vocab_size=9, use_mask_token=True),
-    of_beit("BeitModel", "rows for columns", "", **RELATIVE, image_size=[32, 64]),
-    of_beit("Data2VecVisionModel", "no norm after the blocks"),
-    of_beit(DATA2VEC, "both relative positions", written=BEIT, **SHARED, **RELATIVE),
+    Case("BeitModel", SIZES | RELATIVE, "modern_vit", "relative positions", "BeitModel"),
+    Case(BEIT, SIZES | SHARED, "modern_vit", "shared relative positions", BEIT),
+    Case(BEIT, SIZES | TOKEN, "modern_vit", "learned positions, class token", BEIT),
+    Case("BeitForMaskedImageModeling", SIZES | MASKED, "modern_vit", "without its head"),
+    Case("BeitModel", SIZES | RELATIVE | {"image_size": [32, 64]}, "", "rows for columns"),
+    Case("Data2VecVisionModel", SIZES, "modern_vit", "no norm after the blocks"),
+    Case(DATA2VEC, SIZES | SHARED | RELATIVE, "modern_vit", "both relative positions", BEIT),
     Case("Dinov2Model", RATIO, "modern_vit", "", "Dinov2Model"),
     Case(DINOV2, RATIO | SWIGLU, "modern_vit", "SwiGLU", DINOV2),
-    Case(
-        "Dinov2WithRegistersModel",
-        RATIO | SWIGLU | {"qkv_bias": False},
-        "modern_vit",
-        "SwiGLU, `qkv_bias=False`",
-        "Dinov2WithRegistersModel",
-    ),
+    Case(HEADLESS, RATIO | SWIGLU | NO_BIAS, "modern_vit", "SwiGLU, `qkv_bias=False`", HEADLESS),
     Case(REGISTERS, RATIO, "modern_vit", "", REGISTERS),
     Case("DINOv3ViTModel", DINOV3, "modern_vit", "", "DINOv3ViTModel"),
     Case("DINOv3ViTModel", DINOV3 | SILU | UNBIASED, "modern_vit", "SwiGLU", "DINOv3ViTModel"),
@@ -156,17 +146,9 @@ def spread(model: Any) -> None:
                 parameter += 0.3 * noise
 
 
-def load(name: str, folder: Path) -> Any:
-    """Their model from our folder; every one of its parameters must be in it."""
-    model, info = getattr(transformers, name).from_pretrained(folder, output_loading_info=True)
-    assert not info["missing_keys"]
-    assert not info["unexpected_keys"]
-    return model.eval()
-
-
 def their_features(model: Any, images: np.ndarray) -> dict[str, np.ndarray]:
     """`out`: logits, embedding or pooled output; `tokens`, and those after each block."""
-    name, found = type(model).__name__, {}
+    name, features = type(model).__name__, {}
     pixels: dict[str, Any] = {"pixel_values": torch.from_numpy(images.transpose(0, 3, 1, 2).copy())}
     if name.startswith("Siglip2"):
         patches = images.reshape(len(images), 4, 8, 4, 8, 3).transpose(0, 1, 3, 2, 4, 5)
@@ -179,17 +161,17 @@ def their_features(model: Any, images: np.ndarray) -> dict[str, np.ndarray]:
         pixels["noise"] = torch.arange(16.0).tile(len(images), 1)
     with torch.no_grad():
         if hasattr(model, "get_image_features"):
-            found["out"] = model.get_image_features(**pixels).pooler_output
+            features["out"] = model.get_image_features(**pixels).pooler_output
             model = model.vision_model
         output = model(**pixels, output_hidden_states=not name.startswith("Timm"))
     keys = [key for key in ("logits", "image_embeds", "pooler_output") if key in output]
-    if keys and not found and "Masked" not in name and name != "DeiTModel":
-        found["out"] = output[keys[0]]
+    if keys and not features and "Masked" not in name and name != "DeiTModel":
+        features["out"] = output[keys[0]]
     for i, state in enumerate((output.hidden_states or ())[1:]):
-        found[f"block_{i}_tokens"] = state
+        features[f"block_{i}_tokens"] = state
     if name.endswith("Model") and "CLIP" not in name:  # CLIP's are before the last norm
-        found["tokens"] = output.last_hidden_state
-    return {key: value.numpy() for key, value in found.items()}
+        features["tokens"] = output.last_hidden_state
+    return {key: value.numpy() for key, value in features.items()}
 
 
 @functools.cache  # several classes are the same model
@@ -200,14 +182,14 @@ def compiled(module: Any, names: tuple[str, ...]) -> Any:
 def ours(loaded: Any, theirs: dict[str, Any], images: np.ndarray) -> dict[str, np.ndarray]:
     """The same of our model."""
     names = ("logits", *(name for name in theirs if name != "out"))
-    found = compiled(loaded.module, names)(loaded.params, images)
-    return {name: np.asarray(found["logits" if name == "out" else name]) for name in theirs}
+    features = compiled(loaded.module, names)(loaded.params, images)
+    return {name: np.asarray(features["logits" if name == "out" else name]) for name in theirs}
 
 
-def assert_close(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> None:
+def assert_close(features: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> None:
     for name, array in expected.items():
         tolerance = SAME * np.abs(array).max()
-        np.testing.assert_allclose(found[name], array, rtol=0, atol=tolerance, err_msg=name)
+        np.testing.assert_allclose(features[name], array, rtol=0, atol=tolerance, err_msg=name)
 
 
 @pytest.mark.parametrize("case", CASES, ids=[f"{case.cls}-{i}" for i, case in enumerate(CASES)])
@@ -249,27 +231,6 @@ def test_the_table_in_the_documentation() -> None:
     assert "\n".join(rows) in page.read_text(), "\n".join(rows)
 
 
-def test_rotary_positions_and_registers_are_seen(tmp_path: Path) -> None:
-    """What a mistake would change."""
-    model, images = their_model(Case("DINOv3ViTModel", DINOV3, "")), golden.images(1, 32, 32)
-    model.save_pretrained(tmp_path)
-    loaded = load_model(tmp_path)
-    expected = weights.logits(loaded.module, loaded.params, images)
-    other = loaded.module.clone(rope_base=50.0)
-    changed = weights.logits(other, loaded.params, images)
-    assert np.abs(changed - expected).max() > 1e-3
-
-
-def test_a_file_without_its_positions_is_not_a_model_without_positions(tmp_path: Path) -> None:
-    for case in (Case("Dinov2Model", RATIO, ""), Case("CLIPVisionModel", SIZES, "")):
-        their_model(case).save_pretrained(tmp_path)
-        arrays = read_arrays(tmp_path / "model.safetensors")
-        kept = {n: x for n, x in arrays.items() if "position_embedding" not in n}
-        write_safetensors(tmp_path / "model.safetensors", kept, {})
-        with pytest.raises(UserError, match="pos_embedding missing"):
-            load_model(tmp_path)
-
-
 @pytest.mark.parametrize(
     ("cls", "method"), [("Dinov2Model", "transformers"), ("Dinov2WithRegistersModel", "bicubic")]
 )
@@ -282,20 +243,17 @@ def test_larger_images_as_transformers_takes_them(cls: str, method: str, tmp_pat
     assert_close(ours(loaded, theirs, images), theirs)
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
+def test_what_no_class_computes(tmp_path: Path) -> None:
+    sizes = {**weights.SMALL, "name": "modern_vit", "layer_scale_init": 1.0, "num_classes": 0}
+    rope = {"rope": "mixed", "position_embedding": "none"}
+    registers = {"num_registers": 2, "classifier": "token", "num_classes": 7}
+    for changes, message in (
         ({"norm_kind": "rms"}, "model.norm_kind='rms': Dinov2Model, the nearest"),
-        ({"rope": "mixed"}, "model.rope='mixed'.*DINOv3ViTModel, the nearest"),
-        ({"num_registers": 2, "classifier": "token"}, "num_classes=7: Dinov2WithRegistersModel"),
+        (rope, "model.rope='mixed'.*DINOv3ViTModel, the nearest"),
+        (registers, "num_classes=7: Dinov2WithRegistersModel"),
         ({"mlp_dim": 40}, "model.mlp_dim=40: DINOv2 there has whole ratios"),
-    ],
-)
-def test_what_no_class_computes(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
-    sizes = {**weights.SMALL, "name": "modern_vit", "layer_scale_init": 1.0}
-    dinov3 = {"rope": "centered", "position_embedding": "none"} if "rope" in changes else {}
-    head = 7 if "classifier" in changes else 0
-    module = create_model(**{**sizes, **dinov3, **changes}, num_classes=head)
-    params = weights.seeded(module, (32, 32, 3))
-    with pytest.raises(UserError, match=message):
-        weights.write(tmp_path, "huggingface", module, params, (32, 32, 3), "modern_vit")
+    ):
+        module = create_model(**{**sizes, **changes})
+        params = weights.seeded(module, (32, 32, 3))
+        with pytest.raises(UserError, match=message):
+            weights.write(tmp_path, "huggingface", module, params, (32, 32, 3), "modern_vit")

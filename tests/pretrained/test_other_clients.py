@@ -7,6 +7,7 @@ projects name them. 1e-5: see test_huggingface_classes.py.
 import json
 import logging
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from vit_jax.errors import UserError
 from vit_jax.inference.load import load_model
 from vit_jax.trees import flatten_names
 
+SMALL = {"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 2, "num_heads": 3}
 WIDE = SIZES | {"hidden_size": 128, "num_attention_heads": 2}  # heads of width 64, as CLIP's
 
 
@@ -40,19 +42,19 @@ def clip_of(**config: Any) -> Any:
 def openai_names(model: Any) -> dict[str, torch.Tensor]:
     """The tower under `visual.`, as in openai/CLIP `model.py` and open_clip `transformer.py`."""
     tower = {n.removeprefix("vision_model."): x for n, x in model.state_dict().items()}
-    found = {
+    visual = {
         "conv1.weight": tower["embeddings.patch_embedding.weight"],
         "class_embedding": tower["embeddings.class_embedding"],
         "positional_embedding": tower["embeddings.position_embedding.weight"],
         "proj": tower["visual_projection.weight"].T.contiguous(),
     }
     for part in ("weight", "bias"):
-        found[f"ln_pre.{part}"] = tower[f"pre_layrnorm.{part}"]
-        found[f"ln_post.{part}"] = tower[f"post_layernorm.{part}"]
+        visual[f"ln_pre.{part}"] = tower[f"pre_layrnorm.{part}"]
+        visual[f"ln_post.{part}"] = tower[f"post_layernorm.{part}"]
         for i in range(2):
             theirs, block = f"encoder.layers.{i}.", f"transformer.resblocks.{i}."
             qkv = [tower[f"{theirs}self_attn.{name}_proj.{part}"] for name in "qkv"]
-            found[f"{block}attn.in_proj_{part}"] = torch.cat(qkv)
+            visual[f"{block}attn.in_proj_{part}"] = torch.cat(qkv)
             for ours, name in {
                 "attn.out_proj": "self_attn.out_proj",
                 "ln_1": "layer_norm1",
@@ -60,15 +62,20 @@ def openai_names(model: Any) -> dict[str, torch.Tensor]:
                 "mlp.c_fc": "mlp.fc1",
                 "mlp.c_proj": "mlp.fc2",
             }.items():
-                found[f"{block}{ours}.{part}"] = tower[f"{theirs}{name}.{part}"]
+                visual[f"{block}{ours}.{part}"] = tower[f"{theirs}{name}.{part}"]
     text = {"logit_scale": torch.zeros(()), "transformer.resblocks.0.ln_1.bias": torch.zeros(3)}
-    return {**{f"visual.{name}": x for name, x in found.items()}, **text}
+    return {**{f"visual.{name}": x for name, x in visual.items()}, **text}
 
 
 def embedding(model: Any, images: np.ndarray) -> np.ndarray:
     with torch.no_grad():
         pixels = torch.from_numpy(images.transpose(0, 3, 1, 2).copy())
         return model(pixel_values=pixels).image_embeds.numpy()
+
+
+def assert_computes(loaded: Any, theirs: np.ndarray, images: np.ndarray) -> None:
+    ours = weights.logits(loaded.module, loaded.params, images)
+    assert np.abs(ours - theirs).max() < SAME * np.abs(theirs).max()
 
 
 def test_openai_and_open_clip(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -79,9 +86,7 @@ def test_openai_and_open_clip(tmp_path: Path, caplog: pytest.LogCaptureFixture) 
         loaded = load_model(tmp_path / "ViT.pt")
     assert "guessed: num_heads=2, gelu=quick, layer_norm_epsilon=1e-05" in caplog.text
     assert loaded.report["dropped"]["logit_scale"] == "not of the images' tower"
-    theirs = embedding(quick, images)
-    ours = weights.logits(loaded.module, loaded.params, images)
-    assert np.abs(ours - theirs).max() < SAME * np.abs(theirs).max()
+    assert_computes(loaded, embedding(quick, images), images)
 
     # open_clip's folder, whose configuration says that the GELU is the exact one.
     folder = tmp_path / "hub"
@@ -100,9 +105,7 @@ def test_openai_and_open_clip(tmp_path: Path, caplog: pytest.LogCaptureFixture) 
         "decode|resize_small(32, 'pillow_bicubic', 'down')|central_crop(32, 32, rounding='nearest')"
         "|normalize((0.4, 0.5, 0.6), (0.3, 0.2, 0.1))"
     )
-    theirs = embedding(exact, images)
-    ours = weights.logits(loaded.module, loaded.params, images)
-    assert np.abs(ours - theirs).max() < SAME * np.abs(theirs).max()
+    assert_computes(loaded, embedding(exact, images), images)
     tower["pool_type"] = "avg"
     (folder / "open_clip_config.json").write_text(json.dumps(config))
     with pytest.raises(UserError, match=r"vision_cfg\.pool_type='avg' is not supported"):
@@ -111,22 +114,19 @@ def test_openai_and_open_clip(tmp_path: Path, caplog: pytest.LogCaptureFixture) 
 
 def test_a_tower_of_timm_in_open_clip(tmp_path: Path) -> None:
     timm = import_timm()
-    sizes = {"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 2, "num_heads": 3}
-    model = timm.create_model("vit_base_patch16_siglip_224", num_classes=0, **sizes).eval()
+    model = timm.create_model("vit_base_patch16_siglip_224", num_classes=0, **SMALL).eval()
     spread(model)
     state = {f"visual.trunk.{name}": x for name, x in model.state_dict().items()}
     torch.save({**state, "text.a": torch.zeros(3)}, tmp_path / "open_clip_pytorch_model.bin")
     cfg = {"vision_cfg": {"timm_model_name": "vit_base_patch16_siglip_224", "image_size": 32}}
     (tmp_path / "open_clip_config.json").write_text(json.dumps({"model_cfg": cfg}))
     loaded, images = load_model(tmp_path, num_heads=3), golden.images(2, 32, 32)
-    theirs = their_logits(model, images)
-    ours = weights.logits(loaded.module, loaded.params, images)
-    assert np.abs(ours - theirs).max() < SAME * np.abs(theirs).max()
+    assert_computes(loaded, their_logits(model, images), images)
 
 
 def flax_tree(model: Any) -> dict[str, Any]:
     """As transformers 4's Flax classes held the same model."""
-    found = {}
+    tree = {}
     for name, value in model.state_dict().items():
         array, last = value.numpy(), name.rpartition(".")[2]
         if last == "weight" and "embedding.weight" in name and array.ndim == 2:
@@ -136,28 +136,24 @@ def flax_tree(model: Any) -> dict[str, Any]:
             last = "kernel"
         elif last == "weight":
             last = "scale"
-        found["/".join([*name.split(".")[:-1], last])] = array
-    return unflatten_dict(found, sep="/")
+        tree["/".join([*name.split(".")[:-1], last])] = array
+    return unflatten_dict(tree, sep="/")
 
 
-@pytest.mark.parametrize("cls", ["CLIPModel", "Dinov2ForImageClassification"])
-def test_flax_files_of_transformers(cls: str, tmp_path: Path) -> None:
+def test_flax_files_of_transformers(tmp_path: Path) -> None:
     transformers = import_transformers()
     transformers.logging.disable_progress_bar()
-    sizes = {k: v for k, v in SIZES.items() if k != "intermediate_size"}
-    config = TOWERS if cls == "CLIPModel" else sizes | {"mlp_ratio": 2}
-    model = getattr(transformers, cls)(getattr(transformers, cls).config_class(**config))
+    model = transformers.CLIPModel(transformers.CLIPConfig(**TOWERS))
     spread(model)
     model.save_pretrained(tmp_path / "torch")
     expected = load_model(tmp_path / "torch")
     (tmp_path / "flax").mkdir()
-    config_json = (tmp_path / "torch/config.json").read_text()
-    (tmp_path / "flax/config.json").write_text(config_json)
+    shutil.copy(tmp_path / "torch/config.json", tmp_path / "flax")
     content = flax.serialization.msgpack_serialize(flax_tree(model))
     (tmp_path / "flax/flax_model.msgpack").write_bytes(content)
-    found = load_model(tmp_path / "flax")
-    assert found.description == expected.description
-    weights.assert_same(flatten_names(found.params), flatten_names(expected.params))
+    loaded = load_model(tmp_path / "flax")
+    assert loaded.description == expected.description
+    weights.assert_same(flatten_names(loaded.params), flatten_names(expected.params))
 
 
 @pytest.mark.parametrize("name", ["vit_small_patch14_dinov2", "vit_giant_patch14_reg4_dinov2"])
@@ -166,31 +162,28 @@ def test_dinov2_of_facebook(name: str, tmp_path: Path) -> None:
     sizes = {"img_size": 42, "embed_dim": 24, "depth": 2, "num_heads": 3, "num_classes": 0}
     model = timm.create_model(name, **sizes).eval()
     spread(model)
-    theirs = {}
+    names = [("reg_token", "register_tokens")]
+    if "giant" in name:
+        names += [("mlp.fc1", "mlp.w12"), ("mlp.fc2", "mlp.w3")]
+    renamed = {}
     for key, value in model.state_dict().items():
-        for ours, facebook in {
-            "reg_token": "register_tokens",
-            **({"mlp.fc1": "mlp.w12", "mlp.fc2": "mlp.w3"} if "giant" in name else {}),
-        }.items():
-            key = key.replace(ours, facebook)
-        theirs[key] = value
+        for of_timm, of_facebook in names:
+            key = key.replace(of_timm, of_facebook)
+        renamed[key] = value
     if model.no_embed_class:  # timm adds the class token's row to the token
         row = 0.1 * torch.ones(1, 1, 24)
-        theirs["cls_token"] = theirs["cls_token"] - row
-        theirs["pos_embed"] = torch.cat([row, theirs["pos_embed"]], dim=1)
-    torch.save({**theirs, "mask_token": torch.zeros(1, 24)}, tmp_path / "a.pth")
+        renamed["cls_token"] = renamed["cls_token"] - row
+        renamed["pos_embed"] = torch.cat([row, renamed["pos_embed"]], dim=1)
+    torch.save({**renamed, "mask_token": torch.zeros(1, 24)}, tmp_path / "a.pth")
     loaded, images = load_model(tmp_path / "a.pth", num_heads=3), golden.images(2, 42, 42)
     assert "pre-training" in loaded.report["dropped"]["mask_token"]
-    expected = their_logits(model, images)
-    ours = weights.logits(loaded.module, loaded.params, images)
-    assert np.abs(ours - expected).max() < SAME * np.abs(expected).max()
+    assert_computes(loaded, their_logits(model, images), images)
 
 
 def test_dino_of_facebook(tmp_path: Path) -> None:
     """The released file has timm's names; a training checkpoint has a student and a teacher."""
     timm = import_timm()
-    sizes = {"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 2, "num_heads": 3}
-    model = timm.create_model("vit_small_patch16_224", num_classes=0, **sizes).eval()
+    model = timm.create_model("vit_small_patch16_224", num_classes=0, **SMALL).eval()
     spread(model)
     torch.save(model.state_dict(), tmp_path / "dino_pretrain.pth")
     teacher = {f"backbone.{name}": x for name, x in model.state_dict().items()}
@@ -203,11 +196,11 @@ def test_dino_of_facebook(tmp_path: Path) -> None:
     }
     torch.save(checkpoint, tmp_path / "checkpoint.pth")
     expected = load_model(tmp_path / "dino_pretrain.pth", num_heads=3)
-    found = load_model(tmp_path / "checkpoint.pth", num_heads=3)
-    weights.assert_same(flatten_names(found.params), flatten_names(expected.params))
-    assert found.report["dropped"]["head.mlp.0.weight"] == "outside the model"
+    loaded = load_model(tmp_path / "checkpoint.pth", num_heads=3)
+    weights.assert_same(flatten_names(loaded.params), flatten_names(expected.params))
+    assert loaded.report["dropped"]["head.mlp.0.weight"] == "outside the model"
     other = load_model(f"{tmp_path}/checkpoint.pth#student", num_heads=3)
-    np.testing.assert_array_equal(other.params["cls"], 2 * found.params["cls"])
+    np.testing.assert_array_equal(other.params["cls"], 2 * loaded.params["cls"])
 
 
 def test_deit_3_of_facebook(tmp_path: Path) -> None:
@@ -223,6 +216,4 @@ def test_deit_3_of_facebook(tmp_path: Path) -> None:
     torch.save({"model": facebook}, tmp_path / "deit_3.pth")
     loaded, images = load_model(tmp_path / "deit_3.pth", num_heads=3), golden.images(2, 64, 64)
     assert loaded.params["posembed_patches"]["pos_embedding"].shape == (1, 16, 48)
-    theirs = their_logits(model, images)
-    ours = weights.logits(loaded.module, loaded.params, images)
-    assert np.abs(ours - theirs).max() < SAME * np.abs(theirs).max()
+    assert_computes(loaded, their_logits(model, images), images)

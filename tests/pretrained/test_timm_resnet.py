@@ -27,7 +27,7 @@ from vit_jax.pretrained.formats import google, timm_others
 from vit_jax.pretrained.formats.stored import WEIGHTS_FILE
 from vit_jax.pretrained.formats.table import read_weights
 from vit_jax.pretrained.infer import infer_model
-from vit_jax.trees import count_parameters, flatten_names, unflatten_names
+from vit_jax.trees import flatten_names
 
 timm = import_timm()
 
@@ -71,9 +71,6 @@ def test_bit_of_timm(tmp_path: Path) -> None:
     theirs = their_logits(model, IMAGES)
     assert np.std(theirs) > 0.1
     assert difference(weights.logits(loaded.module, loaded.params, IMAGES), theirs) < SAME
-    # The convention is seen: another padding gives other logits.
-    other = loaded.module.clone(max_pool_padding="-inf")
-    assert difference(weights.logits(other, loaded.params, IMAGES), theirs) > 100 * SAME
 
 
 def test_bit_of_its_own_files(tmp_path: Path) -> None:
@@ -107,9 +104,6 @@ def test_regnet_of_timm_also_as_a_teacher(tmp_path: Path) -> None:
     theirs = their_logits(model, IMAGES)
     assert np.std(theirs) > 0.1
     assert difference(weights.logits(loaded.module, loaded.params, IMAGES), theirs) < SAME
-    # Statistics are used: with others the logits differ.
-    fresh = {**flatten_names(loaded.params), "bn_stem/mean": np.zeros(32, np.float32)}
-    assert difference(weights.logits(loaded.module, unflatten_names(fresh), IMAGES), theirs) > 0.01
 
     # A student's images are in [-1, 1]; its teacher was trained on ImageNet's mean and deviation.
     teacher = load_teacher(
@@ -135,6 +129,9 @@ def test_timm_creates_a_model_from_our_folder(variant: str, tmp_path: Path) -> N
     model = timm.create_model(f"local-dir:{tmp_path}", pretrained=True)
     stored = read_weights(tmp_path / WEIGHTS_FILE, arrays_of(model))
     weights.assert_same(stored.params, params)
+    if variant == "R50x1":
+        with pytest.raises(UserError, match="timm has no BiT of these sizes.*R50x1, R50x3"):
+            weights.write(tmp_path, "timm", weights.module_of("R50x2"), {}, image, "bit")
 
 
 def shapes_of(architecture: str) -> dict[str, np.ndarray]:
@@ -142,7 +139,6 @@ def shapes_of(architecture: str) -> dict[str, np.ndarray]:
     with weights.without_numbers():
         model = timm.create_model(architecture)
     state = model.state_dict()
-    assert sum(p.numel() for p in model.parameters()) < 1e9
     return {n: np.broadcast_to(np.float32(0), tuple(x.shape)) for n, x in state.items()}
 
 
@@ -152,25 +148,13 @@ def test_names_and_sizes_of_timms_models(variant: str) -> None:
     stored = read_weights(Path("x.safetensors"), arrays)
     assert not stored.unexpected
     assert VARIANTS[variant].items() <= infer_model(stored.params, stored.kind, {}).items()
-    if variant == "RegNetY-16GF":
-        learned = {n: x for n, x in stored.params.items() if not n.endswith(("/mean", "/var"))}
-        assert count_parameters(learned) == 83_590_140  # 84M in DeiT's table
 
 
-@pytest.mark.parametrize(
-    ("architecture", "why"),
-    [
+def test_other_regnets_are_refused_with_the_reason() -> None:
+    for architecture, why in (
         ("regnetx_002", "no squeeze-and-excitation"),
         ("regnetz_040", "no projections"),
         ("regnety_040_sgn", "other norms"),
-    ],
-)
-def test_other_regnets_are_refused_with_the_reason(architecture: str, why: str) -> None:
-    with pytest.raises(UserError, match=f"this ResNet has {why}.*not supported"):
-        read_weights(Path("x.safetensors"), shapes_of(architecture))
-
-
-def test_a_size_that_timm_lacks_is_refused(tmp_path: Path) -> None:
-    module = weights.module_of("R50x2")
-    with pytest.raises(UserError, match="timm has no BiT of these sizes.*R50x1, R50x3"):
-        weights.write(tmp_path, "timm", module, {}, (32, 32, 3), "bit")
+    ):
+        with pytest.raises(UserError, match=f"this ResNet has {why}.*not supported"):
+            read_weights(Path("x.safetensors"), shapes_of(architecture))

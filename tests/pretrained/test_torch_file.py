@@ -4,7 +4,6 @@ import argparse
 import collections
 import io
 import os
-import pathlib
 import pickle
 import struct
 import sys
@@ -17,21 +16,9 @@ import numpy as np
 import pytest
 import torch
 
+from tests.pretrained.test_arrays import refused
 from vit_jax.errors import UserError
 from vit_jax.pretrained.arrays import read_arrays
-
-both_formats = pytest.mark.parametrize("zipped", [True, False], ids=["zip", "stream"])
-
-
-def save(value: Any, path: Path, zipped: bool = True) -> None:
-    torch.save(value, path, _use_new_zipfile_serialization=zipped)
-
-
-def refused(path: Path, message: str = r"a\.pth: ") -> None:
-    with pytest.raises(UserError, match=message) as error:
-        read_arrays(path)
-    assert "\n" not in str(error.value)
-    assert len(str(error.value)) < 500
 
 
 def every_tensor() -> dict[str, Any]:
@@ -45,10 +32,8 @@ def every_tensor() -> dict[str, Any]:
         "parameter": torch.nn.Parameter(values),
         "permuted": values.permute(2, 0, 1),
         "every other": values[1, :, ::2],
-        "the last": values[1, 2],
         "permuted bfloat16": values.to(torch.bfloat16).permute(1, 2, 0),
         "tied": tied,
-        "tied too": tied,
         "part of the tied": tied[2:],
         "scalar": torch.tensor(2.5),
         "empty": torch.zeros(0, 3),
@@ -56,10 +41,10 @@ def every_tensor() -> dict[str, Any]:
     }
 
 
-@both_formats
+@pytest.mark.parametrize("zipped", [True, False], ids=["zip", "stream"])
 def test_every_tensor_is_what_torch_saved(tmp_path: Path, zipped: bool) -> None:
     tensors = every_tensor()
-    save(tensors, tmp_path / "a.pth", zipped)
+    torch.save(tensors, tmp_path / "a.pth", _use_new_zipfile_serialization=zipped)
     read = read_arrays(tmp_path / "a.pth")
     assert list(read) == list(tensors)
     for name, tensor in tensors.items():
@@ -68,35 +53,22 @@ def test_every_tensor_is_what_torch_saved(tmp_path: Path, zipped: bool) -> None:
         np.testing.assert_array_equal(read[name].astype(np.float64), expected, strict=True)
 
 
-def checkpoint() -> dict[str, Any]:
-    """What DeiT's and similar scripts save: arguments, optimizer, schedule, counters."""
+def test_the_parameters_of_a_checkpoint_are_read(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Beside what DeiT's and similar scripts save: arguments, optimizer, counters."""
     model = torch.nn.Linear(3, 2)
-    optimizer = torch.optim.AdamW(model.parameters())
-    model(torch.ones(1, 3)).sum().backward()
-    optimizer.step()
-    schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, [30, 60])
-    arguments = argparse.Namespace(
-        lr=0.1, size=torch.Size([1, 2]), device=torch.device("cpu"), dtype=torch.float32
-    )
-    arguments.output = pathlib.Path("out")
-    return {
+    size, device = torch.Size([1, 2]), torch.device("cpu")
+    saved = {
         "model": model.state_dict(),
-        "optimizer": optimizer.state_dict(),
-        "lr_scheduler": schedule.state_dict(),
+        "optimizer": torch.optim.AdamW(model.parameters()).state_dict(),
         "epoch": 3,
         "best": np.float64(0.5),
         "history": collections.deque([np.arange(3.0)]),
         "model_ema": {key: value + 1 for key, value in model.state_dict().items()},
-        "args": arguments,
+        "args": argparse.Namespace(size=size, device=device, dtype=torch.int8, out=Path("out")),
     }
-
-
-@both_formats
-def test_the_parameters_of_a_checkpoint_are_found(
-    tmp_path: Path, zipped: bool, caplog: pytest.LogCaptureFixture
-) -> None:
-    saved = checkpoint()
-    save(saved, tmp_path / "a.pth", zipped)
+    torch.save(saved, tmp_path / "a.pth")
     read = read_arrays(tmp_path / "a.pth")
     assert list(read) == ["weight", "bias"]
     # Of a model and its average the latter, as timm takes, unless one is named.
@@ -111,43 +83,34 @@ def test_the_parameters_of_a_checkpoint_are_found(
 ONE, TWO = {"w": torch.ones(2)}, {"w": torch.ones(3)}
 
 
-@pytest.mark.parametrize(
-    "saved",
-    [
+def test_which_entry_is_taken(tmp_path: Path) -> None:
+    for saved in (
         {"state_dict": ONE, "teacher": TWO},
         {"state_dict": {"model": ONE, "step": 1}},
         {"module": ONE, "epoch": 1},
         {"model": {"name": "vit"}, "weights": ONE},
         {**ONE, "extra": TWO, "n": 1},
         {"model": {**ONE, 3: 1, (1, 2): 3}},
-    ],
-)
-def test_which_entry_is_taken(tmp_path: Path, saved: dict[str, Any]) -> None:
-    save(saved, tmp_path / "a.pth")
-    read = read_arrays(tmp_path / "a.pth")
-    assert {name: array.shape for name, array in read.items()} == {"w": (2,)}
+    ):
+        torch.save(saved, tmp_path / "a.pth")
+        read = read_arrays(tmp_path / "a.pth")
+        assert {name: array.shape for name, array in read.items()} == {"w": (2,)}
 
 
-@pytest.mark.parametrize(
-    ("saved", "message"),
-    [
+def test_what_is_no_state_dict_is_refused(tmp_path: Path) -> None:
+    wrong: list[tuple[Any, str]] = [
         ({"img": ONE, "txt": TWO}, r"several state dicts \('img', 'txt'\)"),
         ({"model": {"name": "vit"}}, "no state dict"),
         ([torch.ones(3)], "no state dict"),
-        ({3: torch.ones(3)}, "not the name of an array"),
         ({"a\n": torch.ones(3)}, "not the name of an array"),
         ({"a": torch.ones(2, dtype=torch.complex64)}, "tensors of an unsupported type"),
         ({"a": torch.ones(2).to(torch.float8_e5m2)}, "_rebuild_tensor_v3.*not supported"),
         ({"a": torch.ones(2, 2).to_sparse()}, "torch._utils._rebuild_sparse_tensor"),
         (torch.nn.Linear(2, 2), "never run.; torch.save.model.state_dict"),
-    ],
-)
-@both_formats
-def test_what_is_no_state_dict_is_refused(
-    tmp_path: Path, saved: Any, message: str, zipped: bool
-) -> None:
-    save(saved, tmp_path / "a.pth", zipped)
-    refused(tmp_path / "a.pth", message)
+    ]
+    for saved, message in wrong:
+        torch.save(saved, tmp_path / "a.pth")
+        refused(tmp_path / "a.pth", message)
 
 
 class Run:
@@ -166,7 +129,6 @@ def attacks(command: str) -> dict[str, bytes]:
     name = f"{os.system.__module__} system".replace(" ", "\n").encode() + b"\n"
     return {
         "REDUCE of a GLOBAL": b"\x80\x02c" + name + text + b"\x85R.",
-        "REDUCE of a STACK_GLOBAL": pickle.dumps(Run(command), 4),
         "INST": b"(S'" + raw + b"'\ni" + name + b".",
         "BUILD": b"\x80\x02cargparse\nNamespace\n)\x81}X\x04\0\0\0evil"
         + b"c" + name + text + b"\x85Rsb.",
@@ -192,15 +154,13 @@ def stream_with(pickled: bytes) -> bytes:
     return b"".join(pickle.dumps(part, 2) for part in start) + pickled + pickle.dumps([], 2)
 
 
-@pytest.mark.parametrize("kind", attacks(""))
 @pytest.mark.parametrize("wrap", [zip_with, stream_with], ids=["zip", "stream"])
-def test_pickled_code_is_never_run(
-    tmp_path: Path, kind: str, wrap: Callable[[bytes], bytes]
-) -> None:
+def test_pickled_code_is_never_run(tmp_path: Path, wrap: Callable[[bytes], bytes]) -> None:
     marker = tmp_path / "marker"
-    (tmp_path / "a.pth").write_bytes(wrap(attacks(f"touch {marker}")[kind]))
-    refused(tmp_path / "a.pth")
-    assert not marker.exists()
+    for kind, content in attacks(f"touch {marker}").items():
+        (tmp_path / "a.pth").write_bytes(wrap(content))
+        refused(tmp_path / "a.pth")
+        assert not marker.exists(), kind
     assert "antigravity" not in sys.modules
 
 
@@ -220,32 +180,25 @@ def tensor(offset: int = 0, shape: Any = (2,), strides: Any = (1,)) -> bytes:
     return b"\x80\x02}X\x01\0\0\0a" + call + b"s."
 
 
-@pytest.mark.parametrize(
-    "pickled",
-    [
-        pytest.param(b"", id="nothing"),
-        pytest.param(b"\x80\x02" + b"N0" * (9 << 20) + b".", id="size"),
-        pytest.param(b"\x80\x04}\x94\x8c\x05modelh\0s.", id="model in itself"),
-        pytest.param(tensor(offset=-1), id="negative offset"),
-        pytest.param(tensor(offset=1), id="offset"),
-        pytest.param(tensor(shape=(3,)), id="shape"),
-        pytest.param(tensor(shape=(-2,)), id="negative shape"),
-        pytest.param(tensor(strides=(-1,)), id="negative strides"),
-        pytest.param(tensor(strides=(2**63 - 1,)), id="huge strides"),
-        pytest.param(tensor().replace(b"X\x01\0\0\x000", b"X\x01\0\0\x001"), id="no such storage"),
-        pytest.param(tensor().replace(b"FloatS", b"DoubleS"), id="type of the storage"),
-    ],
-)
-def test_tensors_stay_within_their_data(tmp_path: Path, pickled: bytes) -> None:
-    (tmp_path / "a.pth").write_bytes(zip_with(pickled, {"data/0": bytes(8)}))
-    refused(tmp_path / "a.pth")
-
-
-def test_the_hand_made_tensor_is_read_where_it_is_sound(tmp_path: Path) -> None:
-    values = np.asarray([1.5, -2.0], "<f4")
-    for data in (
-        {"data/0": values.tobytes()},
-        {"data/0": values.astype(">f4").tobytes(), "byteorder": b"big"},
+def test_tensors_stay_within_their_data(tmp_path: Path) -> None:
+    path, values = tmp_path / "a.pth", np.asarray([1.5, -2.0], "<f4")
+    for pickled in (
+        b"",
+        b"\x80\x02" + b"N0" * (9 << 20) + b".",
+        b"\x80\x04}\x94\x8c\x05modelh\0s.",  # a dict in itself
+        tensor(offset=-1),
+        tensor(offset=1),
+        tensor(shape=(3,)),
+        tensor(shape=(-2,)),
+        tensor(strides=(-1,)),
+        tensor(strides=(2**63 - 1,)),
+        tensor().replace(b"X\x01\0\0\x000", b"X\x01\0\0\x001"),  # no such storage
+        tensor().replace(b"FloatS", b"DoubleS"),
     ):
-        (tmp_path / "a.pth").write_bytes(zip_with(tensor(), data))
-        np.testing.assert_array_equal(read_arrays(tmp_path / "a.pth")["a"], values)
+        path.write_bytes(zip_with(pickled, {"data/0": values.tobytes()}))
+        refused(path)
+    # One that is sound is read.
+    big_endian = {"data/0": values.astype(">f4").tobytes(), "byteorder": b"big"}
+    for data in ({"data/0": values.tobytes()}, big_endian):
+        path.write_bytes(zip_with(tensor(), data))
+        np.testing.assert_array_equal(read_arrays(path)["a"], values)

@@ -8,20 +8,18 @@ from pathlib import Path
 
 import pytest
 
+from tests import golden
 from tests.tiny import Script
 from vit_jax.data.class_names import LABELS, class_names, wordnet_ids
 from vit_jax.data.preprocess import parse
 from vit_jax.errors import UserError
 from vit_jax.models.create import create_model
-from vit_jax.parameters.table import abstract_params
 from vit_jax.pretrained.zoo import augreg, augreg_names
 from vit_jax.pretrained.zoo import entries as zoo
-from vit_jax.pretrained.zoo.entries import ZooEntry
 from vit_jax.trees import count_parameters
 
 ROOT = Path(__file__).resolve().parents[2]
 ENTRIES = zoo.entries()
-WAYS = ("head", "linear", "k-NN", "zero-shot", "attentive probe")
 
 
 def test_families_are_complete() -> None:
@@ -45,16 +43,19 @@ def test_every_row_is_consistent() -> None:
         if entry.labels:
             assert entry.num_classes == LABELS[entry.labels], entry.name
         assert re.fullmatch(r"[0-9a-f]*", entry.sha256)
+        if entry.family == "deit":
+            assert len(entry.sha256) == 8
+            assert entry.url.endswith(f"-{entry.sha256}.pth")
         for accuracy in entry.accuracy:
             assert 60 < accuracy.percent < 91
             assert accuracy.source
-            assert accuracy.by in WAYS
+            assert accuracy.by in ("head", "linear", "k-NN", "zero-shot", "attentive probe")
             assert accuracy.by != "head" or entry.num_classes in (1000, 21843)
         create_model(**entry.model)  # knows the variant and takes the attributes
 
 
 def test_preprocessing_gives_what_the_model_takes() -> None:
-    by_spec = {each.preprocess: each.resolution for each in ENTRIES.values() if each.preprocess}
+    by_spec = {row.preprocess: row.resolution for row in ENTRIES.values() if row.preprocess}
     for spec, resolution in by_spec.items():
         assert f"{resolution}" in spec
         text = repr(parse(spec))
@@ -62,58 +63,21 @@ def test_preprocessing_gives_what_the_model_takes() -> None:
         assert int(last[0]) == resolution
         assert last[1] in (last[0], "None")
         # None of Google's own weights was trained on another mean and deviation.
-        theirs = {each.format for each in ENTRIES.values() if each.preprocess == spec}
-        assert "Normalize" not in text or theirs <= {"timm", "huggingface"}, spec
+        formats = {entry.format for entry in ENTRIES.values() if entry.preprocess == spec}
+        assert "Normalize" not in text or formats <= {"timm", "huggingface"}, spec
 
 
-def num_parameters(entry: ZooEntry) -> int:
-    side = entry.resolution
-    return count_parameters(abstract_params(create_model(**entry.model), (side, side, 3)))
-
-
-SIZED = [entry for entry in ENTRIES.values() if entry.size]
-
-
-@pytest.mark.parametrize("entry", SIZED, ids=lambda entry: entry.name)
-def test_the_published_size_is_that_of_the_model(entry: ZooEntry) -> None:
+def test_the_published_size_is_that_of_the_model() -> None:
     """Confirms classes, resolution and tanh layer, each of which would change the size."""
-    copies = 3 if entry.name == "sam/ViT-S_16" else 1  # with both moments of Adam
-    bytes_of_arrays = 4 * copies * num_parameters(entry)
-    bounds = entry.size_bounds
-    assert bounds is not None
-    # The container adds some 200 to 400 bytes per array.
-    assert bounds[0] - 250_000 * copies <= bytes_of_arrays <= bounds[1]
-
-
-def test_the_hash_of_deit_is_the_one_in_the_file_name() -> None:
     for entry in ENTRIES.values():
-        if entry.family == "deit":
-            assert entry.url.endswith(f"-{entry.sha256}.pth")
-            assert len(entry.sha256) == 8
-
-
-def test_well_known_values() -> None:
-    recommended = ENTRIES["augreg/B_16-imagenet2012"]
-    assert recommended.url == (
-        "gs://vit_models/augreg/B_16-i21k-300ep-lr_0.001-aug_medium1-wd_0.1-do_0.0-sd_0.0"
-        "--imagenet2012-steps_20k-lr_0.03-res_384.npz"
-    )
-    assert recommended.accuracy[0].percent == 85.49
-    assert recommended.preprocess == "official_eval(384)"
-    original = ENTRIES["imagenet21k/ViT-L_16"]
-    assert (original.num_classes, original.representation_size) == (21843, 1024)
-    plain = ENTRIES["big_vision/vit_s16_i1k_300ep"]
-    assert (plain.classifier, plain.position_embedding) == ("gap", "sincos2d")
-    assert plain.accuracy[0].percent == 80.0
-
-
-def test_entries_are_found_by_name_address_and_file() -> None:
-    entry = ENTRIES["augreg/Ti_16"]
-    file = "Ti_16-i21k-300ep-lr_0.001-aug_none-wd_0.03-do_0.0-sd_0.0"
-    for name in ("augreg/Ti_16", f"augreg/{file}", f"augreg/{file}.npz", entry.url):
-        assert zoo.get_entry(name) is entry
-    for name in ("Ti_16", f"vit/{file}", "augreg/", "gs://vit_models/augreg/index.csv"):
-        assert zoo.find_entry(name) is None
+        if bounds := entry.size_bounds:
+            copies = 3 if entry.name == "sam/ViT-S_16" else 1  # with both moments of Adam
+            shape = (1, entry.resolution, entry.resolution, 3)
+            model = golden.scanned(create_model(**entry.model))
+            num_parameters = count_parameters(golden.abstract_params(model, shape))
+            # The container adds some 200 to 400 bytes per array.
+            overhead = 250_000 * copies
+            assert bounds[0] - overhead <= 4 * copies * num_parameters <= bounds[1], entry.name
 
 
 def test_the_names_of_timm_and_hugging_face() -> None:
@@ -125,21 +89,16 @@ def test_the_names_of_timm_and_hugging_face() -> None:
         "dinov2/dinov2_vitb14",
     ):
         entry = zoo.get_entry(name)
-        assert entry.variant == "DINOv2-B/14"
-        assert entry.model["num_classes"] == 0
-        assert [each.percent for each in entry.on_imagenet] == [84.5, 82.1]
+        assert (entry.variant, entry.model["num_classes"]) == ("DINOv2-B/14", 0)
+        assert [accuracy.percent for accuracy in entry.on_imagenet] == [84.5, 82.1]
         assert entry.imagenet_top1 is None  # it has no head of its own
     for name, meant in (
         ("vit_base_patch14_dinov2", r"Did you mean 'timm/vit_base_patch14_dinov2\.lvd142m'\?"),
-        ("dinov2_vitb14", r"Did you mean 'dinov2/dinov2_vitb14'\?"),
         ("facebook/dinov2-bas", r"Did you mean 'facebook/dinov2-base'\?"),
-        ("clip-vit-base-patch16", r"Did you mean 'openai/clip-vit-base-patch16'\?"),
     ):
         with pytest.raises(UserError, match=meant):
             zoo.get_entry(name)
     assert len(zoo.list_models("*dino*")) > 40
-    gated = zoo.get_entry("facebook/dinov3-vitl16-pretrain-lvd1689m")
-    assert gated.licence.startswith("DINOv3 License")
 
 
 def test_a_name_of_augreg_says_it_all() -> None:
@@ -149,15 +108,10 @@ def test_a_name_of_augreg_says_it_all() -> None:
     )
     assert (entry.variant, entry.resolution, entry.num_classes) == ("R50+L/32", 384, 37)
     assert (entry.labels, entry.preprocess) == ("", "official_eval(384)")
-    assert set(augreg_names.MODELS.values()) == {
-        entry.variant for entry in ENTRIES.values() if entry.family == "augreg"
-    }
-    for wrong in (
-        "B_16-i21k-300ep-lr_0.001-aug_huge-wd_0.03-do_0.0-sd_0.0",
-        "H_14-i21k-300ep-lr_0.001-aug_none-wd_0.03-do_0.0-sd_0.0",
-        "B_16-i21k-300ep-lr_0.001-aug_none-wd_0.03-do_0.0-sd_0.0--mnist-steps_2k-lr_0.003-res_224",
-        "../B_16-i21k-300ep-lr_0.001-aug_none-wd_0.03-do_0.0-sd_0.0",
-    ):
+    variants = {entry.variant for entry in ENTRIES.values() if entry.family == "augreg"}
+    assert set(augreg_names.MODELS.values()) == variants
+    name = "B_16-i21k-300ep-lr_0.001-aug_none-wd_0.03-do_0.0-sd_0.0"
+    for wrong in (name.replace("none", "huge"), f"{name}--mnist-steps_2k-lr_0.003-res_224"):
         assert not augreg_names.is_file_name(wrong)
         with pytest.raises(UserError, match="is not an AugReg file"):
             zoo.augreg_entry(wrong)
@@ -170,38 +124,33 @@ COLUMNS += ["adapt_filename"]
 
 
 def write_index(path: Path) -> Path:
-    """An index.csv in the true format: 3 upstream runs of Ti/16, each with 4 fine-tunings.
+    """An index.csv in the true format: upstream runs of Ti/16, each with 4 fine-tunings.
 
     The upstream run that is best on its validation set (light1) is neither the best on the test
     set nor the one whose fine-tunings are best; likewise for the fine-tunings.
     """
-    upstream = {  # (ds, aug): (final_val, final_test)
-        ("i21k", "none"): ("0.31", "0.39"),
-        ("i21k", "light1"): ("0.36", "0.30"),
-        ("i21k_30", "medium1"): ("0.99", "0.99"),
-        ("i1k", "strong1"): ("0.70", "0.69"),
-        ("i21k", "strong2"): ("", ""),  # never finished
-    }
-    tuning = {  # (lr, resolution): (adapt_final_val, adapt_final_test)
-        ("0.01", 224): ("0.71", "0.70"),
-        ("0.03", 224): ("0.72", "0.69"),
-        ("0.01", 384): ("0.76", "0.80"),
-        ("0.03", 384): ("0.78", "0.77"),
-    }
+    upstream = [  # ds, aug, final_val, final_test
+        ("i21k", "none", "0.31", "0.39"),
+        ("i21k", "light1", "0.36", "0.30"),
+        ("i1k", "strong1", "0.70", "0.69"),
+        ("i21k", "strong2", "", ""),  # never finished
+    ]
+    tuning = [  # lr, resolution, adapt_final_val, adapt_final_test
+        ("0.01", "224", "0.71", "0.70"),
+        ("0.03", "224", "0.72", "0.69"),
+        ("0.01", "384", "0.76", "0.80"),
+        ("0.03", "384", "0.78", "0.77"),
+    ]
+    rows = [COLUMNS]
+    for ds, aug, val, test in upstream:
+        name = f"Ti_16-{ds}-300ep-lr_0.001-aug_{aug}-wd_0.1-do_0.0-sd_0.0"
+        for lr, size, tuned_val, tuned_test in tuning:
+            tuned = f"{name}--imagenet2012-steps_20k-lr_{lr}-res_{size}"
+            run = ["Ti/16", ds, "300", "0.001", aug, "0.1", "0.0", "0.0", val, val, test]
+            run += ["imagenet2012", lr, "20000", size, tuned_val, tuned_test, "5.7", "610"]
+            rows.append([*run, name, tuned])
     with open(path, "w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, COLUMNS)
-        writer.writeheader()
-        for (ds, aug), (final_val, final_test) in upstream.items():
-            epochs = "30" if ds == "i21k_30" else "300"
-            filename = (
-                f"Ti_16-{ds.partition('_')[0]}-{epochs}ep-lr_0.001-aug_{aug}-wd_0.1-do_0.0-sd_0.0"
-            )
-            for (lr, resolution), (val, test) in tuning.items():
-                tuned = f"{filename}--imagenet2012-steps_20k-lr_{lr}-res_{resolution}"
-                row = ["Ti/16", ds, epochs, "0.001", aug, "0.1", "0.0", "0.0", final_val]
-                row += [final_val, final_test, "imagenet2012", lr, "20000", str(resolution)]
-                row += [val, test, "5.7", "610", filename, tuned]
-                writer.writerow(dict(zip(COLUMNS, row, strict=True)))
+        csv.writer(file).writerows(rows)
     return path
 
 
@@ -209,50 +158,35 @@ def test_selection_looks_at_validation_only(tmp_path: Path) -> None:
     index = augreg.read_index(write_index(tmp_path / "index.csv"))
     best = "Ti_16-i21k-300ep-lr_0.001-aug_light1-wd_0.1-do_0.0-sd_0.0"
     for name in ("Ti/16", "Ti_16"):
-        found = augreg.select(index, name=name)
-        assert found.name == f"augreg/{best}"
-        assert found.accuracy[0].percent == 36.0
-    tuned = augreg.select(index, name="Ti/16", adapt_ds="imagenet2012", resolution=384)
+        entry = augreg.select(index, name=name)
+        assert entry.name == f"augreg/{best}"
+        assert entry.accuracy[0].percent == 36.0
+    tuned = augreg.select(index, name="Ti/16", adapt_ds="imagenet2012")
     assert tuned.name == f"augreg/{best}--imagenet2012-steps_20k-lr_0.03-res_384"
     assert (tuned.accuracy[0].dataset, tuned.accuracy[0].percent) == ("imagenet2012", 77.0)
-    either = augreg.select(index, name="Ti/16", adapt_ds="imagenet2012")
-    assert either == tuned
     small = augreg.select(index, name="Ti/16", adapt_ds="imagenet2012", resolution=224)
     assert small.name.endswith("lr_0.03-res_224")
-    scratch = augreg.select(index, name="Ti/16", ds="i1k")
-    assert "strong1" in scratch.name
-    assert scratch.accuracy[0].percent == 69.0
-
-
-@pytest.mark.parametrize(
-    ("choice", "message"),
-    [
+    assert "strong1" in augreg.select(index, name="Ti/16", ds="i1k").name
+    for choice, message in (
         ({"name": "B/16"}, "name='B/16' is unknown.* Known: Ti/16"),
         ({"name": "Ti/16", "ds": "i22k"}, "ds='i22k' is unknown. Did you mean 'i21k'"),
-        ({"name": "Ti/16", "adapt_ds": "cifar10"}, "Known: imagenet2012"),
         ({"name": "Ti/16", "adapt_ds": "imagenet2012", "resolution": 512}, "Known: 224, 384"),
         ({"name": "Ti/16", "resolution": 384}, "add adapt_ds"),
-    ],
-)
-def test_selection_says_what_there_is(tmp_path: Path, choice: dict[str, str], message: str) -> None:
-    index = augreg.read_index(write_index(tmp_path / "index.csv"))
-    with pytest.raises(UserError, match=message):
-        augreg.select(index, **choice)
+    ):
+        with pytest.raises(UserError, match=message):
+            augreg.select(index, **choice)
     (tmp_path / "binary").write_bytes(b"PK\x03\x04\xff\xfe")
     with pytest.raises(UserError, match="is not an AugReg index"):
         augreg.read_index(tmp_path / "binary")
 
 
 def test_class_names() -> None:
-    names, ids = class_names("imagenet2012"), wordnet_ids("imagenet2012")
+    names = class_names("imagenet2012")
     assert (names[0], names[281], names[999]) == ("tench", "tabby", "toilet tissue")
-    assert (ids[0], ids[999]) == ("n01440764", "n15075141")
-    assert list(ids) == sorted(ids)
-    assert len(class_names("imagenet21k")) == 21843
     for key, number in LABELS.items():
         names, ids = class_names(key), wordnet_ids(key)
         assert len(set(names)) == len(set(ids)) == number
-        assert all(re.fullmatch(r"n\d{8}", each) for each in ids)
+        assert all(re.fullmatch(r"n\d{8}", wordnet_id) for wordnet_id in ids)
         assert all(name and name == name.strip() for name in names)
     # The larger set holds the smaller one but for one class, the teddy bear.
     assert set(wordnet_ids("imagenet2012")) - set(wordnet_ids("imagenet21k")) == {"n04399382"}
@@ -261,51 +195,37 @@ def test_class_names() -> None:
 
 
 def test_filters() -> None:
-    found = zoo.filter_entries(family="augreg", variant="B/16", resolution=384)
-    assert [entry.name for entry in found] == ["augreg/B_16-imagenet2012"]
+    matches = zoo.filter_entries(family="augreg", variant="B/16", resolution=384)
+    assert [entry.name for entry in matches] == ["augreg/B_16-imagenet2012"]
+    assert matches[0].accuracy[0].percent == 85.49
     assert all(entry.num_classes == 21843 for entry in zoo.filter_entries(num_classes=21843))
-    assert len(zoo.filter_entries(num_classes=21843)) == 9 + 10 + 10 + 2 + 6
     good = zoo.filter_entries(min_accuracy=86)
     assert good
     assert all(entry.accuracy[0].percent >= 86 for entry in good)
-    assert len(zoo.filter_entries()) == len(ENTRIES)
     for wrong, message in (
-        ({"family": "augrg"}, "family='augrg' is unknown. Did you mean 'augreg'"),
         ({"variant": "B/17"}, "variant='B/17' is unknown. Did you mean 'B/16'"),
         ({"resolution": 100}, "Known: 196, 224, 240"),
-        ({"min_accuracy": 99.0}, "no checkpoint matches all of min_accuracy=99.0"),
         ({"family": "sam", "num_classes": 21843}, "no checkpoint matches all of family=sam, num_"),
     ):
         with pytest.raises(UserError, match=message):
             zoo.filter_entries(**wrong)
 
 
-def test_script_lists(script: Script) -> None:
-    result = script("zoo.py", "list", "--variant=R50+B/16")
-    assert result.returncode == 0, result.stderr
-    header, *lines = result.stdout.splitlines()
-    assert header.split()[:3] == ["name", "variant", "pixels"]
-    assert header.split()[3:] == ["classes", "size", "ImageNet", "by"]
+def test_the_script(script: Script, tmp_path: Path) -> None:
+    header, *lines = script("zoo.py", "list", "--variant=R50+B/16").stdout.splitlines()
+    assert header.split() == ["name", "variant", "pixels", "classes", "size", "ImageNet", "by"]
     assert len(lines) == 4
     assert len({line.index("R50+B/16") for line in lines}) == 1  # aligned
     as_json = json.loads(script("zoo.py", "list", "--variant=R50+B/16", "--json").stdout)
     assert [row["name"] for row in as_json] == [line.split()[0] for line in lines]
-
-
-def test_script_shows(script: Script) -> None:
     text = script("zoo.py", "show", "deit/deit_base_distilled_patch16_384").stdout
     for part in ("d0272ac0", "85.2 % imagenet2012", "deit_eval(384)", "predict.py"):
         assert part in text
-    shown = script("zoo.py", "show", "imagenet21k/ViT-B_16").stdout
-    assert "heads are" not in shown
-    assert "predict.py" not in shown  # its head is zero
-    assert "finetune.py --config=configs/finetune.py:B/16,cifar10" in shown
-
-
-def test_script_gets_what_is_there_or_says_why_not(script: Script, tmp_path: Path) -> None:
+    text = script("zoo.py", "show", "imagenet21k/ViT-B_16").stdout
+    assert "predict.py" not in text  # its head is zero
+    assert "finetune.py --config=configs/finetune.py:B/16,cifar10" in text
     path = tmp_path / "file.npz"
     path.touch()
-    assert script("zoo.py", "get", str(path)).stdout == f"{path}\n"
     assert json.loads(script("zoo.py", "get", str(path), "--json").stdout)["path"] == str(path)
     for arguments in (("show", "nothing"), ("get", "/no/file.npz"), ("list", "--family=x")):
         result = script("zoo.py", *arguments)

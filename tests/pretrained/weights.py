@@ -53,11 +53,11 @@ def difference(a: np.ndarray, b: np.ndarray) -> float:
     return float(np.abs(a - b).max())
 
 
-def assert_same(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> None:
+def assert_same(params: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> None:
     """The same flat names and the same bits."""
-    assert found.keys() == expected.keys()
+    assert params.keys() == expected.keys()
     for name, array in expected.items():
-        np.testing.assert_array_equal(found[name], array, err_msg=name, strict=True)
+        np.testing.assert_array_equal(params[name], array, err_msg=name, strict=True)
 
 
 def write(
