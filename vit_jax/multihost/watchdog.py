@@ -119,7 +119,6 @@ class Watchdog:
         A process silent for the first timeout is lost; one without progress for the second hangs
         (0: never), for the third before the first update, which includes compilation.
         """
-        self.stop()
         self._heartbeat_timeout = heartbeat_timeout_seconds
         self._step_timeout = step_timeout_seconds
         self._start_timeout = start_timeout_seconds if step_timeout_seconds else 0.0
@@ -149,8 +148,8 @@ class Watchdog:
     ) -> None:
         """Records progress of the main thread, which is now `doing`, say, "reading a batch".
 
-        `step`: completed updates; None: unchanged. `waits`: for others, or the devices: then it is
-        not to blame. `started`: the first update is done.
+        `step`: completed updates; None: unchanged. `waits`: see `Record`. `started`: the first
+        update is done.
         """
         self._record.progress += 1
         self._record.doing, self._record.waits = doing, waits
@@ -193,9 +192,9 @@ class Watchdog:
         num_known = self.num_processes if self.process_id == 0 else 1
         while not self._stopped.wait(self._interval):
             self._record.beat += 1
-            found = judge(self._records, num_known, seen, self._heartbeat_timeout)
-            if found and not self._stopped.is_set():
-                self._end(*found)
+            judgement = judge(self._records, num_known, seen, self._heartbeat_timeout)
+            if judgement and not self._stopped.is_set():
+                self._end(*judgement)
                 break
 
     def _report(self) -> None:
@@ -207,8 +206,8 @@ class Watchdog:
                 content = json.dumps(dataclasses.asdict(self._record))
                 key = f"{_RECORDS}/{self.process_id}/record"
                 self._client.key_value_set(key, content, allow_overwrite=True)
-                found = self._client.key_value_dir_get(f"{folder}/")
-                records = {int(key.split("/")[-2]): Record(**json.loads(x)) for key, x in found}
+                rows = self._client.key_value_dir_get(f"{folder}/")
+                records = {int(key.split("/")[-2]): Record(**json.loads(x)) for key, x in rows}
                 if self.process_id > 0 and records:
                     records[0].limit_seconds = 0.0  # only process 0, with all records, judges hangs
                 self._records = records

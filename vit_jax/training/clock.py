@@ -96,23 +96,27 @@ class Clock:
     def dispatched(self, step: int, output: jax.Array) -> None:
         """Update `step` was dispatched with that batch; `output` is one of its results.
 
-        Waits for the first of a session, which is booked as compilation. Later it waits for the
-        previous update: while one runs, the next is prepared. Otherwise the host would be dozens
-        of updates ahead of a slow device, and a request to stop, for instance, would take effect
-        only after all of these.
+        Waits for the first of a session, which is booked as compilation, and later for the previous
+        one: a host dozens of updates ahead of its devices would stop only after all of them.
         """
         self._updates.join()
         self._updates.put((*self._wait, output))
         self._progress.advance(step)
-        if step == self._start_step + 1:
-            output.block_until_ready()
-            self._first_step_done(step)
+        if step > self._start_step + 1:
+            return
+        output.block_until_ready()
+        self._watchdog.note("updating", step, waits=True, started=True)
+        seconds = self._training_seconds()
+        logging.info("Compiled in %.1f s, including the first step.", seconds)
+        self._booked["compile"] += seconds
+        self._window = (step, self._training_seconds(), self._booked["data_wait"])
+        self._compiled = (step, time.monotonic())
+        self._line_by = time.monotonic() + min(FIRST_LINE_SECONDS, self._every_seconds)
 
     def _follow_devices(self) -> None:
         """Adds up the time that the devices were idle because the next batch was not ready.
 
-        The host may wait for a batch while the devices still compute. So this thread records when
-        each update finishes, and only the host's waiting after that counts.
+        Only the host's waiting after the previous update has finished counts.
         """
         done: float | None = None  # when the devices finished the previous update
         while (update := self._updates.get()) is not None:
@@ -128,24 +132,10 @@ class Clock:
         self._updates.put(None)
         self._thread.join(timeout=5)
 
-    def _first_step_done(self, step: int) -> None:
-        """Books the time not yet booked as compilation."""
-        self._watchdog.note("updating", step, waits=True, started=True)
-        seconds = self._training_seconds()
-        logging.info("Compiled in %.1f s, including the first step.", seconds)
-        self._booked["compile"] += seconds
-        self._window = (step, self._training_seconds(), self._booked["data_wait"])
-        self._compiled = (step, time.monotonic())
-        self._line_by = time.monotonic() + min(FIRST_LINE_SECONDS, self._every_seconds)
-
     def is_line_due(self, step: int) -> bool:
         """Whether to log a line after update `step`: always after the first one."""
         is_first = step == self._start_step + 1
         return is_first or step % self._every_steps == 0 or time.monotonic() >= self._line_by
-
-    def show(self, step: int, row: Mapping[str, float], eta_seconds: float) -> None:
-        """Shows the metrics of an update; `row` as in `update_text`."""
-        self._progress.show(step, update_text(row, eta_seconds))
 
     def totals(self) -> dict[str, float]:
         """Seconds of this run by category, `elapsed_seconds`, and `goodput`, the training share.
@@ -164,9 +154,8 @@ class Clock:
     def report(self, step: int) -> dict[str, float]:
         """`images_per_second`, `data_wait`, `mfu` since the last call, `eta_seconds`, `totals`.
 
-        No speed is reported before the second step. `data_wait` is the share
-        of training time in which the devices waited for data. `mfu`, model FLOPs utilization,
-        is reported if the peak of the devices is known.
+        No speed before the second step. `data_wait` is the share of training time in which the
+        devices waited for data, `mfu` the model FLOPs utilization, if their peak is known.
         """
         self._line_by = time.monotonic() + self._every_seconds
         step_before, training_before, wait_before = self._window
@@ -190,12 +179,7 @@ class Clock:
 
 
 def update_text(row: Mapping[str, float], eta_seconds: float) -> str:
-    """The log line of an update; `metrics.jsonl` has all values.
-
-    Args:
-      row: `loss`, `learning_rate`, the objective's metrics, and the speed if known.
-      eta_seconds: remaining time.
-    """
+    """The log line of an update; `row` as in `metrics.jsonl`, which has all values."""
     speed = ("images_per_second", "mfu", "data_wait")
     left_out = ("loss", "learning_rate", "goodput", "grad_norm", "param_norm", *speed)
     others = {

@@ -54,18 +54,31 @@ def create_mixing(
       UserError: a negative alpha, a probability outside [0, 1], a setting without effect, or no
         labels to mix.
     """
-    _check(mixup_alpha, cutmix_alpha, probability, cutmix_probability, per_example)
+    for key, value in (("mixup_alpha", mixup_alpha), ("cutmix_alpha", cutmix_alpha)):
+        if value < 0:
+            raise UserError(f"mix.{key}={value} must not be negative; 0 disables it.")
+    for key, value in (("probability", probability), ("cutmix_probability", cutmix_probability)):
+        if not 0.0 <= value <= 1.0:
+            raise UserError(f"mix.{key}={value} must be in [0, 1].")
+    if not (mixup_alpha and cutmix_alpha):
+        if cutmix_probability != 0.5:
+            raise UserError(
+                f"mix.cutmix_probability={cutmix_probability} has no effect unless mix.mixup_alpha "
+                "and mix.cutmix_alpha are both positive; leave it at 0.5."
+            )
+        cutmix_probability = 1.0 if cutmix_alpha else 0.0
     if not mixup_alpha and not cutmix_alpha:
+        if probability != 1.0 or per_example:
+            raise UserError(
+                f"mix.probability={probability} and mix.per_example={per_example} have no effect "
+                "while mix.mixup_alpha and mix.cutmix_alpha are 0; leave them at 1.0 and False."
+            )
         return None
     if not labels:
         raise UserError(
             "mix.* mixes images with their labels, which this objective does not read; set both "
             "alphas to 0."
         )
-    if not mixup_alpha:
-        cutmix_probability = 1.0
-    elif not cutmix_alpha:
-        cutmix_probability = 0.0
 
     def mixing(batch: Batch, rng: jax.Array) -> Batch:
         images = scale_images(batch["image"])
@@ -98,32 +111,6 @@ def create_mixing(
         }
 
     return mixing
-
-
-def _check(
-    mixup_alpha: float,
-    cutmix_alpha: float,
-    probability: float,
-    cutmix_probability: float,
-    per_example: bool,
-) -> None:
-    """Raises UserError for a value out of range or without effect."""
-    for key, value in (("mixup_alpha", mixup_alpha), ("cutmix_alpha", cutmix_alpha)):
-        if value < 0:
-            raise UserError(f"mix.{key}={value} must not be negative; 0 disables it.")
-    for key, value in (("probability", probability), ("cutmix_probability", cutmix_probability)):
-        if not 0.0 <= value <= 1.0:
-            raise UserError(f"mix.{key}={value} must be in [0, 1].")
-    if not (mixup_alpha and cutmix_alpha) and cutmix_probability != 0.5:
-        raise UserError(
-            f"mix.cutmix_probability={cutmix_probability} has no effect unless mix.mixup_alpha and "
-            "mix.cutmix_alpha are both positive; leave it at 0.5."
-        )
-    if not mixup_alpha and not cutmix_alpha and (probability != 1.0 or per_example):
-        raise UserError(
-            f"mix.probability={probability} and mix.per_example={per_example} have no effect while "
-            "mix.mixup_alpha and mix.cutmix_alpha are 0; leave them at 1.0 and False."
-        )
 
 
 def random_boxes(rng: jax.Array, coefficients: jax.Array, height: int, width: int) -> jax.Array:

@@ -111,8 +111,8 @@ class BucketLock:
 
     def _read(self) -> tuple[bytes, dict[str, Any]]:
         """Generation and content; for a missing object, those required to create it."""
-        found = self._store.read(LOCK).result(timeout=_TIMEOUT)
-        return found.stamp.generation, json.loads(found.value) if found.state == "value" else {}
+        stored = self._store.read(LOCK).result(timeout=_TIMEOUT)
+        return stored.stamp.generation, json.loads(stored.value) if stored.state == "value" else {}
 
     def _write(self, generation: bytes) -> None:
         """Writes the object if it has that generation; only reading it shows whether it did."""

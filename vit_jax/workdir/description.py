@@ -71,21 +71,17 @@ def write_results(
         folder = to_path(workdir)
         write_params(folder / PARAMS_FILE, params, table)
         write_json(folder / RESULTS_FILE, results)
-        for line in closing_lines(workdir, results, rows):
-            logging.info(line)
+        _log_results(workdir, results, rows)
     return results
 
 
-def closing_lines(
+def _log_results(
     workdir: str, results: Mapping[str, float], rows: Sequence[Mapping[str, float]]
-) -> list[str]:
-    """Log lines at the end of a run: duration, metrics, where the result is, what to do next.
-
-    `rows`: of `metrics.jsonl`, to find the best evaluation.
-    """
+) -> None:
+    """Logs duration, metrics, where the result is; `rows`: of `metrics.jsonl`, for the best."""
     took, share = format_seconds(results["seconds"]), results["goodput"]
     steps = counted(int(results["step"]), "step")
-    lines = [f"Finished {steps} in {took}, {share:.0%} of it training."]
+    logging.info(f"Finished {steps} in {took}, {share:.0%} of it training.")
     for name, value in results.items():
         key, _, metric = name.rpartition("/")
         if not key or metric not in ("accuracy", "mAP"):
@@ -97,12 +93,10 @@ def closing_lines(
         best = max((row for row in rows if name in row), key=lambda row: row[name], default=None)
         if best and best[name] > value:
             text += f"; best {number_text(name, best[name])} at step {best['step']:,}"
-        lines.append(f"{text}.")
-    lines.append(f"Parameters: {to_path(workdir) / PARAMS_FILE}")
-    return [
-        *lines,
-        f"Next: python scripts/report.py {shlex.quote(workdir)}, or predict.py, or evaluate.py",
-    ]
+        logging.info(f"{text}.")
+    logging.info(f"Parameters: {to_path(workdir) / PARAMS_FILE}")
+    script = f"python scripts/report.py {shlex.quote(workdir)}"
+    logging.info(f"Next: {script}, or predict.py, or evaluate.py")
 
 
 def model_name(model: Mapping[str, Any]) -> str:
@@ -121,8 +115,8 @@ def model_name(model: Mapping[str, Any]) -> str:
 def read_parameter_count(folder: Path) -> int:
     """Number of parameters of a run's model; 0 if `describe` has not been called."""
     path = folder / PARAMETERS_FILE
-    found = re.search(r"^Total: ([\d,]+)", path.read_text() if path.exists() else "", re.MULTILINE)
-    return int(found[1].replace(",", "")) if found else 0
+    total = re.search(r"^Total: ([\d,]+)", path.read_text() if path.exists() else "", re.MULTILINE)
+    return int(total[1].replace(",", "")) if total else 0
 
 
 def finished_results(workdir: str, total_steps: int) -> dict[str, float] | None:
@@ -161,49 +155,48 @@ def describe(
     epochs = total_steps * batch_size / train.num_examples
     epochs_text = f"{epochs:,.0f}" if epochs >= 100 else f"{epochs:.3g}"
     epochs_text += " epoch" if epochs_text == "1" else " epochs"
-    for line in (
-        f"Work directory: {workdir}",
-        f"Data: {train.name} {train.split}, {counted(train.num_examples, 'image')} of "
-        f"{'x'.join(map(str, description.image_shape))}.",
-        f"Model: {model_name(description.model)}, "
-        f"{counted(count_parameters(params), 'parameter')}, "
-        f"{counted(description.model['num_classes'], 'output')}.",
-        f"Training: {counted(total_steps, 'step')} of {counted(batch_size, 'image')} "
-        f"({epochs_text}) on {counted(jax.device_count(), 'device')}.",
-    ):
-        logging.info(line)
+    images, size = counted(train.num_examples, "image"), "x".join(map(str, description.image_shape))
+    parameters = counted(count_parameters(params), "parameter")
+    outputs = counted(description.model["num_classes"], "output")
+    steps, batch = counted(total_steps, "step"), counted(batch_size, "image")
+    devices = counted(jax.device_count(), "device")
+    logging.info(f"Work directory: {workdir}")
+    logging.info(f"Data: {train.name} {train.split}, {images} of {size}.")
+    logging.info(f"Model: {model_name(description.model)}, {parameters}, {outputs}.")
+    logging.info(f"Training: {steps} of {batch} ({epochs_text}) on {devices}.")
 
 
 def _write_splits(datasets: Sequence[Any], path: Path) -> None:
     """Lists the split of each file if it is not given by the folders."""
-    drawn = [each for each in datasets if getattr(each.source, "drawn", False)]
-    if drawn:
-        rows = [[each.split, name] for each in drawn for name in each.source.relative_paths()]
-        write_atomically(path, csv_text([["split", "file"], *rows]))
-        held_out, count = (sum(each.num_examples for each in part) for part in (drawn[1:], drawn))
-        logging.info(
-            f"{datasets[0].name} has no splits: held out {held_out} of {count} images (see {path})."
-        )
-        if "label" not in drawn[0].source.columns:  # captions
-            return
-        labels = [each.source.columns["label"] for each in drawn]
-        found = [
-            each.sum(axis=0) if each.ndim > 1 else np.bincount(each, minlength=drawn[0].num_classes)
-            for each in labels
-        ]
-        shown = zip(drawn[0].class_names, *found, strict=True)
-        per_class = (f"{name} {' + '.join(map(str, counts))}" for name, *counts in shown)
-        logging.info("Images per class: %s.", list_names(per_class, 20))
+    drawn = [dataset for dataset in datasets if getattr(dataset.source, "drawn", False)]
+    if not drawn:
+        return
+    rows = [[split.split, name] for split in drawn for name in split.source.relative_paths()]
+    write_atomically(path, csv_text([["split", "file"], *rows]))
+    held_out = sum(split.num_examples for split in drawn[1:])
+    count = drawn[0].num_examples + held_out
+    logging.info(
+        f"{datasets[0].name} has no splits: held out {held_out} of {count} images (see {path})."
+    )
+    if "label" not in drawn[0].source.columns:  # captions
+        return
+    counts = []
+    for split in drawn:
+        labels = split.source.columns["label"]
+        one_hot = labels if labels.ndim > 1 else np.eye(split.num_classes, dtype=int)[labels]
+        counts.append(one_hot.sum(axis=0))
+    shown = zip(drawn[0].class_names, *counts, strict=True)
+    per_class = (f"{name} {' + '.join(map(str, numbers))}" for name, *numbers in shown)
+    logging.info("Images per class: %s.", list_names(per_class, 20))
 
 
 def write_provenance(workdir: str, *, start_step: int) -> None:
     """Appends a line to `WORKDIR/provenance.jsonl` for this start of the run; process 0 only."""
     if jax.process_index() == 0:
         path = to_path(workdir) / PROVENANCE_FILE
-        # Even if lines of earlier starts are corrupt.
-        known = path.read_bytes().decode(errors="replace") if path.exists() else ""
+        earlier = path.read_bytes().decode(errors="replace") if path.exists() else ""
         line = json.dumps({"start_step": start_step, **collect_provenance()})
-        write_atomically(path, f"{known}{line}\n")
+        write_atomically(path, f"{earlier}{line}\n")
 
 
 def collect_provenance() -> dict[str, Any]:
