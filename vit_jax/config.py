@@ -171,9 +171,7 @@ def section(key: str, name: str, **values: Any) -> ConfigDict:
     keys = kind_keys(key, name)
     check_keys(key, name, values, keys)
     values = {option: values.get(option, default) for option, (_, default) in keys.items()}
-    missing = [
-        f"{key}.{option}" for option, value in values.items() if value is dataclasses.MISSING
-    ]
+    missing = [f"{key}.{name}" for name, value in values.items() if value is dataclasses.MISSING]
     if missing:
         or_row = ", or a variant as name, such as B/16" if key == "model" else ""
         raise UserError(
@@ -200,8 +198,8 @@ def set_kind(
     """
     parent, _, last = key.rpartition(".")
     node = config[parent] if parent else config
-    kept = dict(node[last])
-    old_keys = kind_keys(key, kept["name"])
+    old = dict(node[last])
+    old_keys = kind_keys(key, old["name"])
     if key == "model" and name not in MODELS:
         try:
             values = {**get_variant(name), **values}
@@ -209,28 +207,30 @@ def set_kind(
             raise UserError(f"model.name={name!r} is not {' | '.join(MODELS)}; {error}") from error
         name = values.pop("name")
         for size in {size for row in VARIANTS.values() for size in row}:
-            kept.pop(size, None)
+            old.pop(size, None)
     choices = MODELS[name].choices if key == "model" else {}
-    for option in choices.keys() & kept.keys():
-        if kept[option] not in choices[option]:
-            del kept[option]
     for option, (annotation, default) in kind_keys(key, name).items():
-        if option in kept and old_keys.get(option, (None,))[0] == annotation:
-            values.setdefault(option, kept[option])
+        is_allowed = option not in choices or old.get(option) in choices[option]
+        if option in old and is_allowed and old_keys.get(option, (None,))[0] == annotation:
+            values.setdefault(option, old[option])
         elif default is dataclasses.MISSING and f"{key}.{option}" in later:
             values.setdefault(option, None)
-    new = section(key, name, **values)
     with config.unlocked():
-        node[last] = new
+        node[last] = section(key, name, **values)
 
 
 def check_config(config: ConfigDict) -> None:
     """Raises UserError for mistakes that are not checked elsewhere in time.
 
-    These are missing or unknown keys of a section, numbers out of range, and data sets
-    on a server.
+    These are missing or unknown keys, numbers out of range, and data sets on a server.
     """
-    _check_kinds(config)
+    sections = {key: config[key] for key in KINDS if "." not in key}
+    sections |= {f"evaluators.{key}": config.evaluators[key] for key in config.evaluators}
+    for key, node in sections.items():
+        known = {"name": None, **kind_keys(key, node.name)}
+        check_keys(key, node.name, node, known)
+        for missing in known.keys() - set(node):
+            raise UserError(f"{key}.{missing} is missing; {key}.name={node.name!r} needs it.")
     for key, value in flatten(config).items():
         _check_value(key, value)
     if not 0 <= config.seed < 2**32:  # JAX would drop the higher bits: 2**32 would be 0
@@ -239,16 +239,6 @@ def check_config(config: ConfigDict) -> None:
     if len(steps) != 2 or not all(isinstance(step, int) for step in steps) or steps[0] > steps[1]:
         raise UserError(f"log.profile_steps={steps} must be (FIRST, LAST), such as (100, 110).")
     check_local("dataset.name", config.dataset.name)
-
-
-def _check_kinds(config: ConfigDict) -> None:
-    sections = {key: config[key] for key in KINDS if "." not in key}
-    sections |= {f"evaluators.{key}": config.evaluators[key] for key in config.evaluators}
-    for key, node in sections.items():
-        known = {"name": None, **kind_keys(key, node.name)}
-        check_keys(key, node.name, node, known)
-        for missing in known.keys() - set(node):
-            raise UserError(f"{key}.{missing} is missing; {key}.name={node.name!r} needs it.")
 
 
 def _check_value(key: str, value: Any) -> None:
@@ -274,29 +264,26 @@ def flatten(config: Any, prefix: str = "") -> dict[str, Any]:
 
 def optional_keys(config: ConfigDict) -> set[str]:
     """The keys that may be None, as `section.key`."""
-    keys_or_none = {
-        f"{name}.{key}"
-        for name, keys in KEYS.items()
-        for key, (default, _) in keys.items()
-        if isinstance(default, type)
-    }
+    optional = set()
+    for name, keys in KEYS.items():
+        optional |= {f"{name}.{key}" for key, (value, _) in keys.items() if isinstance(value, type)}
     for name in (name for name in KINDS if "." not in name):
-        keys = kind_keys(name, config[name].name).items()
-        keys_or_none |= {f"{name}.{key}" for key, (hint, _) in keys if NoneType in get_args(hint)}
-    return keys_or_none
+        keys = kind_keys(name, config[name].name)
+        optional |= {
+            f"{name}.{key}" for key, (hint, _) in keys.items() if NoneType in get_args(hint)
+        }
+    return optional
 
 
 def kind_keys(key: str, name: str) -> dict[str, tuple[Any, Any]]:
     """For a kind: (type, default) of each key."""
     options: dict[str, tuple[Any, Any]] = {}
     for function in functions_of(key, name):
-        if key == "model" and inspect.isclass(function):
-            hints = typing.get_type_hints(function)
-            options |= {
-                option: (hints[option], f.default) for option, f in MODELS[name].keys.items()
-            }
-            continue
         hints = typing.get_type_hints(function)
+        if key == "model" and inspect.isclass(function):
+            fields = MODELS[name].keys.items()
+            options |= {option: (hints[option], field.default) for option, field in fields}
+            continue
         for parameter in inspect.signature(function).parameters.values():
             if parameter.kind is parameter.KEYWORD_ONLY and parameter.name not in HANDED_OVER:
                 options[parameter.name] = hints[parameter.name], parameter.default

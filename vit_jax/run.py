@@ -20,6 +20,7 @@ from vit_jax.config import check_config
 from vit_jax.data.datasets import Dataset
 from vit_jax.data.pipeline import batch_spec, check_repeated_augmentation
 from vit_jax.evaluators.create import Evaluation, check_metrics, create_evaluations
+from vit_jax.hardware.chips import find_chip
 from vit_jax.models.description import Description
 from vit_jax.models.kernels.attention import check_attention
 from vit_jax.objectives.create import OBJECTIVES, create_objective
@@ -70,11 +71,6 @@ class Run:
     descriptions: Mapping[str, Description]  # of each resulting model, by its prefix
 
     @property
-    def description(self) -> Description:
-        """That of the model, or of the first one if there are several."""
-        return next(iter(self.descriptions.values()))
-
-    @property
     def datasets(self) -> dict[str, Dataset]:
         """Of training and evaluators, by key."""
         datasets = {"train": self.dataset}
@@ -98,9 +94,7 @@ class Run:
     @functools.cached_property
     def abstract_constants(self) -> Any:
         """Shapes and dtypes of the objective's constants, with shardings."""
-        return self._with_shardings(jax.eval_shape(lambda: self.objective.constants))
-
-    def _with_shardings(self, shapes: Any) -> Any:
+        shapes = jax.eval_shape(lambda: self.objective.constants)
         return with_shardings(shapes, parameter_shardings(shapes, self.mesh, self.start.table))
 
     def initial_state(self, seed: int, loaded: Any = None) -> TrainState:
@@ -143,8 +137,8 @@ class Run:
 
     def result(self, params: Any) -> Any:
         """`eval_params` with the constants that are part of the result: a frozen tower."""
-        kept = self.descriptions.keys() & self.objective.constants.keys()
-        return {**params, **{name: self.objective.constants[name] for name in kept}}
+        towers = self.descriptions.keys() & self.objective.constants.keys()
+        return {**params, **{name: self.objective.constants[name] for name in towers}}
 
     def jit_train_step(self) -> Callable[..., Any]:
         """The update, jitted for the mesh; the input state is donated."""
@@ -184,14 +178,8 @@ class Run:
 
     def flops(self) -> dict[str, Any]:
         """Arguments of the clock for the MFU; {} if it would be meaningless."""
-        device = jax.devices()[0]
-        # Freezing skips part of the backward pass.
-        if device.platform == "cpu" or self.start.freeze:
-            return {}
-        from vit_jax.hardware.chips import find_chip
-
-        chip = find_chip(device.device_kind)
-        if chip is None:
+        chip = find_chip(jax.devices()[0].device_kind)
+        if chip is None or self.start.freeze:  # freezing skips part of the backward pass
             return {}
         peak_flops = chip.device_peak_flops * jax.device_count()
         return {"peak_flops": peak_flops, "flops_per_image": self.train_flops_per_image()}
@@ -229,9 +217,14 @@ def create_run(
       UserError: a mistake in the config or the data.
     """
     check_config(config)
-    _check_devices(config, mesh)
+    if "attention" in config.model:
+        platform = mesh.devices.flat[0].platform
+        check_attention(config.model.attention, platform, config.model.dtype)
     kind, batch_size = OBJECTIVES[config.objective.name], config.dataset.batch_size
-    kind.check_accumulation(config.objective.name, config.train_step.accumulation_steps)
+    num_parts = config.train_step.accumulation_steps
+    check_batch_size("dataset.batch_size", batch_size, mesh, num_parts)
+    check_repeated_augmentation(config.dataset.repeated_augmentation, batch_size)
+    kind.check_accumulation(config.objective.name, num_parts)
     mixing = create_mixing(**config.mix, labels="label" in kind.example_keys)
     dataset, eval_data = open_data(config, open_dataset or open_checked)
     total_steps = to_steps(
@@ -309,14 +302,3 @@ def complete_config(config: ConfigDict, workdir: str) -> ConfigDict:
     # Objectives on the pixels themselves expect [-1, 1].
     labels = "label" in OBJECTIVES[config.objective.name].example_keys
     return adopt(config, workdir, rescales=labels)
-
-
-def _check_devices(config: ConfigDict, mesh: Mesh) -> None:
-    """Raises UserError for what the devices of the mesh cannot compute."""
-    if "attention" in config.model:
-        platform = mesh.devices.flat[0].platform
-        check_attention(config.model.attention, platform, config.model.dtype)
-    batch_size = config.dataset.batch_size
-    steps = config.train_step.accumulation_steps
-    check_batch_size("dataset.batch_size", batch_size, mesh, steps)
-    check_repeated_augmentation(config.dataset.repeated_augmentation, batch_size)

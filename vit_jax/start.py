@@ -72,7 +72,16 @@ def create_start(
     """
     families = {prefix: family_of(model) for prefix, model in objective.models.items()}
     table = ParameterTable(families, objective.own_parameters)
-    lora = _create_lora(**config.lora, source=config.pretrained.source)
+    lora = None
+    if config.lora.rank:
+        if not config.pretrained.source:
+            raise UserError(
+                f"lora.rank={config.lora.rank} adapts pre-trained weights, but the weights are "
+                "random; set pretrained.source."
+            )
+        from vit_jax.parameters.lora import Lora  # few runs need it
+
+        lora = Lora(**config.lora)
     spec = batch_spec(dataset, 1)
 
     def init(rng: jax.Array) -> Any:
@@ -93,20 +102,6 @@ def create_start(
     merged = jax.eval_shape(start.merge, shapes)
     load = functools.partial(_load, config, merged, objective, grid)
     return dataclasses.replace(start, load=load)
-
-
-def _create_lora(*, rank: int, alpha: float, source: str) -> Any:
-    """The adapters of a run, or None; UserError if there is nothing to adapt."""
-    if not rank:
-        return None
-    if not source:
-        raise UserError(
-            f"lora.rank={rank} adapts pre-trained weights, but the weights are random; set "
-            "pretrained.source."
-        )
-    from vit_jax.parameters.lora import Lora  # few runs need it
-
-    return Lora(rank, alpha)
 
 
 def _load(

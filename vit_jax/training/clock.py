@@ -28,14 +28,12 @@ class Clock:
 
     Args:
       start_step: updates completed before the session.
-      total_steps: updates in all.
-      batch_size: examples per update.
       began: `time.monotonic()` at the start of the session; the time since is booked as `start`.
       earlier: `totals` at the end of this run's earlier sessions.
       every_steps, every_seconds: between two log lines; seconds 0: by steps only.
       flops_per_image: of forward and backward pass.
       peak_flops: per second, of all devices together; None: no `mfu`.
-      progress: is notified of updates and their metrics.
+      progress: is notified of updates.
       watchdog: is told what the process does.
     """
 
@@ -140,8 +138,7 @@ class Clock:
     def totals(self) -> dict[str, float]:
         """Seconds of this run by category, `elapsed_seconds`, and `goodput`, the training share.
 
-        Earlier sessions are included; `lost_seconds` is the time of updates that a session had to
-        repeat after a crash.
+        Earlier sessions are included; `lost_seconds` went into updates that were repeated.
         """
         totals = {
             f"{kind}_seconds": seconds + self._earlier.get(f"{kind}_seconds", 0.0)

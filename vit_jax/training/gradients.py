@@ -19,8 +19,7 @@ Metrics = dict[str, jax.Array]
 Result = tuple[tuple[jax.Array, Metrics], Any]  # (loss, metrics), gradient
 ValueAndGrad = Callable[[Any, Batch, jax.Array], Result]  # of params, batch, rng
 # (value_and_grad, params, batch, rng, rate); accumulation and freezing are inside `value_and_grad`.
-# `rate` is the learning rate of the update between its end (0) and its peak (1), see
-# `create_relative_rate`.
+# `rate` is `Schedule.relative` of the update.
 Gradient = Callable[[ValueAndGrad, Any, Batch, jax.Array, jax.Array], Result]
 
 
@@ -34,9 +33,9 @@ def plain_gradient(
 def sam_gradient(*, rho: float = 0.05) -> Gradient:
     """The gradient at the worst nearby parameters ("Sharpness-Aware Minimization", 2010.01412).
 
-    They are params + rho * g / ||g|| with the gradient g of the whole batch, on any mesh; the
-    authors use that of each device's own images (m-sharpness, section 4.1). Loss and metrics
-    are those of the first pass. Both passes use the same dropout.
+    They are params + rho * g / ||g|| with the gradient g of the whole batch; the authors use that
+    of each device's own images (m-sharpness, section 4.1). Loss and metrics are those of the first
+    pass. Both passes use the same dropout.
 
     Args:
       rho: distance, in the Euclidean norm over all parameters.
@@ -58,9 +57,8 @@ def gsam_gradient(*, rho_max: float = 0.6, rho_min: float = 0.1, alpha: float = 
 
     With g at the parameters and g_p at the worst nearby ones, as for `sam`: g_p - alpha * g_v,
     where g_v = g - <g, g_p> g_p / ||g_p||^2 is the part of g that leaves the loss at the worst ones
-    as it is. The distance follows the learning rate: rho_min + (rho_max - rho_min) * (rate - end) /
-    (peak - end), and is rho_min while warm-up is below the end, where big_vision extrapolates. As
-    for `sam`, the whole batch is perturbed as one; the authors perturb each device's images.
+    as it is. The distance follows the learning rate: rho_min + (rho_max - rho_min) *
+    `Schedule.relative`, where big_vision extrapolates below the end.
 
     Args:
       rho_max: distance at the peak of the learning rate; defaults are big_vision's for ViT-B/32.

@@ -35,15 +35,10 @@ def initial_state(
       shardings: of the parameters, a tree like the result of `init`.
       abstract_state: shapes of the state, with shardings.
       seed: of the random parameters.
-      loaded: a tree of host arrays to start from, with shapes (or nothing) where an array is to
-        be random (a new head); None: all are random.
+      loaded: host arrays to start from, with shapes (or nothing) where one is to be random.
     """
-    places = flatten_names(shardings)
-    arrays = {
-        name: array
-        for name, array in flatten_names(loaded).items()
-        if not isinstance(array, jax.ShapeDtypeStruct)
-    }
+    places, leaves = flatten_names(shardings), flatten_names(loaded)
+    arrays = {k: x for k, x in leaves.items() if not isinstance(x, jax.ShapeDtypeStruct)}
     random = {name: place for name, place in places.items() if name not in arrays}
 
     def draw(rng: jax.Array) -> dict[str, jax.Array]:

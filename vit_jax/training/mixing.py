@@ -39,15 +39,12 @@ def create_mixing(
     `label` [B] and `mask` [B]. It returns float images, and adds
       `other_label` [B]: the partner's label,
       `label_weight` [B] float32: the weight of `label`; `other_label` gets 1 - label_weight.
-    A row whose partner is padding (mask 0) is not mixed.
+    A row whose partner is padding (mask 0) is not mixed. The papers draw coefficient, kind and box
+    once per batch; AugReg's mixup_alpha is 0.2 to 0.8, DeiT's 0.8 with a cutmix_alpha of 1.
 
     Args:
-      mixup_alpha: of its Beta distribution (AugReg 0.2 to 0.8, DeiT 0.8); 0 disables mixup.
-      cutmix_alpha: of its Beta distribution (1.0 in the paper and in DeiT); 0 disables CutMix.
-      probability: of any mixing.
       cutmix_probability: of CutMix when mixing, if both alphas are positive.
-      per_example: draw coefficient, kind and box per example; else once per batch, as
-        in all three papers.
+      per_example: draw for each example.
       labels: whether the objective reads any.
 
     Raises:
