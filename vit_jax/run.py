@@ -12,7 +12,6 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
-import numpy as np
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
@@ -34,10 +33,9 @@ from vit_jax.parameters.sharding import (
     state_shardings,
     with_shardings,
 )
-from vit_jax.start import Start, create_start
+from vit_jax.start import Start, create_start, place_array
 from vit_jax.task import create_task, describe, feature_of, open_checked, open_data, with_classes
 from vit_jax.training.gradients import GRADIENTS, create_gradient
-from vit_jax.training.initial import initial_state
 from vit_jax.training.mixing import create_mixing
 from vit_jax.training.optimizer import create_optimizer
 from vit_jax.training.schedule import Schedule, create_schedule, to_steps
@@ -98,29 +96,15 @@ class Run:
         return with_shardings(shapes, parameter_shardings(shapes, self.mesh, self.start.table))
 
     def initial_state(self, seed: int, loaded: Any = None) -> TrainState:
-        """The state before the first update, on the devices.
-
-        `loaded`: parameters to start from, instead of those of `pretrained.source`.
-        """
-        if loaded is None:
-            loaded = self.start.load() if self.start.load else {}
-        return initial_state(
-            self.start.init,
-            self.update.start_state,
-            parameter_shardings(self.start.shapes, self.mesh, self.start.table),
-            self.abstract_state,
-            seed=seed,
-            loaded={**loaded, **self.objective.start},
-        )
+        """The state before the first update, on the devices; `loaded`: see `Start.draw`."""
+        shardings = jax.tree.map(lambda leaf: leaf.sharding, self.abstract_state)
+        start = jax.jit(self.update.start_state, out_shardings=shardings, donate_argnums=0)
+        return start(self.start.draw(self.mesh, seed, loaded))
 
     def place_constants(self) -> Any:
         """The objective's constants on the devices."""
-
-        def place(array: Any, like: jax.ShapeDtypeStruct) -> jax.Array:
-            array = np.asarray(array)
-            return jax.make_array_from_callback(array.shape, like.sharding, array.__getitem__)
-
-        return jax.tree.map(place, self.objective.constants, self.abstract_constants)
+        shardings = jax.tree.map(lambda leaf: leaf.sharding, self.abstract_constants)
+        return jax.tree.map(place_array, self.objective.constants, shardings)
 
     @functools.cached_property
     def _merge(self) -> Callable[[Any], Any]:
