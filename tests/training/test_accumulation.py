@@ -19,12 +19,10 @@ from vit_jax.objectives.create import OBJECTIVES
 from vit_jax.objectives.objective import Batch, Metrics, Objective
 from vit_jax.parameters.sharding import batch_sharding, create_mesh, replicated
 from vit_jax.run import create_run
-from vit_jax.training.gradients import create_gradient
 from vit_jax.training.optimizer import create_optimizer
-from vit_jax.training.step import accumulate_gradients, create_train_state, make_train_step
+from vit_jax.training.step import create_train_state, make_train_step
 
 SIZE, PARTS = 32, 4
-RHO = 0.3
 
 
 def normal(seed: int, *shape: int) -> np.ndarray:
@@ -140,46 +138,12 @@ def test_parts_have_the_gradient_of_the_whole() -> None:
     assert metrics == pytest.approx(at_once, rel=1e-6)
 
 
-def test_the_mean_of_the_parts_losses_is_another_one() -> None:
-    objective = TwoTowers()
-
-    def loss(params: Any, batch: Batch, rng: jax.Array) -> tuple[jax.Array, Metrics]:
-        return objective.loss({**params, **objective.constants}, batch, rng)
-
-    value_and_grad = jax.value_and_grad(loss, has_aux=True)
-    with jax.set_mesh(one_device()):
-        accumulate = functools.partial(accumulate_gradients, value_and_grad, num_steps=PARTS)
-        (mean, _), _ = jax.jit(accumulate)(towers(), pairs(), jax.random.key(0))
-    whole = update(accumulation_steps=1)[1]["loss"]
-    assert float(mean) < 0.8 * whole  # among 8 pairs instead of 32
-
-
 def test_each_part_has_its_own_dropout_and_the_same_both_times() -> None:
     loss, grads = by_hand(0.5)(towers())
     ours, metrics = update(dropout=0.5)
     assert_close(ours, grads)
     assert metrics["loss"] == pytest.approx(float(loss), rel=1e-6)
     assert metrics["loss"] != pytest.approx(update()[1]["loss"], rel=1e-3)
-
-
-def test_a_frozen_tower_has_no_gradient() -> None:
-    whole, _ = update()
-    ours, metrics = update(freeze="text")
-    assert not ours["text"].any()
-    assert_close(ours, {**whole, "text": np.zeros_like(whole["text"])})
-    assert metrics["grad_norm"] < update()[1]["grad_norm"]
-
-
-def test_both_passes_of_sharpness_aware_minimisation_span_the_batch() -> None:
-    value_and_grad = by_hand(0.5)
-    params = towers()
-    loss, grads = value_and_grad(params)
-    grads = jax.device_get(grads)
-    norm = np.sqrt(sum((grad**2).sum() for grad in grads.values()))
-    worst = {name: params[name] + RHO * grad / norm for name, grad in grads.items()}
-    ours, metrics = update(dropout=0.5, gradient=create_gradient("sam", rho=RHO))
-    assert_close(ours, value_and_grad(worst)[1])
-    assert metrics["loss"] == pytest.approx(float(loss), rel=1e-6)
 
 
 def test_eight_devices_have_the_gradient_of_one_and_rows_stay_on_theirs() -> None:

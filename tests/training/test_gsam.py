@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.golden import VIT
-from tests.training.test_sam import toy_batch, toy_params
+from tests.training.test_sam import TEACHER, Toy, toy_batch, toy_params
 from vit_jax.errors import UserError
 from vit_jax.training.gradients import create_gradient
 from vit_jax.training.optimizer import create_optimizer
@@ -84,42 +84,28 @@ def test_the_relative_rate_at_the_start_the_peak_and_the_end() -> None:
     kwargs = {"total_steps": 100, "warmup_steps": 20}
     schedule = create_schedule("linear", learning_rate=3e-3, linear_end=3e-4, **kwargs)
     relative = schedule.relative
-    found = [float(relative(step)) for step in (0, 1, 20, 60, 100)]
-    np.testing.assert_allclose(found, [0.0, 0.0, 1.0, 0.5, 0.0], atol=1e-6)
+    rates = [float(relative(step)) for step in (0, 1, 20, 60, 100)]
+    np.testing.assert_allclose(rates, [0.0, 0.0, 1.0, 0.5, 0.0], atol=1e-6)
     flat = create_schedule("constant", **kwargs).relative
     assert [float(flat(step)) for step in (20, 100)] == [1.0, 1.0]
 
 
 def test_the_step_hands_over_the_rate() -> None:
     """At the end of the training GSAM is that of rho_min."""
-
-    class Toy:
-        spans_batch = False
-
-        def prepare(self, batch: Any) -> Any:
-            return batch
-
-        def loss(self, params: Any, batch: Any, _rng: jax.Array) -> Any:
-            outputs = jnp.tanh(batch["image"] @ params["below"]) @ params["head"]
-            return jnp.mean(jnp.square(outputs - batch["label"][:, None])), {}
-
-        def update(self, buffers: Any, _params: Any, _seen: Any) -> Any:
-            return buffers
-
     tx = create_optimizer("sgd", table=VIT, schedule=lambda _: jnp.float32(1.0))
     state = create_train_state(toy_params(), tx=tx, polyak_decay=0.0)
 
     def after(relative_rate: Any, **kwargs: float) -> Any:
         gradient = create_gradient("gsam", **kwargs)
-        step = make_train_step(Toy(), tx, seed=0, gradient=gradient, relative_rate=relative_rate)
-        return jax.jit(step)(state, {}, toy_batch())[0].params["below"]
+        step = make_train_step(Toy(0.0), tx, seed=0, gradient=gradient, relative_rate=relative_rate)
+        return jax.jit(step)(state, TEACHER, toy_batch())[0].params["below"]
 
     at_end = after(jnp.zeros_like, rho_max=0.5, rho_min=0.1)
     np.testing.assert_allclose(at_end, after(jnp.ones_like, rho_max=0.1, rho_min=0.1), rtol=1e-6)
     assert np.abs(at_end - after(jnp.ones_like, rho_max=0.5, rho_min=0.1)).max() > 1e-3
 
 
-@pytest.mark.parametrize("key", ["rho_max", "rho_min", "alpha"])
-def test_mistakes_are_named(key: str) -> None:
-    with pytest.raises(UserError, match=f"gradient.{key}=-1.0 must be a finite number"):
-        create_gradient("gsam", **{key: -1.0})
+def test_mistakes_are_named() -> None:
+    for key in ("rho_max", "rho_min", "alpha"):
+        with pytest.raises(UserError, match=f"gradient.{key}=-1.0 must be a finite number"):
+            create_gradient("gsam", **{key: -1.0})

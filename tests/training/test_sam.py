@@ -140,10 +140,6 @@ def test_no_gradient_is_no_nan(target: float) -> None:
     assert bool(np.any(grads["head"])) == bool(np.any(grads["below"])) == bool(target)
 
 
-def test_no_radius_is_the_plain_gradient() -> None:
-    assert_close(update(toy_params(), rho=0.0)[0], update(toy_params(), rho=None)[0])
-
-
 @pytest.mark.parametrize("rho", [-0.1, float("nan"), float("inf")])
 def test_a_radius_is_a_number_from_zero(rho: float) -> None:
     with pytest.raises(UserError, match="gradient.rho="):

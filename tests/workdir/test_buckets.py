@@ -162,22 +162,6 @@ def test_a_bucket_that_is_not_ours(
     assert bucket_server.requests["POST /storage/v1/b"] == before
 
 
-def test_checksums_go_along_from_a_bucket_to_a_disk(bucket: str, tmp_path: Path) -> None:
-    """And back: `gcloud storage cp` of a checkpoint."""
-    for folder in (to_path(f"{bucket}/step"), tmp_path):
-        (folder / "a").mkdir(parents=True, exist_ok=True)
-        (folder / "a" / "data").write_bytes(b"values")
-        write_manifest(folder, {"step": 3})
-    bucket_files().get(f"{bucket}/step", str(tmp_path / "copied"), recursive=True)
-    bucket_files().put(str(tmp_path / "a"), f"{bucket}/back/a", recursive=True)
-    bucket_files().put(str(tmp_path / "checksums.json"), f"{bucket}/back/checksums.json")
-    copies = tmp_path / "copied", to_path(f"{bucket}/back")
-    for folder in copies:
-        assert damaged_files(folder) == []
-        (folder / "a" / "data").write_bytes(b"Values")
-        assert damaged_files(folder) == ["a/data"]
-
-
 def test_a_bucket_that_does_not_answer_has_not_lost_its_checkpoints(
     bucket: str, bucket_server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
