@@ -3,10 +3,7 @@
 import argparse
 import errno
 import logging
-import os
-import random
 import re
-import signal
 import subprocess
 import sys
 import time
@@ -17,16 +14,14 @@ from typing import Any
 import jax
 import pytest
 
-from tests import forks, tiny
+from tests import tiny
 from tests.tiny import Script
 from vit_jax import command_line, launch
 from vit_jax import config as default
 from vit_jax.arguments import split_overrides
 from vit_jax.errors import TrainingDivergedError, UserError, as_user_error, may_be_caused_by_peer
 from vit_jax.multihost.watchdog import Watchdog
-from vit_jax.train import train_and_evaluate
 from vit_jax.wording import escaped
-from vit_jax.workdir.metrics import read_metrics
 
 BAD_COMMANDS = {  # case -> script, arguments, what is said
     "misspelt flag": ("train.py", ["--wrkdir=x"], "Did you mean '--workdir'"),
@@ -234,51 +229,6 @@ def test_an_unknown_variant_and_a_missing_recipe() -> None:
         command_line.get_config("configs/finetune.py:B16,cifar10")
     with pytest.raises(UserError, match="there is no recipe"):
         command_line.get_config("nowhere.py")
-
-
-# Everything on that a restart could get wrong: accumulation, dropout, averaging.
-LONG = {
-    "duration.steps": 20,
-    "checkpoint.every_steps": 3,
-    "train_step.accumulation_steps": 2,
-    "train_step.polyak_decay": 0.9,
-    "model.dropout_rate": 0.1,
-}
-
-
-def kill_when(process: forks.Process, workdir: Path, rows: int) -> bool:
-    """SIGKILLs the process group once so many lines are logged; False if it ended by itself."""
-    while process.poll() is None:
-        if len(read_metrics(workdir)) >= rows:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-            return True
-        time.sleep(0.005)
-    return False
-
-
-@pytest.mark.slow
-def test_sigkill_at_random_moments_changes_nothing(tmp_path: Path) -> None:
-    straight, killed = tmp_path / "straight", tmp_path / "killed"
-    train_and_evaluate(tiny.config(**LONG), str(straight))
-
-    command = tiny.command("train.py", killed, *(f"--config.{k}={v}" for k, v in LONG.items()))
-    chance = random.Random(8)
-    kills, rows = 0, 0
-    while True:
-        rows += chance.randint(6, 11)
-        process = forks.Process(command[1:], tmp_path / "log", tiny.environment())
-        if not kill_when(process, killed, rows):
-            break
-        kills += 1
-    assert process.returncode == 0
-    assert kills >= 2
-    assert (killed / "params.npz").read_bytes() == (straight / "params.npz").read_bytes()
-    losses = [
-        [(row["step"], row["loss"]) for row in read_metrics(path) if "loss" in row]
-        for path in (straight, killed)
-    ]
-    assert losses[0] == losses[1]
 
 
 def test_names_forge_no_line(capsys: pytest.CaptureFixture[str]) -> None:
