@@ -83,9 +83,6 @@ def start_processes(distributed: str = "auto", **changes: Any) -> None:
         ({"coordinator_address": "a:1", "num_processes": 2}, "process id .* must be defined"),
         (dict(zip(FLAGS, ("a:1", 2, 2), strict=True)), "Got process_id=2, num_processes=2"),
         (dict(zip(FLAGS, ("a", 2, 0), strict=True)), "--coordinator_address=a must be HOST:PORT"),
-        ({"arrival_timeout_seconds": 0}, "arrival_timeout_seconds=0 must be positive."),
-        ({"heartbeat_timeout_seconds": float("nan")}, "heartbeat_timeout_seconds=nan must be"),
-        ({"start_timeout_seconds": -1.0}, r"seconds=-1.0 must be positive or 0 \(no limit\)"),
         ({"distributed": "off", "process_id": 0}, "--distributed=off contradicts the process"),
     ],
 )
@@ -96,6 +93,29 @@ def test_flags_of_processes_that_cannot_be_meant(
     monkeypatch.setattr("jax._src.xla_bridge.backends_are_initialized", lambda: False)
     with pytest.raises(UserError, match=message):
         start_processes(**changes)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "bound"),
+    [
+        ("processes.heartbeat_timeout_seconds", 0.0, "more than 0"),
+        ("processes.start_timeout_seconds", -1.0, "at least 0"),
+        ("checkpoint.keep", 0, "at least 1"),
+        ("mix.mixup_alpha", -0.1, "at least 0"),
+        ("mix.cutmix_probability", 1.5, r"in \[0, 1\]"),
+        ("gradient.alpha", -1.0, "at least 0"),
+        ("gradient.rho_max", float("inf"), "a finite"),
+        ("optimizer.b2", 1.0, r"in \[0, 1\)"),
+        ("optimizer.eps", 0.0, "more than 0"),
+        ("optimizer.clip_norm", float("nan"), "a finite"),
+        ("schedule.decay_at", (0.5, 30), r"in \(0, 1\)"),
+    ],
+)
+def test_numbers_out_of_range(key: str, value: Any, bound: str) -> None:
+    kinds = {"gradient__name": "gsam", "schedule__name": "staircase"}
+    config = tiny.config(**kinds, **{key.replace(".", "__"): value})
+    with pytest.raises(UserError, match=rf"{key}={re.escape(str(value))} must be {bound}"):
+        default.check_config(config)
 
 
 def test_a_cluster_that_does_not_answer_may_do_so_later(monkeypatch: pytest.MonkeyPatch) -> None:

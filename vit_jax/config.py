@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import math
 import re
 import typing
 from collections.abc import Callable, Container, Mapping
@@ -151,11 +152,18 @@ KINDS: dict[str, tuple[Mapping[str, Any], tuple[Callable[..., Any], ...]]] = {
 }
 # Parameters that the loop passes.
 HANDED_OVER = ("num_classes", "total_steps", "schedule", "table", "task", "objective")
-# Minimum of keys that are not checked elsewhere in time.
-AT_LEAST = {
-    r"loader\.num_\w+|evaluators\..+\.every_steps|log\.every_seconds": 0,
-    r"early_stopping\.min_delta|lora\.rank": 0,
-    r"loader\.prefetch|log\.every_steps|early_stopping\.patience": 1,
+# Intervals of numbers, also of those in a list, that are not checked elsewhere.
+INTERVALS = {
+    r"loader\.num_\w+|evaluators\..+\.every_steps|log\.every_seconds": "[0, inf)",
+    r"early_stopping\.min_delta|lora\.rank|processes\.(step|start)_timeout_seconds": "[0, inf)",
+    r"mix\..+_alpha|gradient\..+|optimizer\.weight_decay|schedule\.learning_rate": "[0, inf)",
+    r"loader\.prefetch|log\.every_steps|early_stopping\.patience": "[1, inf)",
+    r"checkpoint\.(every_steps|keep|keep_best)": "[1, inf)",
+    r"processes\.(arrival|heartbeat)_timeout_seconds|schedule\.timescale_steps": "(0, inf)",
+    r"optimizer\.(eps|clip_norm|factored_decay|trust_coefficient)": "(0, inf)",
+    r"optimizer\.(momentum|b1|b2)|train_step\.polyak_decay": "[0, 1)",
+    r"mix\..*probability": "[0, 1]",
+    r"schedule\.decay_at": "(0, 1)",
 }
 LARGEST_FLOAT = 3.4e38
 # The first match counts: beyond these, array sizes overflow.
@@ -244,13 +252,18 @@ def check_config(config: ConfigDict) -> None:
 def _check_value(key: str, value: Any) -> None:
     if isinstance(value, float) and not abs(value) <= LARGEST_FLOAT:
         raise UserError(f"{key}={value} must be a finite float32 number.")
-    for pattern, low in AT_LEAST.items():
-        if re.fullmatch(pattern, key) and value < low:
-            raise UserError(f"{key}={value} must be at least {low}.")
-    high = next(high for pattern, high in AT_MOST.items() if re.fullmatch(pattern, key))
-    numbers = value if isinstance(value, tuple | list) else (value,)
-    if any(isinstance(number, int) and abs(number) > high for number in numbers):
-        raise UserError(f"{key}={value} must be at most {high:,}.")
+    values = value if isinstance(value, tuple | list) else (value,)
+    numbers = [number for number in values if isinstance(number, int | float)]
+    for interval in (interval for keys, interval in INTERVALS.items() if re.fullmatch(keys, key)):
+        low, high = map(float, interval[1:-1].split(","))
+        closed = [end for end, mark in ((low, interval[0]), (high, interval[-1])) if mark in "[]"]
+        if not all(low < number < high or number in closed for number in numbers):
+            bound = f"at least {low:g}" if low in closed else f"more than {low:g}"
+            text = bound if high == math.inf else f"in {interval}"
+            raise UserError(f"{key}={value} must be {text}.")
+    most = next(most for pattern, most in AT_MOST.items() if re.fullmatch(pattern, key))
+    if any(isinstance(number, int) and abs(number) > most for number in numbers):
+        raise UserError(f"{key}={value} must be at most {most:,}.")
 
 
 def flatten(config: Any, prefix: str = "") -> dict[str, Any]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import logging
-import math
 import os
 import signal
 import sys
@@ -52,6 +51,7 @@ def main(
     # Tracing creates millions of long-lived objects: scanning them took 7 % of the start.
     gc.set_threshold(50_000, 10, 10)
     from vit_jax import command_line
+    from vit_jax.config import check_config
     from vit_jax.multihost.watchdog import Watchdog
 
     watchdog = Watchdog()
@@ -59,6 +59,7 @@ def main(
         parser = command_line.run_parser(doc)
         add_arguments(parser)
         arguments = command_line.parse(parser)
+        check_config(arguments.config)
         if arguments.profile_steps is not None:
             arguments.config.log.profile_steps = arguments.profile_steps
         start_logging(arguments.process_id)
@@ -158,11 +159,6 @@ def start_processes(
         raise UserError("--distributed=off contradicts the process flags; drop one of them.")
     if address and not address.rpartition(":")[2].isdigit():
         raise UserError(f"--coordinator_address={address} must be HOST:PORT.")
-    for key, value in {"arrival_timeout_seconds": arrival_timeout_seconds, **timeouts}.items():
-        has_zero = key in ("step_timeout_seconds", "start_timeout_seconds")
-        if not (0 < value < math.inf or (has_zero and value == 0)):
-            or_zero = " or 0 (no limit)" if has_zero else ""
-            raise UserError(f"processes.{key}={value} must be positive{or_zero}.")
     try:
         if distributed != "off":
             heartbeat = timeouts["heartbeat_timeout_seconds"]

@@ -99,16 +99,16 @@ def create_start(
     """
     families = {prefix: family_of(model) for prefix, model in objective.models.items()}
     table = ParameterTable(families, objective.own_parameters)
-    lora = None
-    if config.lora.rank:
+    lora, rank, alpha = None, config.lora.rank, config.lora.alpha
+    if rank:
         if not config.pretrained.source:
             raise UserError(
-                f"lora.rank={config.lora.rank} adapts pre-trained weights, but the weights are "
+                f"lora.rank={rank} adapts pre-trained weights, but the weights are "
                 "random; set pretrained.source."
             )
         from vit_jax.parameters.lora import Lora  # few runs need it
 
-        lora = Lora(**config.lora)
+        lora = Lora(rank, alpha)
     spec = batch_spec(dataset, 1)
 
     def init(rng: jax.Array) -> Any:

@@ -239,17 +239,12 @@ def test_mixing_is_a_function_of_seed_and_step_and_leaves_dropouts_key_alone() -
 @pytest.mark.parametrize(
     ("kwargs", "message"),
     [
-        ({"mixup_alpha": -0.1}, "mix.mixup_alpha=-0.1"),
-        ({"cutmix_alpha": -1.0}, "mix.cutmix_alpha=-1.0"),
-        ({"probability": 1.5}, "mix.probability=1.5"),
-        ({"cutmix_probability": -0.5}, "mix.cutmix_probability=-0.5"),
-        # Without effect.
         ({"probability": 0.5}, "mix.probability=0.5 .* have no effect"),
         ({"per_example": True}, "mix.per_example=True have no effect"),
         ({"mixup_alpha": 0.2, "cutmix_probability": 0.3}, "cutmix_probability=0.3 has no effect"),
     ],
 )
-def test_mistakes_are_named(kwargs: dict, message: str) -> None:
+def test_settings_without_effect_are_refused(kwargs: dict, message: str) -> None:
     with pytest.raises(UserError, match=message):
         create_mixing(**kwargs)
 

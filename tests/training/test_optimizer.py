@@ -62,8 +62,6 @@ def test_rsqrt_halves_after_three_timescales_and_cools_down_to_zero() -> None:
         ("cosin", {}, "Did you mean 'cosine'"),
         ("cosine", {"warmup_steps": 100, "cooldown_steps": 1}, "warmup_steps=100"),
         ("rsqrt", {"warmup_steps": 50, "cooldown_steps": 50}, "cooldown_steps=50"),
-        ("rsqrt", {"timescale_steps": 0}, "timescale_steps=0 must be positive"),
-        ("staircase", {"decay_at": (0.5, 30)}, r"decay_at=\(0.5, 30\) must be fractions"),
     ],
 )
 def test_schedule_mistakes_are_named(name: str, kwargs: dict, message: str) -> None:
@@ -152,14 +150,7 @@ def test_momentum_dtype_reaches_the_state() -> None:
         ("adam", {}, "Did you mean 'adamw'"),
         ("adamw", {"decay_parameters": "kernel"}, "Did you mean 'kernels'"),
         ("sgd", {"momentum_dtype": "float16"}, "Did you mean"),
-        ("sgd", {"clip_norm": 0.0}, "clip_norm"),
-        ("adamw", {"eps": 0.0}, "eps=0.0 must be positive"),
-        ("adamw", {"b2": 2.0}, "optimizer.b2=2.0 must be in"),
-        ("lion", {"b2": 1.0}, "optimizer.b2=1.0 must be in"),
         ("lamb", {"adapted_parameters": "kernel"}, "Did you mean 'kernels'"),
-        ("muon", {"momentum": 1.0}, "optimizer.momentum=1.0 must be in"),
-        ("muon", {"eps": -1.0}, "eps=-1.0 must be positive"),
-        ("adafactor", {"factored_decay": 0.0}, "factored_decay=0.0 must be positive"),
         ("adamw", {"decay_multipliers": (("head/kernel", 2.0),)}, "it is 0"),
     ],
 )

@@ -12,8 +12,6 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from vit_jax.errors import UserError
-
 Batch = dict[str, jax.Array]
 Metrics = dict[str, jax.Array]
 Result = tuple[tuple[jax.Array, Metrics], Any]  # (loss, metrics), gradient
@@ -40,7 +38,6 @@ def sam_gradient(*, rho: float = 0.05) -> Gradient:
     Args:
       rho: distance, in the Euclidean norm over all parameters.
     """
-    _check_number("rho", rho)
 
     def gradient(
         value_and_grad: ValueAndGrad, params: Any, batch: Batch, rng: jax.Array, _rate: jax.Array
@@ -65,9 +62,6 @@ def gsam_gradient(*, rho_max: float = 0.6, rho_min: float = 0.1, alpha: float = 
       rho_min: distance at its end.
       alpha: weight of the gap; with 0 and equal distances it is `sam`.
     """
-    _check_number("rho_max", rho_max)
-    _check_number("rho_min", rho_min)
-    _check_number("alpha", alpha)
 
     def gradient(
         value_and_grad: ValueAndGrad, params: Any, batch: Batch, rng: jax.Array, rate: jax.Array
@@ -89,11 +83,6 @@ def _ascend(params: Any, grads: Any, rho: Any) -> Any:
     norm = optax.tree.norm(grads)
     norm = jnp.where(norm > 0.0, norm, 1.0)
     return jax.tree.map(lambda param, grad: param + rho * (grad / norm), params, grads)
-
-
-def _check_number(key: str, value: float) -> None:
-    if not 0.0 <= value < float("inf"):
-        raise UserError(f"gradient.{key}={value} must be a finite number, at least 0.")
 
 
 class GradientKind(NamedTuple):

@@ -48,15 +48,8 @@ def create_mixing(
       labels: whether the objective reads any.
 
     Raises:
-      UserError: a negative alpha, a probability outside [0, 1], a setting without effect, or no
-        labels to mix.
+      UserError: a setting without effect, or no labels to mix.
     """
-    for key, value in (("mixup_alpha", mixup_alpha), ("cutmix_alpha", cutmix_alpha)):
-        if value < 0:
-            raise UserError(f"mix.{key}={value} must not be negative; 0 disables it.")
-    for key, value in (("probability", probability), ("cutmix_probability", cutmix_probability)):
-        if not 0.0 <= value <= 1.0:
-            raise UserError(f"mix.{key}={value} must be in [0, 1].")
     if not (mixup_alpha and cutmix_alpha):
         if cutmix_probability != 0.5:
             raise UserError(

@@ -46,8 +46,6 @@ def adamw(
     Args:
       b1, b2, eps: of Adam.
     """
-    _check_fractions(b1=b1, b2=b2)
-    _check_positive(eps=eps)
     return optax.scale_by_adam(b1, b2, eps, mu_dtype=momentum_dtype)
 
 
@@ -61,7 +59,6 @@ def sgd(
     Args:
       momentum: decay of the accumulated gradient.
     """
-    _check_fractions(momentum=momentum)
     return optax.trace(decay=momentum, accumulator_dtype=momentum_dtype)
 
 
@@ -83,8 +80,6 @@ def adafactor(
       b2: limit of the second moment's decay.
       factored_decay: exponent of that decay, which is 1 - t ** -0.8 in update t.
     """
-    _check_fractions(momentum=momentum, b2=b2)
-    _check_positive(factored_decay=factored_decay)
     scale = scale_by_factored_rms(factored_decay, b2, table)
     if not momentum:
         return scale
@@ -102,7 +97,6 @@ def lion(
     Args:
       b1, b2: the update is the sign of b1 * m + (1 - b1) * g; b2 is the decay of the momentum m.
     """
-    _check_fractions(b1=b1, b2=b2)
     return optax.scale_by_lion(b1, b2, mu_dtype=momentum_dtype)
 
 
@@ -145,7 +139,6 @@ def lars(
       momentum: decay of the accumulated gradient.
       trust_coefficient: ratio of the norms of a kernel's scaled gradient and the kernel.
     """
-    _check_positive(trust_coefficient=trust_coefficient)
     scale = scale_by_trust_ratio(DECAY_MASKS["kernels"], table, trust_coefficient)
     return optax.chain(scale, sgd(table, momentum_dtype, momentum=momentum))
 
@@ -170,7 +163,6 @@ def muon(
       momentum: of Muon, Nesterov's.
       b1, b2, eps: of Adam.
     """
-    _check_fractions(momentum=momentum)
 
     def is_matrix(path: Any, _: Any) -> bool:
         name = path_name(path)
@@ -246,10 +238,6 @@ def create_optimizer(
     check_known("optimizer.name", name, OPTIMIZERS)
     check_known("optimizer.decay_parameters", decay_parameters, DECAY_MASKS)
     check_known("optimizer.momentum_dtype", momentum_dtype, MOMENTUM_DTYPES)
-    if weight_decay < 0.0:
-        raise UserError(f"optimizer.weight_decay={weight_decay} must not be negative.")
-    if clip_norm is not None and clip_norm <= 0:
-        raise UserError(f"optimizer.clip_norm={clip_norm} must be positive, or None (off).")
     if decay_multipliers and not weight_decay:
         raise UserError("optimizer.decay_multipliers needs optimizer.weight_decay > 0; it is 0.")
     steps = [] if clip_norm is None else [optax.clip_by_global_norm(clip_norm)]
@@ -268,15 +256,3 @@ def create_optimizer(
         tx = freeze_parameters(tx, freeze, table)
     # Outside of freezing, which hides blocks: all of them count.
     return tx if layer_decay == 1.0 else optax.chain(tx, scale_by_layer(layer_decay, table))
-
-
-def _check_fractions(**values: float) -> None:
-    for key, value in values.items():
-        if not 0.0 <= value < 1.0:
-            raise UserError(f"optimizer.{key}={value} must be in [0, 1).")
-
-
-def _check_positive(**values: float) -> None:
-    for key, value in values.items():
-        if not value > 0.0:
-            raise UserError(f"optimizer.{key}={value} must be positive.")

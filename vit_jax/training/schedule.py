@@ -148,7 +148,7 @@ def create_schedule(
     cooldown_steps: int = 0,
     **kwargs: Any,
 ) -> Schedule:
-    """The schedule called `name`; UserError if it is unknown or a value out of range.
+    """The schedule called `name`; UserError if it is unknown or does not fit into `total_steps`.
 
     Args:
       total_steps: updates in all.
@@ -158,12 +158,6 @@ def create_schedule(
       cooldown_steps: the rate decays linearly to 0 over this many final updates.
     """
     check_known("schedule.name", name, SCHEDULES)
-    if kwargs.get("timescale_steps", 1) <= 0:
-        raise UserError(f"schedule.timescale_steps={kwargs['timescale_steps']} must be positive.")
-    if not all(0.0 < point < 1.0 for point in kwargs.get("decay_at", ())):
-        raise UserError(f"schedule.decay_at={kwargs['decay_at']} must be fractions from 0 to 1.")
-    if not (math.isfinite(learning_rate) and learning_rate >= 0.0):
-        raise UserError(f"schedule.learning_rate={learning_rate} must be finite and not negative.")
     key = f"schedule.warmup_steps={warmup_steps}"
     if 0 < total_steps <= warmup_steps and not cooldown_steps:
         warmup_steps = total_steps // 10

@@ -12,7 +12,6 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import PartitionSpec
 
-from vit_jax.errors import UserError
 from vit_jax.parameters.sharding import BATCH_AXES, keep_batch_sharding
 from vit_jax.training.gradients import (
     Batch,
@@ -53,11 +52,8 @@ def create_train_state(
 ) -> TrainState:
     """State before the first update; the average starts from the parameters.
 
-    `polyak_decay`: 0: no average; UserError outside [0, 1). `split`: (what gradients change, what
-    else updates change).
+    `polyak_decay`: 0: no average. `split`: (what gradients change, what else updates change).
     """
-    if not 0.0 <= polyak_decay < 1.0:
-        raise UserError(f"train_step.polyak_decay={polyak_decay} must be in [0, 1).")
     params, buffers = split(params)
     return TrainState(
         step=jnp.zeros((), jnp.int32),

@@ -62,9 +62,6 @@ class CheckpointManager:
         best_mode: str = "max",
         keep_best: int = 1,
     ):
-        for key, value in (("every_steps", every_steps), ("keep", keep), ("keep_best", keep_best)):
-            if value < 1:
-                raise UserError(f"checkpoint.{key}={value} must be at least 1.")
         check_known("checkpoint.best_mode", best_mode, ("max", "min"))
         self._folder = full_path(workdir) / CHECKPOINTS
         self._every_steps = every_steps
