@@ -25,9 +25,7 @@ from vit_jax.wording import nearest
 def run_parser(doc: str | None, *, trains: bool = True) -> argparse.ArgumentParser:
     """The parser of a script that takes a recipe and overrides of its keys, see `parse`.
 
-    Args:
-      doc: the script's docstring.
-      trains: False for one that accepts the other flags of a training, but ignores them.
+    `trains`: False for a script that accepts the other flags of a training, but ignores them.
     """
     parser = create_parser(doc, add_help=False)
     parser.add_argument("-h", "--help", action=_Help, help="show this, and all keys of the config")
@@ -71,9 +69,7 @@ def parse(
 
     `--config.SECTION.name=KIND` replaces a section by that of another kind before its keys are
     overridden (see `config.set_kind`), and `--config.KEY=None` unsets a key that may be None.
-
-    Raises:
-      UserError: any mistake in a recipe or an override.
+    Any mistake in a recipe or an override is a UserError.
     """
     overrides, others = split_overrides(sys.argv[1:] if arguments is None else arguments)
     options = parser.parse_args(others)
@@ -92,11 +88,7 @@ class _Help(argparse.Action):
 
 
 def override(config: Any, overrides: Sequence[str]) -> Any:
-    """Sets keys of a config to values in text, as `dataset.batch_size=64`; returns it.
-
-    Raises:
-      UserError: a mistake in one of them.
-    """
+    """Sets keys of a config to values in text, as `dataset.batch_size=64`; returns it."""
     texts = {key: value for key, _, value in (text.partition("=") for text in overrides)}
     done = choose_kinds(config, texts)
     for key in unset_keys(config, texts):
@@ -133,13 +125,10 @@ def get_config(recipe: str = "", *overrides: str) -> Any:
 
 
 def load_recipe(spec: str) -> Any:
-    """The config of `PATH[:ARGUMENT]`.
+    """The config of `PATH[:ARGUMENT]`; UserError if there is none.
 
     PATH may also be relative to the repository, or the name of a recipe: `finetune` for
     `configs/finetune.py`.
-
-    Raises:
-      UserError: no such file, no `get_config` in it, or an error from the recipe itself.
     """
     path, separator, argument = spec.partition(":")
     places = [path, str(ROOT / path), str(ROOT / f"configs/{path}.py")]

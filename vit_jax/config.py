@@ -38,10 +38,7 @@ KEYS: dict[str, dict[str, tuple[Any, str]]] = {
         "epochs": (float, "passes over dataset.split"),
     },
     "dataset": {
-        "name": (
-            "glyphs",
-            "TFDS name | path of images, see data/datasets.py | digits | glyphs(...)",
-        ),
+        "name": ("glyphs", "TFDS name | path, see data/datasets.py | digits | glyphs(...)"),
         "data_dir": ("", "folder of prepared TFDS sets; '' is TFDS_DATA_DIR or its default"),
         "split": ("train", "training split, such as train[:98%]"),
         "label_key": ("", "feature with the label; '' finds it; vtab_... computes it"),
@@ -96,10 +93,7 @@ KEYS: dict[str, dict[str, tuple[Any, str]]] = {
         "keep": ((), "keys such as model.gelu to keep even if the source differs"),
         "grid": (tuple, "(rows, columns) of its tokens, if not square"),
         "reset_head": (True, "new zero head; False keeps the checkpoint's"),
-        "posemb": (
-            "bilinear",
-            "bilinear (official) | bicubic (antialiased, timm) | transformers | dinov2",
-        ),
+        "posemb": ("bilinear", "bilinear (official) | bicubic (timm) | transformers | dinov2"),
         "resize_patches": (False, "allow another patch size, by pseudo-inverse"),
         "channels": ("", "if the number of input channels differs: sum | mean | tile"),
         "class_token": ("", "if only one of both has a class token: add | drop"),

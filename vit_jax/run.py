@@ -197,13 +197,10 @@ def create_run(
     """Builds the parts; opens the data and checks that all sizes match.
 
     Args:
-      config: with the keys of `config.get_config`.
+      config: with the keys of `config.get_config`; a mistake in it is a UserError.
       mesh: from `create_mesh`, set by `jax.set_mesh` if its devices are available.
       open_dataset: replaces `create_dataset` if the data are missing or passed by the user.
       on_wait: called before an evaluation waits for a batch.
-
-    Raises:
-      UserError: a mistake in the config or the data.
     """
     check_config(config)
     if "attention" in config.model:

@@ -164,11 +164,7 @@ class Session(contextlib.ExitStack):
     def log(
         self, pending: list[tuple[int, dict[str, jax.Array]]], learning_rate: jax.Array
     ) -> Results:
-        """Fetches and checks the metrics of all updates since the last line; writes the last row.
-
-        Raises:
-          TrainingDivergedError: names the first step with a non-finite loss, gradient or parameter.
-        """
+        """Fetches and checks the metrics of updates since the last line; writes the last row."""
         self.note("waiting for the devices", pending[-1][0], waits=True)
         fetched = jax.device_get(pending)
         pending.clear()

@@ -92,11 +92,7 @@ def place_array(array: Any, sharding: NamedSharding) -> jax.Array:
 def create_start(
     config: ConfigDict, objective: Objective, dataset: Dataset, grid: tuple[int, int] | None
 ) -> Start:
-    """The start of a run of that objective; `grid`: rows and columns of tokens.
-
-    Raises:
-      UserError: adapters without pre-trained weights, or a parameter that no row describes.
-    """
+    """The start of a run of that objective; `grid`: rows and columns of tokens."""
     families = {prefix: family_of(model) for prefix, model in objective.models.items()}
     table = ParameterTable(families, objective.own_parameters)
     lora, rank, alpha = None, config.lora.rank, config.lora.alpha

@@ -77,7 +77,12 @@ def train_and_evaluate(
         session.note("opening the data")
         config = complete_config(config, workdir)
         on_wait = functools.partial(session.note, "reading a batch to evaluate")
-        run = create_run(config, mesh, _opener(dataset, config.dataset.name), on_wait)
+        open_dataset = None
+        if dataset is not None:
+            from vit_jax.data.memory import open_given  # few runs need it
+
+            open_dataset = open_given(dataset, config.dataset.name)
+        run = create_run(config, mesh, open_dataset, on_wait)
         finished = session.claim(run, config, resume)
         if finished is not None:
             return finished
@@ -123,12 +128,7 @@ def train(
     Args:
       update: (state, constants, batch) -> (state, metrics), see `Run.compile_train_step`.
       on_log: see `train_and_evaluate`.
-      ends: called with a step and its evaluations; returns the results' entries for an early end,
-        or nothing.
-
-    Raises:
-      TrainingDivergedError: see `Session.check_finite`.
-      PreemptedError: the run was asked to stop; the state is saved.
+      ends: see `create_ending`.
     """
     total_steps, constants = run.total_steps, run.place_constants()
     learning_rate = jax.jit(run.update.schedule)
@@ -184,15 +184,6 @@ def train(
 
     session.wait_for_checkpoint(step)
     return state, {**ending, **results}
-
-
-def _opener(splits: Mapping[str, Any] | None, name: str) -> Callable[..., Any] | None:
-    """How to open the data of the run; None for `create_run`'s default."""
-    if splits is None:
-        return None
-    from vit_jax.data.memory import open_given  # few runs need it
-
-    return open_given(splits, name)
 
 
 def _on_first_process(callback: Callable[..., Any] | None) -> Callable[..., Any]:

@@ -82,8 +82,7 @@ class PreemptionNotice:
     def reached(self) -> bool:
         """True in all processes from the same call on, soon after one of them was asked to stop.
 
-        Raises:
-          KeyboardInterrupt: Ctrl-C; raised again if JAX, calling from C++, dropped the first one.
+        Raises the KeyboardInterrupt of Ctrl-C again, which JAX drops when it calls from C++.
         """
         if self._interrupted:
             raise KeyboardInterrupt
@@ -137,7 +136,6 @@ def read_metadata(server: str, key: str) -> str | None:
     """Value of an instance's metadata; None if unset or if the server does not respond."""
     url = f"http://{server}/computeMetadata/v1/instance/{key}"
     request = urllib.request.Request(url, headers={"Metadata-Flavor": "Google"})
-    # The server is local to the machine.
     without_proxy = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
         with without_proxy.open(request, timeout=5) as response:

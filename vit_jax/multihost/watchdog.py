@@ -135,7 +135,7 @@ class Watchdog:
             thread.start()
 
     def expect_progress(self, expected: bool) -> None:
-        """Whether the main thread is expected to call `note` from here on."""
+        """Whether the main thread will call `note` from here on."""
         self._record.progress += 1
         self._record.limit_seconds = self._start_timeout if expected and self._threads else 0.0
 
@@ -214,8 +214,8 @@ class Watchdog:
 
     def _end(self, verdict: str, exit_code: int) -> None:
         """Reports why, and ends this process, even if a hanging thread holds the log's lock."""
-        is_left = self.process_id == 0 and self.num_processes > 1
-        seconds = _LAST_EXIT_SECONDS if is_left else _EXIT_SECONDS
+        is_last = self.process_id == 0 and self.num_processes > 1
+        seconds = _LAST_EXIT_SECONDS if is_last else _EXIT_SECONDS
         timer = threading.Timer(seconds, os._exit, [exit_code])
         timer.daemon = True
         timer.start()

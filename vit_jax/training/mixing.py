@@ -45,10 +45,7 @@ def create_mixing(
     Args:
       cutmix_probability: of CutMix when mixing, if both alphas are positive.
       per_example: draw for each example.
-      labels: whether the objective reads any.
-
-    Raises:
-      UserError: a setting without effect, or no labels to mix.
+      labels: whether the objective reads any; a UserError if it does not.
     """
     if not (mixup_alpha and cutmix_alpha):
         if cutmix_probability != 0.5:

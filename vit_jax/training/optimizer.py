@@ -7,6 +7,7 @@ those of `create_optimizer`, which all kinds have.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -175,7 +176,7 @@ def muon(
         return mask
 
     def others(tree: Any) -> Any:
-        return jax.tree.map(lambda is_matrix: not is_matrix, matrices(tree))
+        return jax.tree.map(operator.not_, matrices(tree))
 
     orthogonal = scale_by_muon(momentum, momentum_dtype, table)
     adam = adamw(table, momentum_dtype, b1=b1, b2=b2, eps=eps)
@@ -231,9 +232,8 @@ def create_optimizer(
         the last one. 1.0 disables it.
       momentum_dtype: storage of momentum and first moment: float32 or bfloat16.
 
-    Raises:
-      UserError: unknown name or value; `init` raises errors of `freeze`, `decay_multipliers` and
-        `layer_decay`, see `parameters.groups`.
+    `init` raises the errors of `freeze`, `decay_multipliers` and `layer_decay`, see
+    `parameters.groups`.
     """
     check_known("optimizer.name", name, OPTIMIZERS)
     check_known("optimizer.decay_parameters", decay_parameters, DECAY_MASKS)

@@ -159,10 +159,7 @@ class CheckpointManager:
 
         Newer steps that do not match are reported and moved to `workdir/checkpoints_damaged/`.
         `abstract_state` has shapes with the shardings to restore to; mesh and process count may
-        differ from those of the save.
-
-        Raises:
-          UserError: none is intact, or the newest intact one has a different state.
+        differ from those of the save. UserError if none is intact, or the state is another.
         """
         self.wait()
         step = run_on_first_process(self._choose_step)
@@ -206,11 +203,7 @@ def _best_first(folder: Path, metric: str, mode: str) -> list[int]:
 
 
 def best_checkpoint(workdir: str | os.PathLike[str]) -> Path:
-    """The best step of a run by `checkpoint.best_metric`.
-
-    Raises:
-      UserError: the run does not keep one, or has not been evaluated yet.
-    """
+    """The best step of a run by `checkpoint.best_metric`; UserError if there is none."""
     folder = to_path(workdir)
     config = read_object(folder / CONFIG_FILE, checkpoint=dict)["checkpoint"]
     with reading(str(folder / CONFIG_FILE)):
@@ -228,10 +221,7 @@ def restore_params(path: str | os.PathLike[str]) -> dict[str, Any]:
     """The parameters of one of our checkpoints, or their average if the run kept one, as numpy.
 
     With the buffers of the state and with adapters merged. `path` is a workdir, its `checkpoints`
-    folder (the newest intact step is used) or one step.
-
-    Raises:
-      UserError: there is no checkpoint, or none is intact.
+    folder (the newest intact step is used) or one step. UserError if there is none intact.
     """
     folder = full_path(path)
     if folder.name.isdecimal() and (folder / ITEM).is_dir():

@@ -74,9 +74,8 @@ def claim_workdir(
       on_loss: called from a thread, with a message and an exit status, before this process ends
         because another run has taken its workdir.
 
-    Raises:
-      UserError: the folder cannot be written, another process uses it, it belongs to another run,
-        or the config or the data of this process differ from those of process 0.
+    UserError if the folder cannot be written, another process uses it, it belongs to another run,
+    or the config or the data of this process differ from those of process 0.
     """
     check_known("--resume", resume, ("auto", "force"))
     folder = full_path(workdir)

@@ -89,8 +89,7 @@ class MetricWriter:
                 self._summary.add_scalar(name, value, step)
         if self._wandb is not None:
             first = self._wandb.starting_step
-            # Steps that W&B already has are bit-identical. Late evaluations of a preempted run
-            # go to the next step, as their own is closed.
+            # Late evaluations of a preempted run go to the next step, as their own is closed.
             if step >= first - (step == self._start_step):
                 self._tell_wandb(lambda run: run.log(dict(metrics), step=max(step, first)))
 
