@@ -16,15 +16,27 @@ from ml_collections import ConfigDict
 
 from vit_jax.console import Progress, ensure_logging, holding_warnings, numbers_text
 from vit_jax.errors import PreemptedError, TrainingDivergedError, UserError
+from vit_jax.files import paths
+from vit_jax.models.description import parts_to_json
 from vit_jax.multihost.agreement import PreemptionNotice, run_on_first_process
 from vit_jax.multihost.watchdog import Watchdog
 from vit_jax.parameters.sharding import create_mesh, to_host
 from vit_jax.run import Run, to_plain
 from vit_jax.training.clock import KINDS, Clock, update_text
 from vit_jax.training.step import TrainState
+from vit_jax.trees import count_parameters
+from vit_jax.wording import counted
 from vit_jax.workdir.checkpoints import CheckpointManager
 from vit_jax.workdir.claim import claim_workdir, release_workdir
-from vit_jax.workdir.description import describe, finished_results, write_provenance, write_results
+from vit_jax.workdir.description import (
+    MODEL_FILE,
+    PARAMETERS_FILE,
+    finished_results,
+    model_name,
+    write_provenance,
+    write_results,
+    write_splits,
+)
 from vit_jax.workdir.metrics import (
     MetricWriter,
     Profile,
@@ -91,15 +103,7 @@ class Session(contextlib.ExitStack):
         if results is not None:
             logging.info("%s: this run has ended at step %d.", workdir, results["step"])
             return results
-        describe(
-            workdir,
-            descriptions=run.descriptions,
-            objective_parameters=run.start.table.own,
-            params=run.start.shapes,
-            datasets=list(run.datasets.values()),
-            total_steps=run.total_steps,
-            batch_size=run.batch_size,
-        )
+        describe(workdir, run)
         self._start.close()
         return None
 
@@ -260,3 +264,29 @@ class Session(contextlib.ExitStack):
         results = {"step": int(state.step), "seconds": seconds, **totals, **results}
         params = run.result(to_host(run.eval_params(state)))
         return write_results(self._workdir, params, run.start.table, results)
+
+
+def describe(workdir: str, run: Run) -> None:
+    """Writes `model.json`, the parameter table and random splits; logs what will be trained."""
+    data, params, datasets = run.dataset, run.start.shapes, list(run.datasets.values())
+    if jax.process_index() == 0:
+        from clu import parameter_overview
+
+        folder = paths.to_path(workdir)
+        paths.write_json(folder / MODEL_FILE, parts_to_json(run.descriptions, run.start.table.own))
+        table = parameter_overview.get_parameter_overview(params, include_stats=False)
+        paths.write_atomically(folder / PARAMETERS_FILE, table + "\n")
+        write_splits(folder / "splits.csv", datasets)
+    epochs = run.total_steps * run.batch_size / data.num_examples
+    epochs_text = f"{epochs:,.0f}" if epochs >= 100 else f"{epochs:.3g}"
+    epochs_text += " epoch" if epochs_text == "1" else " epochs"
+    model, size = run.description.model, "x".join(map(str, run.description.image_shape))
+    images = counted(data.num_examples, "image")
+    parameters = counted(count_parameters(params), "parameter")
+    outputs = counted(model["num_classes"], "output")
+    steps, batch = counted(run.total_steps, "step"), counted(run.batch_size, "image")
+    devices = counted(jax.device_count(), "device")
+    logging.info(f"Work directory: {workdir}")
+    logging.info(f"Data: {data.name} {data.split}, {images} of {size}.")
+    logging.info(f"Model: {model_name(model)}, {parameters}, {outputs}.")
+    logging.info(f"Training: {steps} of {batch} ({epochs_text}) on {devices}.")

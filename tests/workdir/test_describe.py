@@ -15,7 +15,7 @@ from vit_jax.config import section
 from vit_jax.data.datasets import create_dataset
 from vit_jax.models.create import MODELS, VARIANTS
 from vit_jax.train import train_and_evaluate
-from vit_jax.workdir.description import _write_splits, model_name
+from vit_jax.workdir.description import model_name, write_splits
 
 
 def test_splits_that_were_drawn(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -49,7 +49,7 @@ def test_images_without_labels_have_splits_too(tmp_path: Path) -> None:
         create_dataset(name=str(table), split=split, preprocess="decode", needs_label=False)
         for split in ("train", "test")
     ]
-    _write_splits(datasets, tmp_path / "splits.csv")
+    write_splits(tmp_path / "splits.csv", datasets)
     rows = list(csv.DictReader((tmp_path / "splits.csv").read_text().splitlines()))
     assert sorted(row["file"] for row in rows) == names
 

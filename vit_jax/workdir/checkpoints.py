@@ -23,17 +23,8 @@ import orbax.checkpoint as ocp
 from etils import epath
 
 from vit_jax.errors import UserError, as_user_error, one_line
+from vit_jax.files import paths
 from vit_jax.files.manifest import read_manifest, write_manifest
-from vit_jax.files.paths import (
-    free_name,
-    full_path,
-    make_folder,
-    move,
-    read_object,
-    reading,
-    remove,
-    to_path,
-)
 from vit_jax.kinds import check_known
 from vit_jax.multihost.agreement import run_on_first_process
 from vit_jax.trees import flatten_names, merge_trees
@@ -63,7 +54,7 @@ class CheckpointManager:
         keep_best: int = 1,
     ):
         check_known("checkpoint.best_mode", best_mode, ("max", "min"))
-        self._folder = full_path(workdir) / CHECKPOINTS
+        self._folder = paths.full_path(workdir) / CHECKPOINTS
         self._every_steps = every_steps
         self._keep, self._keep_best = keep, keep_best
         self._best_metric, self._best_mode = best_metric, best_mode
@@ -75,10 +66,10 @@ class CheckpointManager:
 
     def _create_folder(self) -> None:
         """And removes remains of killed saves. Runs on process 0."""
-        make_folder(self._folder)
+        paths.make_folder(self._folder)
         for name, is_complete in saves_in(self._folder).items():
             if not is_complete:
-                remove(self._folder / name)
+                paths.remove(self._folder / name)
 
     def should_save(self, step: int, total_steps: int, evaluates: bool = False) -> bool:
         """Whether a checkpoint is due after `step`; raises UserError if the last save has failed.
@@ -109,7 +100,7 @@ class CheckpointManager:
             if jax.process_index() == 0:
                 best = _best_first(self._folder, self._best_metric, self._best_mode)
                 for old in set(steps_in(self._folder)[self._keep :]) - set(best[: self._keep_best]):
-                    remove(self._folder / str(old))
+                    paths.remove(self._folder / str(old))
 
     def add_metrics(self, step: int, metrics: dict[str, float]) -> None:
         """Adds the metrics of a late evaluation to a step that was saved without them."""
@@ -183,10 +174,10 @@ class CheckpointManager:
         intact, damaged = newest_intact(self._folder, steps_in(self._folder))
         for step in damaged:
             folder = self._folder.with_name(f"{CHECKPOINTS}_damaged")
-            make_folder(folder)
-            target = free_name(folder / str(step))
+            paths.make_folder(folder)
+            target = paths.free_name(folder / str(step))
             # Not a rename: `checkpoints` may be a link to another disk.
-            move(self._folder / str(step), target)
+            paths.move(self._folder / str(step), target)
             _LOG.warning("Moved it to %s.", target)
         return intact
 
@@ -204,9 +195,9 @@ def _best_first(folder: Path, metric: str, mode: str) -> list[int]:
 
 def best_checkpoint(workdir: str | os.PathLike[str]) -> Path:
     """The best step of a run by `checkpoint.best_metric`; UserError if there is none."""
-    folder = to_path(workdir)
-    config = read_object(folder / CONFIG_FILE, checkpoint=dict)["checkpoint"]
-    with reading(str(folder / CONFIG_FILE)):
+    folder = paths.to_path(workdir)
+    config = paths.read_object(folder / CONFIG_FILE, checkpoint=dict)["checkpoint"]
+    with paths.reading(str(folder / CONFIG_FILE)):
         metric, mode = config["best_metric"], config["best_mode"]
     steps = _best_first(folder / CHECKPOINTS, metric, mode)
     if not steps:
@@ -223,7 +214,7 @@ def restore_params(path: str | os.PathLike[str]) -> dict[str, Any]:
     With the buffers of the state and with adapters merged. `path` is a workdir, its `checkpoints`
     folder (the newest intact step is used) or one step. UserError if there is none intact.
     """
-    folder = full_path(path)
+    folder = paths.full_path(path)
     if folder.name.isdecimal() and (folder / ITEM).is_dir():
         folder, steps = folder.parent, [int(folder.name)]
     else:
@@ -247,4 +238,4 @@ def restore_params(path: str | os.PathLike[str]) -> dict[str, Any]:
         return params
     from vit_jax.parameters.lora import Lora  # few runs need it
 
-    return Lora(**read_object(folder.parent / CONFIG_FILE, lora=dict)["lora"]).merge(params)
+    return Lora(**paths.read_object(folder.parent / CONFIG_FILE, lora=dict)["lora"]).merge(params)

@@ -14,7 +14,7 @@ import shlex
 import statistics
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,19 +22,11 @@ import jax
 import numpy as np
 
 from vit_jax.console import format_seconds, number_text, wilson_interval
-from vit_jax.files.paths import (
-    csv_text,
-    read_object,
-    to_path,
-    write_arrays,
-    write_atomically,
-    write_json,
-)
+from vit_jax.files import paths
 from vit_jax.models.create import MODELS, VARIANTS_OF
-from vit_jax.models.description import Description, parts_to_json
 from vit_jax.models.variants import SIZES
 from vit_jax.parameters.table import ParameterTable
-from vit_jax.trees import count_parameters, flatten_names
+from vit_jax.trees import flatten_names
 from vit_jax.wording import counted, list_names, unsigned
 from vit_jax.workdir.metrics import read_metrics
 
@@ -54,7 +46,7 @@ _PACKAGES += ["tensorflow-datasets", "opencv-python-headless"]
 def write_params(path: str | os.PathLike[str], params: Any, table: ParameterTable) -> None:
     """Writes a parameter tree (either form of the blocks) as `.npz`, float32, with Flax names."""
     flat = flatten_names(table.unstack(params))
-    write_arrays(path, {name: np.asarray(x, np.float32) for name, x in flat.items()})
+    paths.write_arrays(path, {name: np.asarray(x, np.float32) for name, x in flat.items()})
 
 
 def write_results(
@@ -68,14 +60,14 @@ def write_results(
     speeds = [row["images_per_second"] for row in rows if "images_per_second" in row]
     results = {"images_per_second": statistics.median(speeds) if speeds else 0.0, **results}
     if jax.process_index() == 0:
-        folder = to_path(workdir)
+        folder = paths.to_path(workdir)
         write_params(folder / PARAMS_FILE, params, table)
-        write_json(folder / RESULTS_FILE, results)
-        _log_results(workdir, results, rows)
+        paths.write_json(folder / RESULTS_FILE, results)
+        log_results(workdir, results, rows)
     return results
 
 
-def _log_results(
+def log_results(
     workdir: str, results: Mapping[str, float], rows: Sequence[Mapping[str, float]]
 ) -> None:
     """Logs duration, metrics, where the result is; `rows`: of `metrics.jsonl`, for the best."""
@@ -94,7 +86,7 @@ def _log_results(
         if best and best[name] > value:
             text += f"; best {number_text(name, best[name])} at step {best['step']:,}"
         logging.info(f"{text}.")
-    logging.info(f"Parameters: {to_path(workdir) / PARAMS_FILE}")
+    logging.info(f"Parameters: {paths.to_path(workdir) / PARAMS_FILE}")
     script = f"python scripts/report.py {shlex.quote(workdir)}"
     logging.info(f"Next: {script}, or predict.py, or evaluate.py")
 
@@ -121,58 +113,20 @@ def read_parameter_count(folder: Path) -> int:
 
 def finished_results(workdir: str, total_steps: int) -> dict[str, float] | None:
     """Results of a run of that length, or that ended early; None if it has not finished."""
-    folder = to_path(workdir)
+    folder = paths.to_path(workdir)
     if not (folder / RESULTS_FILE).exists() or not (folder / PARAMS_FILE).exists():
         return None
-    results = read_object(folder / RESULTS_FILE)
+    results = paths.read_object(folder / RESULTS_FILE)
     return results if results.get("planned_steps", results.get("step")) == total_steps else None
 
 
-def describe(
-    workdir: str,
-    *,
-    descriptions: Mapping[str, Description],
-    objective_parameters: Iterable[str],
-    params: Any,
-    datasets: Sequence[Any],
-    total_steps: int,
-    batch_size: int,
-) -> None:
-    """Writes `model.json`, the parameter table and random splits; logs what is about to be trained.
-
-    `descriptions`: by prefix; `objective_parameters`: names of those of no model; `params`:
-    arrays or shapes; `datasets`: the training data, then the evaluators'.
-    """
-    train, description = datasets[0], next(iter(descriptions.values()))
-    if jax.process_index() == 0:
-        from clu import parameter_overview
-
-        folder = to_path(workdir)
-        write_json(folder / MODEL_FILE, parts_to_json(descriptions, objective_parameters))
-        table = parameter_overview.get_parameter_overview(params, include_stats=False)
-        write_atomically(folder / PARAMETERS_FILE, table + "\n")
-        _write_splits(datasets, folder / "splits.csv")
-    epochs = total_steps * batch_size / train.num_examples
-    epochs_text = f"{epochs:,.0f}" if epochs >= 100 else f"{epochs:.3g}"
-    epochs_text += " epoch" if epochs_text == "1" else " epochs"
-    images, size = counted(train.num_examples, "image"), "x".join(map(str, description.image_shape))
-    parameters = counted(count_parameters(params), "parameter")
-    outputs = counted(description.model["num_classes"], "output")
-    steps, batch = counted(total_steps, "step"), counted(batch_size, "image")
-    devices = counted(jax.device_count(), "device")
-    logging.info(f"Work directory: {workdir}")
-    logging.info(f"Data: {train.name} {train.split}, {images} of {size}.")
-    logging.info(f"Model: {model_name(description.model)}, {parameters}, {outputs}.")
-    logging.info(f"Training: {steps} of {batch} ({epochs_text}) on {devices}.")
-
-
-def _write_splits(datasets: Sequence[Any], path: Path) -> None:
+def write_splits(path: Path, datasets: Sequence[Any]) -> None:
     """Lists the split of each file if it is not given by the folders."""
     drawn = [dataset for dataset in datasets if getattr(dataset.source, "drawn", False)]
     if not drawn:
         return
     rows = [[split.split, name] for split in drawn for name in split.source.relative_paths()]
-    write_atomically(path, csv_text([["split", "file"], *rows]))
+    paths.write_atomically(path, paths.csv_text([["split", "file"], *rows]))
     held_out = sum(split.num_examples for split in drawn[1:])
     count = drawn[0].num_examples + held_out
     logging.info(
@@ -193,10 +147,10 @@ def _write_splits(datasets: Sequence[Any], path: Path) -> None:
 def write_provenance(workdir: str, *, start_step: int) -> None:
     """Appends a line to `WORKDIR/provenance.jsonl` for this start of the run; process 0 only."""
     if jax.process_index() == 0:
-        path = to_path(workdir) / PROVENANCE_FILE
+        path = paths.to_path(workdir) / PROVENANCE_FILE
         earlier = path.read_bytes().decode(errors="replace") if path.exists() else ""
         line = json.dumps({"start_step": start_step, **collect_provenance()})
-        write_atomically(path, f"{earlier}{line}\n")
+        paths.write_atomically(path, f"{earlier}{line}\n")
 
 
 def collect_provenance() -> dict[str, Any]:
