@@ -36,10 +36,7 @@ def create_model_parser(
 ) -> argparse.ArgumentParser:
     """A parser with all flags for loading a finished model and its input.
 
-    Args:
-      doc: the script's docstring.
-      source: what the script does with MODEL.
-      batch_size: the default.
+    `source`: what the script does with MODEL; `batch_size`: the default.
     """
     parser = create_parser(doc)
     add = parser.add_argument

@@ -147,9 +147,7 @@ def wilson_interval(share: float, count: float) -> tuple[float, float]:
 class Progress:
     """Progress of a run: a bar on a terminal; in a log, operations that take long.
 
-    Args:
-      doing: returns the current activity, and a number that changes whenever it makes progress.
-      shown: whether this process shows anything.
+    `doing` returns the current activity, and a number that changes whenever it makes progress.
     """
 
     def __init__(self, doing: Callable[[], tuple[str, int]], *, shown: bool = True):

@@ -82,11 +82,9 @@ def _exit_on_sigterm(*_: object) -> NoReturn:
 
 @contextlib.contextmanager
 def one_line_errors(watchdog: Watchdog | None = None, *, resumes: bool = False) -> Iterator[None]:
-    """Ends the process on an error, without a traceback for errors that the user can fix.
+    """Ends the process, and those it watches, without a traceback for what the user can fix.
 
-    Args:
-      watchdog: of this process, which ends the others of the run.
-      resumes: whether the same command resumes an interrupted run.
+    `resumes`: whether the same command resumes an interrupted run.
     """
 
     def has_peers() -> bool:
@@ -145,13 +143,11 @@ def start_processes(
     Ends this process with status 75 if not all arrive in time.
 
     Args:
-      distributed: see `command_line.run_parser`.
-      flags_of_process: for processes started by hand; otherwise their values are None.
+      distributed: see `command_line.run_parser`; `on` without a cluster is a UserError.
+      flags_of_process: their values are None unless processes are started by hand.
       timeouts: of `Watchdog.start`.
 
-    Raises:
-      UserError: flags that contradict each other, or `on` without a cluster.
-      TimeoutError: the cluster does not answer, or the coordinator's port is still in use.
+    Raises TimeoutError if the cluster does not answer, or the coordinator's port is still in use.
     """
     has_flags = any(value is not None for value in flags_of_process.values())
     address = flags_of_process["coordinator_address"]

@@ -59,10 +59,9 @@ Seen = dict[tuple[str, int], tuple[int, float]]
 def judge(
     records: dict[int, Record], num_processes: int, seen: Seen, heartbeat_timeout_seconds: float
 ) -> tuple[str, int] | None:
-    """(verdict, exit status) from the records of processes; None while all is well.
+    """(verdict, exit status) from the records of processes that have reported; None if all is well.
 
-    `records`: by process id; a process that has not reported yet has none. `seen`: {} in the
-    first call, the same dict afterwards.
+    `seen`: {} in the first call, the same dict afterwards.
     """
 
     def unchanged_seconds(what: str, process_id: int, value: int) -> float:

@@ -98,10 +98,7 @@ class Clock:
         self._line_by = time.monotonic() + min(FIRST_LINE_SECONDS, self.every_seconds)
 
     def _follow_devices(self) -> None:
-        """Adds up the time that the devices were idle because the next batch was not ready.
-
-        Only the host's waiting after the previous update has finished counts.
-        """
+        """Adds up the host's waiting for data after the devices have finished their update."""
         done: float | None = None  # when the devices finished the previous update
         while (update := self._updates.get()) is not None:
             wait_start, wait_end, output = update

@@ -26,12 +26,8 @@ def create_ending(
 
     To end it: `planned_steps`, and `early_stopping_best_step` if the metric is the reason.
 
-    Args:
-      workdir: of the run; evaluations up to `start_step` count as if they had been made now.
-      metric, patience, min_delta: see `stalled_since`; without a metric only the callback decides.
-      start_step: of this session.
-      total_steps: of the whole run.
-      on_evaluation: see `train_and_evaluate`.
+    Without a metric only the callback decides, see `train_and_evaluate`. Evaluations up to
+    `start_step` in the work directory count as if they had been made now.
     """
     rows = [row for row in read_metrics(workdir) if row["step"] <= start_step]
     values = {row["step"]: row[metric] for row in rows if metric in row}
@@ -60,13 +56,8 @@ def stalled_since(
 ) -> int | None:
     """The best step if the last `patience` evaluations have not improved on it, else None.
 
-    Early stopping as in Goodfellow et al., "Deep Learning", algorithm 7.1.
-
-    Args:
-      values: of all evaluations, by step.
-      metric: `NAME/METRIC`; lower is better for `LOWER_IS_BETTER`.
-      patience: number of evaluations, at least 1.
-      min_delta: smaller or equal gains do not count as improvement.
+    Early stopping as in Goodfellow et al., "Deep Learning", algorithm 7.1. `values`: by step;
+    smaller gains than `min_delta`, or equal ones, do not count.
     """
     sign = -1.0 if metric.rpartition("/")[2] in LOWER_IS_BETTER else 1.0
     best: int | None = None

@@ -73,8 +73,7 @@ def adafactor(
 ) -> optax.GradientTransformation:
     """Adafactor as for ViT-g (2106.04560, section 3.4; big_vision's `scale_by_adafactor`).
 
-    A factored second moment, then momentum as a moving average from 0, without bias correction:
-    momentum * m + (1 - momentum) * update.
+    A factored second moment, then momentum * m + (1 - momentum) * update, without bias correction.
 
     Args:
       momentum: decay of that average; 0 disables it.
@@ -112,8 +111,7 @@ def lamb(
 ) -> optax.GradientTransformation:
     """Adam for large batches (You et al., 1904.00962, algorithm 2).
 
-    `create_optimizer` scales the update of each array, after weight decay, to the norm of its
-    parameters.
+    `create_optimizer` scales each array's update, after weight decay, to its parameters' norm.
 
     Args:
       b1, b2, eps: of Adam.
@@ -213,11 +211,10 @@ def create_optimizer(
 
     Weight decay is decoupled and multiplied by the learning rate: each update subtracts
     `rate * weight_decay * parameter` (the paper's 0.1 is 0.1 here; big_vision's is 0.1 * base).
-    `layer_decay` scales this rate too, as in BEiT's AdamW (2106.08254).
+    `layer_decay` scales this rate too, as in BEiT's AdamW (2106.08254). `init` raises the errors
+    of `freeze`, `decay_multipliers` and `layer_decay`, see `parameters.groups`.
 
     Args:
-      schedule: from `create_schedule`.
-      table: of the parameters.
       weight_decay: of all decayed parameters.
       decay_parameters: which parameters to decay: kernels | all.
       decay_multipliers: pairs (regular expression, factor). The first pair that matches the full
@@ -231,9 +228,6 @@ def create_optimizer(
         l = 0 for parameters before the first block, i + 1 for block i, L + 1 for those after
         the last one. 1.0 disables it.
       momentum_dtype: storage of momentum and first moment: float32 or bfloat16.
-
-    `init` raises the errors of `freeze`, `decay_multipliers` and `layer_decay`, see
-    `parameters.groups`.
     """
     check_known("optimizer.name", name, OPTIMIZERS)
     check_known("optimizer.decay_parameters", decay_parameters, DECAY_MASKS)

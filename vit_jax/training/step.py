@@ -83,8 +83,7 @@ def make_train_step(
     """Returns `train_step(state, constants, batch) -> (state, metrics)`.
 
     Args:
-      objective: an `Objective`; its loss gets the parameters with the state's buffers and the
-        constants, and one that `spans_batch` is accumulated by its `embed` and `loss_of`.
+      objective: an `Objective`; its loss gets the parameters, the buffers and the constants.
       seed: all randomness of update t is a function of (seed, t).
       gradient: from `create_gradient`.
       relative_rate: `Schedule.relative`, for the gradient.
@@ -124,10 +123,7 @@ def make_train_step(
 def _value_and_grad(
     objective: Any, fixed: Any, to_model: Callable[[Any], Any], *, num_steps: int
 ) -> ValueAndGrad:
-    """Of the loss in the trainable parameters, accumulated over `num_steps` parts of a batch.
-
-    `fixed` are the arrays that the objective reads besides them.
-    """
+    """Of the loss in the trainable parameters, accumulated over `num_steps` parts of a batch."""
 
     def call(method: Callable[..., Any], params: Any, *args: Any) -> Any:
         with keep_batch_sharding():
@@ -168,8 +164,8 @@ def accumulate_embeddings(
 ) -> Result:
     """The gradient of the whole batch, although `embed` sees one part at a time (see `Objective`).
 
-    As in GradCache (2101.06983): first the embeddings of all parts, then the gradient of the loss
-    with respect to them, then each part again to backpropagate its rows to the parameters.
+    As in GradCache (2101.06983): the embeddings of all parts, the gradient of the loss with respect
+    to them, then each part again to backpropagate its rows to the parameters.
     """
 
     def embed_part(params: Any, part: tuple[Batch, jax.Array]) -> Any:

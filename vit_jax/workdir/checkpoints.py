@@ -40,7 +40,7 @@ class CheckpointManager:
     """Saves, keeps and restores the train state under `workdir/checkpoints/<step>`.
 
     Every process creates one, with the keys of `config.checkpoint`, and calls every method at the
-    same point. Raises UserError for an argument out of range.
+    same point.
     """
 
     def __init__(

@@ -145,10 +145,7 @@ def check_shared(folder: Path) -> None:
 def _take_over(
     folder: Path, config: dict[str, Any], fingerprint: dict[str, Any], resume: str
 ) -> None:
-    """Compares the workdir's files with this run and writes them if allowed.
-
-    After a start that failed before the first update, the config may change.
-    """
+    """Compares the workdir's files with this run and writes them if allowed or without results."""
     results = [name for name in _RESULTS if _is_nonempty(folder / name)]
     known = (folder / CONFIG_FILE).exists()
     if results and not known and resume == "auto":
@@ -198,8 +195,7 @@ def another_run(path: Path, value: dict[str, Any], may_differ: tuple[str, ...]) 
 def _differences(saved: Any, value: dict[str, Any], may_differ: tuple[str, ...]) -> str:
     """`key: saved -> new` for the first ten dotted keys that differ.
 
-    A key that only one of them has was added or removed between versions: it differs unless it is
-    off there (False, None, 0, empty).
+    A key that only one version has differs unless it is off there (False, None, 0, empty).
     """
 
     def flatten(tree: Any) -> dict[str, Any]:  # values as in JSON; an empty section is one

@@ -132,10 +132,7 @@ def saves_in(folder: Path) -> dict[str, bool]:
 
 
 def newest_intact(folder: Path, steps: list[int]) -> tuple[int | None, list[int]]:
-    """(the first step that matches its checksums, or None without steps; the steps before it).
-
-    Raises UserError if there are steps, but none is intact.
-    """
+    """(the first step that matches its checksums, or None without steps; the steps before it)."""
     damaged: dict[int, str] = {}
     for step in steps:
         files = damaged_in(folder / str(step))
