@@ -16,6 +16,7 @@ from collections.abc import Callable, Container, Mapping
 from types import NoneType, UnionType
 from typing import Any, get_args
 
+from flax.traverse_util import flatten_dict
 from ml_collections import ConfigDict
 from ml_collections.config_dict import FieldReference, placeholder
 
@@ -260,13 +261,9 @@ def _check_value(key: str, value: Any) -> None:
         raise UserError(f"{key}={value} must be at most {most:,}.")
 
 
-def flatten(config: Any, prefix: str = "") -> dict[str, Any]:
+def flatten(config: ConfigDict) -> dict[str, Any]:
     """All values by dotted key."""
-    values: dict[str, Any] = {}
-    for key, value in config.items():
-        is_section = hasattr(value, "items")
-        values |= flatten(value, f"{prefix}{key}.") if is_section else {prefix + key: value}
-    return values
+    return flatten_dict(config.to_dict(), sep=".")
 
 
 def optional_keys(config: ConfigDict) -> set[str]:
