@@ -14,11 +14,12 @@ T = TypeVar("T", int, float)
 
 class _Parser(argparse.ArgumentParser):
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
-        given, rest = self.parse_known_args(args, namespace)
-        if rest:
-            flag = rest[0].partition("=")[0]
-            self.error(f"unknown argument {rest[0]}.{nearest(flag, self._option_string_actions)}")
-        return given
+        options, unknown = self.parse_known_args(args, namespace)
+        if unknown:
+            flag = unknown[0].partition("=")[0]
+            near = nearest(flag, self._option_string_actions)
+            self.error(f"unknown argument {unknown[0]}.{near}")
+        return options
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"error: {escaped(message)} (see --help)\n")
@@ -35,10 +36,7 @@ def create_model_parser(
 ) -> argparse.ArgumentParser:
     """A parser with all flags for loading a finished model and its input.
 
-    Args:
-      doc: the script's docstring.
-      source: what the script does with MODEL.
-      batch_size: the default.
+    `source`: what the script does with MODEL; `batch_size`: the default.
     """
     parser = create_parser(doc)
     add = parser.add_argument
@@ -79,16 +77,16 @@ def add_share(parser: argparse.ArgumentParser) -> None:
 
 def split_overrides(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     """KEY=VALUE of each `--config.KEY=VALUE` or `--config.KEY VALUE`, and the other arguments."""
-    overrides, rest, following = [], [], iter(arguments)
+    overrides, others, following = [], [], iter(arguments)
     for argument in following:
         match = re.match(r"--?config\.(.*)", argument, re.DOTALL)
         if match is None:
-            rest.append(argument)
+            others.append(argument)
         elif "=" in argument:
             overrides.append(match[1])
         else:
             overrides.append(f"{match[1]}={next(following, '')}")
-    return overrides, rest
+    return overrides, others
 
 
 def pair(text: str) -> tuple[int, int]:

@@ -25,9 +25,7 @@ from vit_jax.wording import nearest
 def run_parser(doc: str | None, *, trains: bool = True) -> argparse.ArgumentParser:
     """The parser of a script that takes a recipe and overrides of its keys, see `parse`.
 
-    Args:
-      doc: the script's docstring.
-      trains: False for one that accepts the other flags of a training, but ignores them.
+    `trains`: False for a script that accepts the other flags of a training, but ignores them.
     """
     parser = create_parser(doc, add_help=False)
     parser.add_argument("-h", "--help", action=_Help, help="show this, and all keys of the config")
@@ -71,14 +69,12 @@ def parse(
 
     `--config.SECTION.name=KIND` replaces a section by that of another kind before its keys are
     overridden (see `config.set_kind`), and `--config.KEY=None` unsets a key that may be None.
-
-    Raises:
-      UserError: any mistake in a recipe or an override.
+    Any mistake in a recipe or an override is a UserError.
     """
-    overrides, rest = split_overrides(sys.argv[1:] if arguments is None else arguments)
-    given = parser.parse_args(rest)
-    given.config = override(load_recipe(given.config), overrides)
-    return given
+    overrides, others = split_overrides(sys.argv[1:] if arguments is None else arguments)
+    options = parser.parse_args(others)
+    options.config = override(load_recipe(options.config), overrides)
+    return options
 
 
 class _Help(argparse.Action):
@@ -92,30 +88,26 @@ class _Help(argparse.Action):
 
 
 def override(config: Any, overrides: Sequence[str]) -> Any:
-    """Sets keys of a config to values in text, as `dataset.batch_size=64`; returns it.
-
-    Raises:
-      UserError: a mistake in one of them.
-    """
-    given = dict(_key_and_value(each) for each in overrides)
-    chosen = choose_kinds(config, given)
-    unset = unset_keys(config, given)
-    for key in unset:
+    """Sets keys of a config to values in text, as `dataset.batch_size=64`; returns it."""
+    texts = {key: value for key, _, value in (text.partition("=") for text in overrides)}
+    done = choose_kinds(config, texts)
+    for key in unset_keys(config, texts):
         section, name = key.split(".")
         config[section][name] = None
-    rest = [each for each in overrides if _key_and_value(each)[0] not in chosen | unset]
-    argv, values = ["", *(f"--config.{each}" for each in rest)], flags.FlagValues()
+        done.add(key)
+    remaining = [text for text in overrides if text.partition("=")[0] not in done]
+    argv, values = ["", *(f"--config.{text}" for text in remaining)], flags.FlagValues()
     try:
         config_flags.DEFINE_config_dict(
             "config", config, lock_config=True, sys_argv=argv, flag_values=values
         )
         values(argv)
     except (flags.Error, AttributeError, KeyError, TypeError, ValueError) as error:
-        raise UserError(_override_error(error, config, rest)) from error
+        raise UserError(_override_error(error, config, remaining)) from error
     # Explicit values take precedence over those of the weights.
     family = schema.MODELS[config.model.name]
     conventions = [f"model.{key}" for key in (*family.conventions, *family.head_conventions)]
-    config.pretrained.keep += tuple(key for key in conventions if key in given)
+    config.pretrained.keep += tuple(key for key in conventions if key in texts)
     return config
 
 
@@ -133,24 +125,21 @@ def get_config(recipe: str = "", *overrides: str) -> Any:
 
 
 def load_recipe(spec: str) -> Any:
-    """The config of `PATH[:ARGUMENT]`.
+    """The config of `PATH[:ARGUMENT]`; UserError if there is none.
 
     PATH may also be relative to the repository, or the name of a recipe: `finetune` for
     `configs/finetune.py`.
-
-    Raises:
-      UserError: no such file, no `get_config` in it, or an error from the recipe itself.
     """
     path, separator, argument = spec.partition(":")
     places = [path, str(ROOT / path), str(ROOT / f"configs/{path}.py")]
-    found = next(filter(os.path.isfile, places), "")
-    if not found:
-        known = [each.stem for each in (ROOT / "configs").glob("*.py")]
+    file = next(filter(os.path.isfile, places), "")
+    if not file:
+        known = [recipe.stem for recipe in (ROOT / "configs").glob("*.py")]
         raise UserError(f"--config: there is no recipe {path!r}.{nearest(path, known)}")
     if str(ROOT) not in sys.path:
         sys.path.append(str(ROOT))  # recipes import each other as `configs.pretrain`
     try:
-        get_config = runpy.run_path(found, run_name="recipe")["get_config"]
+        get_config = runpy.run_path(file, run_name="recipe")["get_config"]
     except (KeyError, SyntaxError) as error:
         raise UserError(f"--config: {path!r} is not a recipe: {error}") from error
     if separator and not inspect.signature(get_config).parameters:
@@ -158,72 +147,61 @@ def load_recipe(spec: str) -> Any:
     return get_config(argument) if separator else get_config()
 
 
-# Names of keys in other libraries.
-_WORDS = {
-    **dict.fromkeys(("lr", "base_lr", "peak_lr"), "schedule.learning_rate"),
-    **dict.fromkeys(("wd", "decay"), "optimizer.weight_decay"),
-    **dict.fromkeys(("num_epochs", "max_epochs", "train_epochs"), "duration.epochs"),
-    **dict.fromkeys(("max_steps", "total_steps", "num_steps", "train_steps"), "duration.steps"),
-    **dict.fromkeys(("bs", "batch", "train_batch_size"), "dataset.batch_size"),
-    **dict.fromkeys(
-        ("image_size", "img_size", "resolution", "input_size", "size"),
-        "a number in dataset.preprocess and dataset.eval_preprocess, as official_train(384)",
+# What our keys are called elsewhere.
+_NAMES_ELSEWHERE = {
+    "schedule.learning_rate": "lr base_lr peak_lr",
+    "schedule.warmup_steps": "warmup warmup_epochs",
+    "optimizer.name": "opt optim",
+    "optimizer.weight_decay": "wd decay",
+    "optimizer.clip_norm": "clip_grad grad_clip max_grad_norm clip",
+    "duration.epochs": "num_epochs max_epochs train_epochs",
+    "duration.steps": "max_steps total_steps num_steps train_steps",
+    "dataset.name": "data data_path dataset_name",
+    "dataset.batch_size": "bs batch train_batch_size",
+    "a number in dataset.preprocess and dataset.eval_preprocess, as official_train(384)": (
+        "image_size img_size resolution input_size size"
     ),
-    **dict.fromkeys(("ema", "ema_decay", "model_ema", "polyak"), "train_step.polyak_decay"),
-    **dict.fromkeys(("drop_path", "drop_path_rate"), "model.stochastic_depth_rate"),
-    **dict.fromkeys(("dropout", "drop", "drop_rate"), "model.dropout_rate"),
-    **dict.fromkeys(("mixup", "mixup_prob"), "mix.mixup_alpha"),
-    **dict.fromkeys(("cutmix", "cutmix_prob"), "mix.cutmix_alpha"),
-    **dict.fromkeys(("clip_grad", "grad_clip", "max_grad_norm", "clip"), "optimizer.clip_norm"),
-    **dict.fromkeys(("warmup", "warmup_epochs"), "schedule.warmup_steps"),
-    **dict.fromkeys(("workers", "dataloader_num_workers"), "loader.num_workers"),
-    **dict.fromkeys(("amp", "precision", "fp16", "bf16", "mixed_precision"), "model.dtype"),
-    **dict.fromkeys(("gradient_checkpointing", "grad_checkpointing"), "model.remat"),
-    **dict.fromkeys(
-        ("gradient_accumulation_steps", "accum", "accum_steps", "accum_freq"),
-        "train_step.accumulation_steps",
-    ),
-    **dict.fromkeys(("smoothing",), "objective.label_smoothing"),
-    **dict.fromkeys(("opt", "optim"), "optimizer.name"),
-    **dict.fromkeys(("data", "data_path", "dataset_name"), "dataset.name"),
-    **dict.fromkeys(
-        ("checkpoint_path", "model_or_filename", "init_from", "weights"), "pretrained.source"
-    ),
-    "num_classes": "determined by the data set (or the objective), not set in the config",
-    "output_dir": "the flag --workdir",
+    "loader.num_workers": "workers dataloader_num_workers",
+    "train_step.polyak_decay": "ema ema_decay model_ema polyak",
+    "train_step.accumulation_steps": "gradient_accumulation_steps accum accum_steps accum_freq",
+    "model.stochastic_depth_rate": "drop_path drop_path_rate",
+    "model.dropout_rate": "dropout drop drop_rate",
+    "model.dtype": "amp precision fp16 bf16 mixed_precision",
+    "model.remat": "gradient_checkpointing grad_checkpointing",
+    "mix.mixup_alpha": "mixup mixup_prob",
+    "mix.cutmix_alpha": "cutmix cutmix_prob",
+    "objective.label_smoothing": "smoothing",
+    "pretrained.source": "checkpoint_path model_or_filename init_from weights",
+    "determined by the data set (or the objective), not set in the config": "num_classes",
+    "the flag --workdir": "output_dir",
 }
 
 
-def choose_kinds(config: Any, given: Mapping[str, str]) -> set[str]:
+def choose_kinds(config: Any, texts: Mapping[str, str]) -> set[str]:
     """Sets each section to the kind given on the command line; returns the keys that do."""
     values = schema.flatten(config)
     chosen = set()
-    for key, name in given.items():
+    for key, name in texts.items():
         section, _, last = key.rpartition(".")
         names_kind = last == "name" and (section in schema.KINDS or section[:11] == "evaluators.")
         if names_kind and values.get(key, name) != name:
-            schema.set_kind(config, section, name, given)
+            schema.set_kind(config, section, name, texts)
             chosen.add(key)
     return chosen
 
 
-def unset_keys(config: Any, given: Mapping[str, str]) -> set[str]:
+def unset_keys(config: Any, texts: Mapping[str, str]) -> set[str]:
     """Keys to set to None: those given as None, and a recipe's length if another one is given."""
     lengths = {f"duration.{name}" for name in config.duration}
-    unset = {key for key in schema.optional_keys(config) if given.get(key) == "None"}
-    asked = lengths & given.keys() - unset
+    unset = {key for key in schema.optional_keys(config) if texts.get(key) == "None"}
+    asked = lengths & texts.keys() - unset
     return unset | (lengths - asked if asked else set())
-
-
-def _key_and_value(override: str) -> tuple[str, str]:
-    key, _, value = override.partition("=")
-    return key, value
 
 
 def _override_error(error: BaseException, config: Any, overrides: Sequence[str]) -> str:
     """One line that explains what is wrong with the overrides."""
     known = schema.flatten(config)
-    keys = (_key_and_value(each)[0].partition("[")[0] for each in overrides)
+    keys = (text.partition("=")[0].partition("[")[0] for text in overrides)
     unknown = next((key for key in keys if key not in known), None)
     if unknown is None:
         return f"{' '.join(str(error.args[0] if error.args else error).split())} (see --help)"
@@ -234,8 +212,9 @@ def _override_error(error: BaseException, config: Any, overrides: Sequence[str])
         kind = f"{section}.name={known[f'{section}.name']!r}"
     elsewhere = [key for key in known if key.endswith(f".{leaf}")]
     near = nearest(unknown, elsewhere or same or known)
-    if leaf in _WORDS and not elsewhere:
-        near = f" Here it is {_WORDS[leaf]}."
+    ours = [key for key, names in _NAMES_ELSEWHERE.items() if leaf in names.split()]
+    if ours and not elsewhere:
+        near = f" Here it is {ours[0]}."
     elif len(elsewhere) == 1:
         near = f" Did you mean {elsewhere[0]!r}?"
     return f"--config.{unknown} is not a key of {kind}.{near} --help lists all."
@@ -269,12 +248,12 @@ def _help_of_kinds(key: str, shown: str, default: str) -> list[str]:
     kinds = {name: schema.kind_keys(key, name) for name in table}
     rows = " | a variant, such as B/16" if key == "model" else ""
     lines = [f"  {shown}.name = {default!r}  # {' | '.join(table)}{rows}"]
-    for each in dict.fromkeys(each for keys in kinds.values() for each in keys):
-        having = [name for name, keys in kinds.items() if each in keys]
-        _, value = kinds[having[0]][each]
+    for option in dict.fromkeys(option for keys in kinds.values() for option in keys):
+        having = [name for name, keys in kinds.items() if option in keys]
+        _, value = kinds[having[0]][option]
         value = "..." if value is dataclasses.MISSING else repr(value)
         only = "" if len(having) == len(kinds) else f"({', '.join(having)}) "
-        lines.append(f"  {shown}.{each} = {value}  # {only}{help_of(key, having[0])[each]}")
+        lines.append(f"  {shown}.{option} = {value}  # {only}{help_of(key, having[0])[option]}")
     return lines
 
 

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import math
 import re
 import typing
 from collections.abc import Callable, Container, Mapping
 from types import NoneType, UnionType
 from typing import Any, get_args
 
+from flax.traverse_util import flatten_dict
 from ml_collections import ConfigDict
 from ml_collections.config_dict import FieldReference, placeholder
 
@@ -37,10 +39,7 @@ KEYS: dict[str, dict[str, tuple[Any, str]]] = {
         "epochs": (float, "passes over dataset.split"),
     },
     "dataset": {
-        "name": (
-            "glyphs",
-            "TFDS name | path of images, see data/datasets.py | digits | glyphs(...)",
-        ),
+        "name": ("glyphs", "TFDS name | path, see data/datasets.py | digits | glyphs(...)"),
         "data_dir": ("", "folder of prepared TFDS sets; '' is TFDS_DATA_DIR or its default"),
         "split": ("train", "training split, such as train[:98%]"),
         "label_key": ("", "feature with the label; '' finds it; vtab_... computes it"),
@@ -95,10 +94,7 @@ KEYS: dict[str, dict[str, tuple[Any, str]]] = {
         "keep": ((), "keys such as model.gelu to keep even if the source differs"),
         "grid": (tuple, "(rows, columns) of its tokens, if not square"),
         "reset_head": (True, "new zero head; False keeps the checkpoint's"),
-        "posemb": (
-            "bilinear",
-            "bilinear (official) | bicubic (antialiased, timm) | transformers | dinov2",
-        ),
+        "posemb": ("bilinear", "bilinear (official) | bicubic (timm) | transformers | dinov2"),
         "resize_patches": (False, "allow another patch size, by pseudo-inverse"),
         "channels": ("", "if the number of input channels differs: sum | mean | tile"),
         "class_token": ("", "if only one of both has a class token: add | drop"),
@@ -151,11 +147,18 @@ KINDS: dict[str, tuple[Mapping[str, Any], tuple[Callable[..., Any], ...]]] = {
 }
 # Parameters that the loop passes.
 HANDED_OVER = ("num_classes", "total_steps", "schedule", "table", "task", "objective")
-# Minimum of keys that are not checked elsewhere in time.
-AT_LEAST = {
-    r"loader\.num_\w+|evaluators\..+\.every_steps|log\.every_seconds": 0,
-    r"early_stopping\.min_delta|lora\.rank": 0,
-    r"loader\.prefetch|log\.every_steps|early_stopping\.patience": 1,
+# Intervals of numbers, also of those in a list, that are not checked elsewhere.
+INTERVALS = {
+    r"loader\.num_\w+|evaluators\..+\.every_steps|log\.every_seconds": "[0, inf)",
+    r"early_stopping\.min_delta|lora\.rank|processes\.(step|start)_timeout_seconds": "[0, inf)",
+    r"mix\..+_alpha|gradient\..+|optimizer\.weight_decay|schedule\.learning_rate": "[0, inf)",
+    r"loader\.prefetch|log\.every_steps|early_stopping\.patience": "[1, inf)",
+    r"checkpoint\.(every_steps|keep|keep_best)": "[1, inf)",
+    r"processes\.(arrival|heartbeat)_timeout_seconds|schedule\.timescale_steps": "(0, inf)",
+    r"optimizer\.(eps|clip_norm|factored_decay|trust_coefficient)": "(0, inf)",
+    r"optimizer\.(momentum|b1|b2)|train_step\.polyak_decay": "[0, 1)",
+    r"mix\..*probability": "[0, 1]",
+    r"schedule\.decay_at": "(0, 1)",
 }
 LARGEST_FLOAT = 3.4e38
 # The first match counts: beyond these, array sizes overflow.
@@ -171,9 +174,7 @@ def section(key: str, name: str, **values: Any) -> ConfigDict:
     keys = kind_keys(key, name)
     check_keys(key, name, values, keys)
     values = {option: values.get(option, default) for option, (_, default) in keys.items()}
-    missing = [
-        f"{key}.{option}" for option, value in values.items() if value is dataclasses.MISSING
-    ]
+    missing = [f"{key}.{name}" for name, value in values.items() if value is dataclasses.MISSING]
     if missing:
         or_row = ", or a variant as name, such as B/16" if key == "model" else ""
         raise UserError(
@@ -200,8 +201,8 @@ def set_kind(
     """
     parent, _, last = key.rpartition(".")
     node = config[parent] if parent else config
-    kept = dict(node[last])
-    old_keys = kind_keys(key, kept["name"])
+    old = dict(node[last])
+    old_keys = kind_keys(key, old["name"])
     if key == "model" and name not in MODELS:
         try:
             values = {**get_variant(name), **values}
@@ -209,28 +210,30 @@ def set_kind(
             raise UserError(f"model.name={name!r} is not {' | '.join(MODELS)}; {error}") from error
         name = values.pop("name")
         for size in {size for row in VARIANTS.values() for size in row}:
-            kept.pop(size, None)
+            old.pop(size, None)
     choices = MODELS[name].choices if key == "model" else {}
-    for option in choices.keys() & kept.keys():
-        if kept[option] not in choices[option]:
-            del kept[option]
     for option, (annotation, default) in kind_keys(key, name).items():
-        if option in kept and old_keys.get(option, (None,))[0] == annotation:
-            values.setdefault(option, kept[option])
+        is_allowed = option not in choices or old.get(option) in choices[option]
+        if option in old and is_allowed and old_keys.get(option, (None,))[0] == annotation:
+            values.setdefault(option, old[option])
         elif default is dataclasses.MISSING and f"{key}.{option}" in later:
             values.setdefault(option, None)
-    new = section(key, name, **values)
     with config.unlocked():
-        node[last] = new
+        node[last] = section(key, name, **values)
 
 
 def check_config(config: ConfigDict) -> None:
     """Raises UserError for mistakes that are not checked elsewhere in time.
 
-    These are missing or unknown keys of a section, numbers out of range, and data sets
-    on a server.
+    These are missing or unknown keys, numbers out of range, and data sets on a server.
     """
-    _check_kinds(config)
+    sections = {key: config[key] for key in KINDS if "." not in key}
+    sections |= {f"evaluators.{key}": config.evaluators[key] for key in config.evaluators}
+    for key, node in sections.items():
+        known = {"name": None, **kind_keys(key, node.name)}
+        check_keys(key, node.name, node, known)
+        for missing in known.keys() - set(node):
+            raise UserError(f"{key}.{missing} is missing; {key}.name={node.name!r} needs it.")
     for key, value in flatten(config).items():
         _check_value(key, value)
     if not 0 <= config.seed < 2**32:  # JAX would drop the higher bits: 2**32 would be 0
@@ -241,62 +244,50 @@ def check_config(config: ConfigDict) -> None:
     check_local("dataset.name", config.dataset.name)
 
 
-def _check_kinds(config: ConfigDict) -> None:
-    sections = {key: config[key] for key in KINDS if "." not in key}
-    sections |= {f"evaluators.{key}": config.evaluators[key] for key in config.evaluators}
-    for key, node in sections.items():
-        known = {"name": None, **kind_keys(key, node.name)}
-        check_keys(key, node.name, node, known)
-        for missing in known.keys() - set(node):
-            raise UserError(f"{key}.{missing} is missing; {key}.name={node.name!r} needs it.")
-
-
 def _check_value(key: str, value: Any) -> None:
     if isinstance(value, float) and not abs(value) <= LARGEST_FLOAT:
         raise UserError(f"{key}={value} must be a finite float32 number.")
-    for pattern, low in AT_LEAST.items():
-        if re.fullmatch(pattern, key) and value < low:
-            raise UserError(f"{key}={value} must be at least {low}.")
-    high = next(high for pattern, high in AT_MOST.items() if re.fullmatch(pattern, key))
-    numbers = value if isinstance(value, tuple | list) else (value,)
-    if any(isinstance(number, int) and abs(number) > high for number in numbers):
-        raise UserError(f"{key}={value} must be at most {high:,}.")
+    values = value if isinstance(value, tuple | list) else (value,)
+    numbers = [number for number in values if isinstance(number, int | float)]
+    for interval in (interval for keys, interval in INTERVALS.items() if re.fullmatch(keys, key)):
+        low, high = map(float, interval[1:-1].split(","))
+        closed = [end for end, mark in ((low, interval[0]), (high, interval[-1])) if mark in "[]"]
+        if not all(low < number < high or number in closed for number in numbers):
+            bound = f"at least {low:g}" if low in closed else f"more than {low:g}"
+            text = bound if high == math.inf else f"in {interval}"
+            raise UserError(f"{key}={value} must be {text}.")
+    most = next(most for pattern, most in AT_MOST.items() if re.fullmatch(pattern, key))
+    if any(isinstance(number, int) and abs(number) > most for number in numbers):
+        raise UserError(f"{key}={value} must be at most {most:,}.")
 
 
-def flatten(config: Any, prefix: str = "") -> dict[str, Any]:
+def flatten(config: ConfigDict) -> dict[str, Any]:
     """All values by dotted key."""
-    values: dict[str, Any] = {}
-    for key, value in config.items():
-        is_section = hasattr(value, "items")
-        values |= flatten(value, f"{prefix}{key}.") if is_section else {prefix + key: value}
-    return values
+    return flatten_dict(config.to_dict(), sep=".")
 
 
 def optional_keys(config: ConfigDict) -> set[str]:
     """The keys that may be None, as `section.key`."""
-    keys_or_none = {
-        f"{name}.{key}"
-        for name, keys in KEYS.items()
-        for key, (default, _) in keys.items()
-        if isinstance(default, type)
-    }
+    optional = set()
+    for name, keys in KEYS.items():
+        optional |= {f"{name}.{key}" for key, (value, _) in keys.items() if isinstance(value, type)}
     for name in (name for name in KINDS if "." not in name):
-        keys = kind_keys(name, config[name].name).items()
-        keys_or_none |= {f"{name}.{key}" for key, (hint, _) in keys if NoneType in get_args(hint)}
-    return keys_or_none
+        keys = kind_keys(name, config[name].name)
+        optional |= {
+            f"{name}.{key}" for key, (hint, _) in keys.items() if NoneType in get_args(hint)
+        }
+    return optional
 
 
 def kind_keys(key: str, name: str) -> dict[str, tuple[Any, Any]]:
     """For a kind: (type, default) of each key."""
     options: dict[str, tuple[Any, Any]] = {}
     for function in functions_of(key, name):
-        if key == "model" and inspect.isclass(function):
-            hints = typing.get_type_hints(function)
-            options |= {
-                option: (hints[option], f.default) for option, f in MODELS[name].keys.items()
-            }
-            continue
         hints = typing.get_type_hints(function)
+        if key == "model" and inspect.isclass(function):
+            fields = MODELS[name].keys.items()
+            options |= {option: (hints[option], field.default) for option, field in fields}
+            continue
         for parameter in inspect.signature(function).parameters.values():
             if parameter.kind is parameter.KEYWORD_ONLY and parameter.name not in HANDED_OVER:
                 options[parameter.name] = hints[parameter.name], parameter.default

@@ -44,7 +44,7 @@ class _Lines(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         lines = escaped(super().format(record), "\n").splitlines()
         if record.levelno < logging.WARNING:  # others stay one line: people look for them by words
-            lines = ["\n".join(self._wrapper.wrap(each)) for each in lines]
+            lines = ["\n".join(self._wrapper.wrap(line)) for line in lines]
         return "\n  ".join(lines)
 
 
@@ -83,12 +83,9 @@ def start_logging(process_id: int | None = None, *, to_stderr: bool = False) -> 
 
 
 def ensure_logging() -> None:
-    """`start_logging` where the user has not set up the log, as in a notebook.
+    """`start_logging` where the user has not set up the log, as in a notebook."""
 
-    Importing absl or Orbax leaves a handler with the default format, which does not count.
-    """
-
-    def is_default(handler: logging.Handler) -> bool:
+    def is_default(handler: logging.Handler) -> bool:  # importing absl or Orbax leaves one
         layout = getattr(handler.formatter, "_fmt", logging.BASIC_FORMAT)
         is_plain = type(handler) is logging.StreamHandler and layout == logging.BASIC_FORMAT
         return is_plain or "absl" in type(handler).__module__
@@ -100,7 +97,7 @@ def ensure_logging() -> None:
 @contextlib.contextmanager
 def holding_warnings() -> Iterator[None]:
     """Shows start-up warnings together at the end of the start, where they are noticed."""
-    handlers = [each for each in logging.root.handlers if isinstance(each, _Handler)]
+    handlers = [h for h in logging.root.handlers if isinstance(h, _Handler)]
     for handler in handlers:
         handler.held = []
     try:
@@ -150,9 +147,7 @@ def wilson_interval(share: float, count: float) -> tuple[float, float]:
 class Progress:
     """Progress of a run: a bar on a terminal; in a log, operations that take long.
 
-    Args:
-      doing: returns the current activity, and a number that changes whenever it makes progress.
-      shown: whether this process shows anything.
+    `doing` returns the current activity, and a number that changes whenever it makes progress.
     """
 
     def __init__(self, doing: Callable[[], tuple[str, int]], *, shown: bool = True):
@@ -168,14 +163,8 @@ class Progress:
         self._total_steps = total_steps
         if self._shown and sys.stderr.isatty():
             columns, rows = shutil.get_terminal_size()  # or its default
-            self._bar = tqdm(
-                total=total_steps,
-                initial=start_step,
-                bar_format=_BAR,
-                ncols=columns,
-                nrows=rows,
-                leave=False,
-            )
+            options = {"bar_format": _BAR, "ncols": columns, "nrows": rows, "leave": False}
+            self._bar = tqdm(total=total_steps, initial=start_step, **options)
 
     def advance(self, step: int) -> None:
         """Update `step` has been started."""
@@ -198,13 +187,12 @@ class Progress:
     def _watch(self) -> None:
         since, before, due = time.monotonic(), self._doing(), REMINDER_SECONDS
         while not self._stopped.wait(TICK_SECONDS):
-            found, now = self._doing(), time.monotonic()
-            if found != before:
-                since, before, due = now, found, REMINDER_SECONDS
+            state, now = self._doing(), time.monotonic()
+            if state != before:
+                since, before, due = now, state, REMINDER_SECONDS
             elapsed = now - since
             if self._bar is not None:
-                text = f"{found[0]} ({elapsed:.0f} s) " if elapsed > 2 else ""
-                self._bar.set_description_str(text)
+                self._bar.set_description_str(f"{state[0]} ({elapsed:.0f} s) " * (elapsed > 2))
             elif self._shown and elapsed >= due:
                 due = min(2 * due, due + 60.0)
-                logging.info("Still %s (%.0f s).", found[0], elapsed)
+                logging.info("Still %s (%.0f s).", state[0], elapsed)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import logging
-import math
 import os
 import signal
 import sys
@@ -40,10 +39,7 @@ def main(
 ) -> None:
     """Parses the command line and calls `run(arguments, watchdog)`, in every process of a training.
 
-    Args:
-      run: gets the flags of `command_line.run_parser`, and `config`.
-      doc: the script's docstring, shown by --help.
-      add_arguments: adds those of this script to the parser.
+    `run` gets the flags of `command_line.run_parser`, those of `add_arguments`, and `config`.
 
     A `UserError` ends the process with one line on stderr and status 2, a diverged training with
     status 1, Ctrl-C with 130. Status 75 means that the same command resumes from the last
@@ -55,6 +51,7 @@ def main(
     # Tracing creates millions of long-lived objects: scanning them took 7 % of the start.
     gc.set_threshold(50_000, 10, 10)
     from vit_jax import command_line
+    from vit_jax.config import check_config
     from vit_jax.multihost.watchdog import Watchdog
 
     watchdog = Watchdog()
@@ -62,6 +59,7 @@ def main(
         parser = command_line.run_parser(doc)
         add_arguments(parser)
         arguments = command_line.parse(parser)
+        check_config(arguments.config)
         if arguments.profile_steps is not None:
             arguments.config.log.profile_steps = arguments.profile_steps
         start_logging(arguments.process_id)
@@ -84,43 +82,30 @@ def _exit_on_sigterm(*_: object) -> NoReturn:
 
 @contextlib.contextmanager
 def one_line_errors(watchdog: Watchdog | None = None, *, resumes: bool = False) -> Iterator[None]:
-    """Ends the process on an error, without a traceback for errors that the user can fix.
+    """Ends the process, and those it watches, without a traceback for what the user can fix.
 
-    Args:
-      watchdog: of this process, which ends the others of the run.
-      resumes: whether the same command resumes an interrupted run.
+    `resumes`: whether the same command resumes an interrupted run.
     """
 
-    def others() -> Watchdog | None:
-        return watchdog if watchdog and watchdog.num_processes > 1 else None
-
-    def wait_for_verdict(error: Exception) -> None:
-        """Ends the process if another one is to blame; the watchdog reports which."""
-        if peers := others():
-            print(f"{one_line(error)} (looking for the cause)", file=sys.stderr, flush=True)
-            peers.wait_for_verdict()
+    def has_peers() -> bool:
+        return watchdog is not None and watchdog.num_processes > 1
 
     def end(message: str, exit_code: int) -> NoReturn:
         """Ends this process and the others of the run, which would wait for it."""
         with contextlib.suppress(OSError):  # the log may be on the full disk
             print(message, file=sys.stderr, flush=True)
-        if peers := others():
-            peers.fail(message.strip().splitlines()[-1].removeprefix("error: "), exit_code)
+        if watchdog is not None and has_peers():
+            watchdog.fail(message.strip().splitlines()[-1].removeprefix("error: "), exit_code)
             logging.shutdown()
             os._exit(exit_code)  # JAX's exit handlers would wait for all processes
         sys.exit(exit_code)
 
     try:
         yield
-    except TimeoutError as error:  # a barrier not reached by others, a cluster that does not answer
-        wait_for_verdict(error)
-        end(f"error: {one_line(error)}", REQUEUE_EXIT_CODE)
-    except (UserError, OSError) as error:  # OSError: a full disk, a folder that was removed
-        end(f"error: {escaped(str(error))}", REQUEUE_EXIT_CODE if is_transient(error) else 2)
     except PreemptedError as error:
         print(error, file=sys.stderr)
-        if peers := others():
-            peers.leave()
+        if watchdog is not None:
+            watchdog.leave()
         sys.exit(REQUEUE_EXIT_CODE)
     except KeyboardInterrupt:
         resume_hint = " The same command resumes from the last checkpoint." if resumes else ""
@@ -128,13 +113,19 @@ def one_line_errors(watchdog: Watchdog | None = None, *, resumes: bool = False) 
     except TrainingDivergedError as error:
         end(f"error: {error}", 1)
     except Exception as error:
-        if may_be_caused_by_peer(error):
-            wait_for_verdict(error)
-        if is_network_error(error) or is_transient(error):  # a bucket is unreachable
-            end(f"error: {one_line(error)}", REQUEUE_EXIT_CODE if is_transient(error) else 2)
+        # A barrier not reached by others, a failed collective; the watchdog finds out by whom.
+        caused_by_peer = isinstance(error, TimeoutError) or may_be_caused_by_peer(error)
+        if watchdog is not None and has_peers() and caused_by_peer:
+            print(f"{one_line(error)} (looking for the cause)", file=sys.stderr, flush=True)
+            watchdog.wait_for_verdict()
+        status = REQUEUE_EXIT_CODE if is_transient(error) else 2
+        if isinstance(error, UserError | OSError) and not isinstance(error, TimeoutError):
+            end(f"error: {escaped(str(error))}", status)
+        if isinstance(error, TimeoutError) or is_network_error(error) or is_transient(error):
+            end(f"error: {one_line(error)}", status)
         if "RESOURCE_EXHAUSTED" in str(error):
             end(f'error: {one_line(error)} See "Make it fit" in docs/speed.md.', 2)
-        if not others():
+        if not has_peers():
             raise
         end("".join(traceback.format_exception(error)), 1)
 
@@ -152,33 +143,25 @@ def start_processes(
     Ends this process with status 75 if not all arrive in time.
 
     Args:
-      distributed: `auto` connects if the flags or a cluster that JAX detects say how; `on`
-        requires it; `off` runs a single process.
-      flags_of_process: for processes started by hand; otherwise their values are None.
+      distributed: see `command_line.run_parser`; `on` without a cluster is a UserError.
+      flags_of_process: their values are None unless processes are started by hand.
       timeouts: of `Watchdog.start`.
 
-    Raises:
-      UserError: flags that contradict each other, or `on` without a cluster.
-      TimeoutError: the cluster does not answer, or the coordinator's port is still in use.
+    Raises TimeoutError if the cluster does not answer, or the coordinator's port is still in use.
     """
-    given = any(value is not None for value in flags_of_process.values())
+    has_flags = any(value is not None for value in flags_of_process.values())
     address = flags_of_process["coordinator_address"]
-    if distributed == "off" and given:
+    if distributed == "off" and has_flags:
         raise UserError("--distributed=off contradicts the process flags; drop one of them.")
     if address and not address.rpartition(":")[2].isdigit():
         raise UserError(f"--coordinator_address={address} must be HOST:PORT.")
-    for key, value in {"arrival_timeout_seconds": arrival_timeout_seconds, **timeouts}.items():
-        has_zero = key in ("step_timeout_seconds", "start_timeout_seconds")
-        if not (0 < value < math.inf or (has_zero and value == 0)):
-            or_zero = " or 0 (no limit)" if has_zero else ""
-            raise UserError(f"processes.{key}={value} must be positive{or_zero}.")
     try:
         if distributed != "off":
             heartbeat = timeouts["heartbeat_timeout_seconds"]
             _connect(arrival_timeout_seconds, heartbeat, flags_of_process)
     except ValueError as error:
         names = f"--{', --'.join(flags_of_process)}"
-        if given:
+        if has_flags:
             raise UserError(f"{names} must be given together: {one_line(error)}") from error
         if "defined" not in str(error):
             raise
@@ -201,11 +184,8 @@ def _connect(arrival_timeout: int, heartbeat_timeout: float, flags: dict[str, An
     from jax._src.distributed import global_state
 
     def give_up() -> None:
-        os.write(
-            2,
-            f"error: not all processes arrived within {arrival_timeout} s "
-            "(config.processes.arrival_timeout_seconds).\n".encode(),
-        )
+        what = f"not all processes arrived within {arrival_timeout} s"
+        os.write(2, f"error: {what} (config.processes.arrival_timeout_seconds).\n".encode())
         os._exit(REQUEUE_EXIT_CODE)
 
     # Used only on CPU, where by default processes cannot communicate.
@@ -214,9 +194,7 @@ def _connect(arrival_timeout: int, heartbeat_timeout: float, flags: dict[str, An
     timer.daemon = True
     timer.start()
     try:
-        with warnings.catch_warnings():
-            # JAX warns if it sees Kubernetes without the package to query it.
-            warnings.simplefilter("ignore")
+        with warnings.catch_warnings(action="ignore"):  # that Kubernetes cannot be asked
             jax.distributed.initialize(
                 **flags,
                 initialization_timeout=arrival_timeout + 60,

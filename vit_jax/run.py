@@ -12,7 +12,6 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
-import numpy as np
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
@@ -20,6 +19,7 @@ from vit_jax.config import check_config
 from vit_jax.data.datasets import Dataset
 from vit_jax.data.pipeline import batch_spec, check_repeated_augmentation
 from vit_jax.evaluators.create import Evaluation, check_metrics, create_evaluations
+from vit_jax.hardware.chips import find_chip
 from vit_jax.models.description import Description
 from vit_jax.models.kernels.attention import check_attention
 from vit_jax.objectives.create import OBJECTIVES, create_objective
@@ -33,10 +33,9 @@ from vit_jax.parameters.sharding import (
     state_shardings,
     with_shardings,
 )
-from vit_jax.start import Start, create_start
+from vit_jax.start import Start, create_start, place_array
 from vit_jax.task import create_task, describe, feature_of, open_checked, open_data, with_classes
 from vit_jax.training.gradients import GRADIENTS, create_gradient
-from vit_jax.training.initial import initial_state
 from vit_jax.training.mixing import create_mixing
 from vit_jax.training.optimizer import create_optimizer
 from vit_jax.training.schedule import Schedule, create_schedule, to_steps
@@ -98,35 +97,19 @@ class Run:
     @functools.cached_property
     def abstract_constants(self) -> Any:
         """Shapes and dtypes of the objective's constants, with shardings."""
-        return self._with_shardings(jax.eval_shape(lambda: self.objective.constants))
-
-    def _with_shardings(self, shapes: Any) -> Any:
+        shapes = jax.eval_shape(lambda: self.objective.constants)
         return with_shardings(shapes, parameter_shardings(shapes, self.mesh, self.start.table))
 
     def initial_state(self, seed: int, loaded: Any = None) -> TrainState:
-        """The state before the first update, on the devices.
-
-        `loaded`: parameters to start from, instead of those of `pretrained.source`.
-        """
-        if loaded is None:
-            loaded = self.start.load() if self.start.load else {}
-        return initial_state(
-            self.start.init,
-            self.update.start_state,
-            parameter_shardings(self.start.shapes, self.mesh, self.start.table),
-            self.abstract_state,
-            seed=seed,
-            loaded={**loaded, **self.objective.start},
-        )
+        """The state before the first update, on the devices; `loaded`: see `Start.draw`."""
+        shardings = jax.tree.map(lambda leaf: leaf.sharding, self.abstract_state)
+        start = jax.jit(self.update.start_state, out_shardings=shardings, donate_argnums=0)
+        return start(self.start.draw(self.mesh, seed, loaded))
 
     def place_constants(self) -> Any:
         """The objective's constants on the devices."""
-
-        def place(array: Any, like: jax.ShapeDtypeStruct) -> jax.Array:
-            array = np.asarray(array)
-            return jax.make_array_from_callback(array.shape, like.sharding, array.__getitem__)
-
-        return jax.tree.map(place, self.objective.constants, self.abstract_constants)
+        shardings = jax.tree.map(lambda leaf: leaf.sharding, self.abstract_constants)
+        return jax.tree.map(place_array, self.objective.constants, shardings)
 
     @functools.cached_property
     def _merge(self) -> Callable[[Any], Any]:
@@ -143,8 +126,8 @@ class Run:
 
     def result(self, params: Any) -> Any:
         """`eval_params` with the constants that are part of the result: a frozen tower."""
-        kept = self.descriptions.keys() & self.objective.constants.keys()
-        return {**params, **{name: self.objective.constants[name] for name in kept}}
+        towers = self.descriptions.keys() & self.objective.constants.keys()
+        return {**params, **{name: self.objective.constants[name] for name in towers}}
 
     def jit_train_step(self) -> Callable[..., Any]:
         """The update, jitted for the mesh; the input state is donated."""
@@ -184,14 +167,8 @@ class Run:
 
     def flops(self) -> dict[str, Any]:
         """Arguments of the clock for the MFU; {} if it would be meaningless."""
-        device = jax.devices()[0]
-        # Freezing skips part of the backward pass.
-        if device.platform == "cpu" or self.start.freeze:
-            return {}
-        from vit_jax.hardware.chips import find_chip
-
-        chip = find_chip(device.device_kind)
-        if chip is None:
+        chip = find_chip(jax.devices()[0].device_kind)
+        if chip is None or self.start.freeze:  # freezing skips part of the backward pass
             return {}
         peak_flops = chip.device_peak_flops * jax.device_count()
         return {"peak_flops": peak_flops, "flops_per_image": self.train_flops_per_image()}
@@ -220,18 +197,20 @@ def create_run(
     """Builds the parts; opens the data and checks that all sizes match.
 
     Args:
-      config: with the keys of `config.get_config`.
+      config: with the keys of `config.get_config`; a mistake in it is a UserError.
       mesh: from `create_mesh`, set by `jax.set_mesh` if its devices are available.
       open_dataset: replaces `create_dataset` if the data are missing or passed by the user.
       on_wait: called before an evaluation waits for a batch.
-
-    Raises:
-      UserError: a mistake in the config or the data.
     """
     check_config(config)
-    _check_devices(config, mesh)
+    if "attention" in config.model:
+        platform = mesh.devices.flat[0].platform
+        check_attention(config.model.attention, platform, config.model.dtype)
     kind, batch_size = OBJECTIVES[config.objective.name], config.dataset.batch_size
-    kind.check_accumulation(config.objective.name, config.train_step.accumulation_steps)
+    num_parts = config.train_step.accumulation_steps
+    check_batch_size("dataset.batch_size", batch_size, mesh, num_parts)
+    check_repeated_augmentation(config.dataset.repeated_augmentation, batch_size)
+    kind.check_accumulation(config.objective.name, num_parts)
     mixing = create_mixing(**config.mix, labels="label" in kind.example_keys)
     dataset, eval_data = open_data(config, open_dataset or open_checked)
     total_steps = to_steps(
@@ -309,14 +288,3 @@ def complete_config(config: ConfigDict, workdir: str) -> ConfigDict:
     # Objectives on the pixels themselves expect [-1, 1].
     labels = "label" in OBJECTIVES[config.objective.name].example_keys
     return adopt(config, workdir, rescales=labels)
-
-
-def _check_devices(config: ConfigDict, mesh: Mesh) -> None:
-    """Raises UserError for what the devices of the mesh cannot compute."""
-    if "attention" in config.model:
-        platform = mesh.devices.flat[0].platform
-        check_attention(config.model.attention, platform, config.model.dtype)
-    batch_size = config.dataset.batch_size
-    steps = config.train_step.accumulation_steps
-    check_batch_size("dataset.batch_size", batch_size, mesh, steps)
-    check_repeated_augmentation(config.dataset.repeated_augmentation, batch_size)

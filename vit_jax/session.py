@@ -8,7 +8,6 @@ import logging
 import math
 import time
 from collections.abc import Mapping
-from types import TracebackType
 from typing import Any, NoReturn, Self
 
 import jax
@@ -17,15 +16,27 @@ from ml_collections import ConfigDict
 
 from vit_jax.console import Progress, ensure_logging, holding_warnings, numbers_text
 from vit_jax.errors import PreemptedError, TrainingDivergedError, UserError
+from vit_jax.files import paths
+from vit_jax.models.description import parts_to_json
 from vit_jax.multihost.agreement import PreemptionNotice, run_on_first_process
 from vit_jax.multihost.watchdog import Watchdog
 from vit_jax.parameters.sharding import create_mesh, to_host
 from vit_jax.run import Run, to_plain
-from vit_jax.training.clock import KINDS, Clock
+from vit_jax.training.clock import KINDS, Clock, update_text
 from vit_jax.training.step import TrainState
+from vit_jax.trees import count_parameters
+from vit_jax.wording import counted
 from vit_jax.workdir.checkpoints import CheckpointManager
 from vit_jax.workdir.claim import claim_workdir, release_workdir
-from vit_jax.workdir.description import describe, finished_results, write_provenance, write_results
+from vit_jax.workdir.description import (
+    MODEL_FILE,
+    PARAMETERS_FILE,
+    finished_results,
+    model_name,
+    write_provenance,
+    write_results,
+    write_splits,
+)
 from vit_jax.workdir.metrics import (
     MetricWriter,
     Profile,
@@ -37,16 +48,11 @@ from vit_jax.workdir.metrics import (
 Results = dict[str, float]
 
 
-class Session:
-    """One start of a run, on the main thread of every process; a context manager.
+class Session(contextlib.ExitStack):
+    """One start of a run, on the main thread of every process.
 
     Called in this order: `start_devices`, `claim`, `first_state`, `begin`, those of the loop,
-    `finish`.
-
-    Args:
-      config: of the run.
-      workdir: its folder.
-      watchdog: of this process; by default one that watches nothing.
+    `finish`. By default its watchdog watches nothing.
     """
 
     checkpoints: CheckpointManager
@@ -54,30 +60,21 @@ class Session:
     profile: Profile
 
     def __init__(self, config: ConfigDict, workdir: str, watchdog: Watchdog | None = None):
+        super().__init__()
         self._began = time.monotonic()
         self._config, self._workdir = config, workdir
         self._watchdog = watchdog or Watchdog()
-        self._stack = contextlib.ExitStack()
-        self._start = contextlib.ExitStack()  # until the run is described
 
     def __enter__(self) -> Self:
         ensure_logging()
-        self._stack.enter_context(self._start)
+        self._start = self.enter_context(contextlib.ExitStack())  # until the run is described
         self._start.enter_context(holding_warnings())
         watchdog = self._watchdog
         self._progress = Progress(watchdog.state, shown=watchdog.process_id == 0)
-        self._stack.callback(self._progress.close)
+        self.callback(self._progress.close)
         watchdog.expect_progress(True)
-        self._stack.callback(watchdog.expect_progress, False)
+        self.callback(watchdog.expect_progress, False)
         return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._stack.__exit__(kind, error, traceback)
 
     def note(self, doing: str, step: int | None = None, *, waits: bool = False) -> None:
         """See `Watchdog.note`."""
@@ -87,8 +84,8 @@ class Session:
         """The mesh, set until the session ends; from here on requests to stop are heard."""
         self.note("starting the devices")
         mesh = create_mesh(**self._config.mesh)
-        self._stack.enter_context(jax.set_mesh(mesh))
-        self.notice = self._stack.enter_context(PreemptionNotice())
+        self.enter_context(jax.set_mesh(mesh))
+        self.notice = self.enter_context(PreemptionNotice())
         run_on_first_process(lambda: check_wandb(self._config.log.wandb))
         return mesh
 
@@ -98,7 +95,7 @@ class Session:
         `config`: with what `pretrained.source` determines.
         """
         workdir, self._config = self._workdir, config
-        self._stack.callback(release_workdir, workdir)
+        self.callback(release_workdir, workdir)
         claim_workdir(
             workdir, to_plain(config), run.fingerprints, resume=resume, on_loss=self._watchdog.fail
         )
@@ -106,15 +103,7 @@ class Session:
         if results is not None:
             logging.info("%s: this run has ended at step %d.", workdir, results["step"])
             return results
-        describe(
-            workdir,
-            descriptions=run.descriptions,
-            objective_parameters=run.start.table.own,
-            params=run.start.shapes,
-            datasets=list(run.datasets.values()),
-            total_steps=run.total_steps,
-            batch_size=run.batch_size,
-        )
+        describe(workdir, run)
         self._start.close()
         return None
 
@@ -122,7 +111,7 @@ class Session:
         """The state of the newest checkpoint, else from pre-trained parameters, else random."""
         self.note("making or restoring the state")
         self.checkpoints = CheckpointManager(self._workdir, **self._config.checkpoint)
-        self._stack.callback(self.checkpoints.close)
+        self.callback(self.checkpoints.close)
         restored = self.checkpoints.restore(run.abstract_state)
         if restored is None:
             return run.initial_state(self._config.seed)
@@ -147,7 +136,7 @@ class Session:
             wandb_project=log.wandb,
             config=to_plain(self._config),
         )
-        self._stack.enter_context(self._writer)
+        self.enter_context(self._writer)
         self.clock = Clock(
             start_step=start_step,
             total_steps=run.total_steps,
@@ -160,7 +149,7 @@ class Session:
             watchdog=self._watchdog,
             **run.flops(),
         )
-        self._stack.callback(self.clock.close)
+        self.callback(self.clock.close)
         if times:  # kept even if this session dies before its first row
             self._writer.write(start_step, self.clock.totals())
         self.profile = Profile(
@@ -170,37 +159,27 @@ class Session:
             total_steps=run.total_steps,
             book=functools.partial(self.clock.book, "profile", "starting or ending a trace"),
         )
-        self._stack.callback(self.profile.close)
+        self.callback(self.profile.close)
 
     def evaluations_of(self, step: int) -> Results:
-        """What an earlier session has measured of `step`, its last: mostly before its checkpoint,
-        but not at the start or after a notice."""
+        """What an earlier session has measured of `step`, before its checkpoint."""
         return run_on_first_process(lambda: evaluations_of(self._workdir, step))
 
     def log(
         self, pending: list[tuple[int, dict[str, jax.Array]]], learning_rate: jax.Array
     ) -> Results:
-        """Fetches the metrics of all updates since the last line, checks all, writes the last.
-
-        Returns the last row.
-
-        Raises:
-          TrainingDivergedError: names the first step with a non-finite loss, gradient or parameter.
-        """
-        step = pending[-1][0]
-        self.note("waiting for the devices", step, waits=True)
-        fetched = [
-            (of_step, {name: float(value) for name, value in metrics.items()})
-            for of_step, metrics in jax.device_get(pending)
-        ]
+        """Fetches and checks the metrics of updates since the last line; writes the last row."""
+        self.note("waiting for the devices", pending[-1][0], waits=True)
+        fetched = jax.device_get(pending)
         pending.clear()
-        for of_step, metrics in fetched:
-            self.check_finite(of_step, metrics)
+        for step, values in fetched:
+            metrics = {name: float(value) for name, value in values.items()}
+            self.check_finite(step, metrics)
         speed = self.clock.report(step)
         eta_seconds = speed.pop("eta_seconds")
-        row = {**fetched[-1][1], "learning_rate": float(learning_rate), **speed}
+        row = {**metrics, "learning_rate": float(learning_rate), **speed}
         self._writer.write(step, row)
-        self.clock.show(step, row, eta_seconds)
+        self._progress.show(step, update_text(row, eta_seconds))
         return row
 
     def evaluate(
@@ -215,7 +194,7 @@ class Session:
         """Runs the evaluators due at the step of `state`: `{NAME/METRIC: value}`.
 
         Args:
-          run: of which `state` is.
+          run: what is trained.
           state: saved if the run is asked to stop meanwhile.
           params: `Run.eval_params` of it, and the constants.
           total_steps: after which all evaluators are due.
@@ -223,20 +202,20 @@ class Session:
         """
         step, known = int(state.step), {name.partition("/")[0] for name in done}
         results: Results = {}
+
+        def on_batch(doing: str) -> None:
+            self.note(doing, step, waits=True)
+            if step and self.notice.reached():  # there may not be enough time to finish
+                if run_on_first_process(self.checkpoints.latest_step) != step:
+                    self.save(step, state, {})
+                self.stop(step, run.total_steps)
+
         for key, evaluation in run.evaluations.items():
             if key in known or not evaluation.is_due(step, total_steps):
                 continue
             doing = f"evaluating {key}"
-
-            def on_batch(doing: str = doing) -> None:
-                self.note(doing, step, waits=True)
-                if step and self.notice.reached():  # there may not be enough time to finish
-                    if run_on_first_process(self.checkpoints.latest_step) != step:
-                        self.save(step, state, {})
-                    self.stop(step, run.total_steps)
-
             with self.clock.book("evaluation", doing, step):
-                measured = evaluation.evaluator(params, on_batch=on_batch)
+                measured = evaluation.evaluator(params, on_batch=functools.partial(on_batch, doing))
             values = {f"{key}/{name}": value for name, value in measured.items()}
             shown = {name: value for name, value in values.items() if "num_exam" not in name}
             logging.info("step %d/%d  %s", step, run.total_steps, numbers_text(shown))
@@ -253,9 +232,9 @@ class Session:
             return
         self.checkpoints.wait()
         good = self.checkpoints.latest_step()
-        kept = "no checkpoint yet" if good is None else f"the checkpoint of step {good} is kept"
+        saved = "no checkpoint yet" if good is None else f"the checkpoint of step {good} is kept"
         raise TrainingDivergedError(
-            f"step {step}: {', '.join(bad)}; {kept}. Try a lower schedule.learning_rate, a longer "
+            f"step {step}: {', '.join(bad)}; {saved}. Try a lower schedule.learning_rate, a longer "
             "schedule.warmup_steps, or optimizer.clip_norm=1.0."
         )
 
@@ -285,3 +264,29 @@ class Session:
         results = {"step": int(state.step), "seconds": seconds, **totals, **results}
         params = run.result(to_host(run.eval_params(state)))
         return write_results(self._workdir, params, run.start.table, results)
+
+
+def describe(workdir: str, run: Run) -> None:
+    """Writes `model.json`, the parameter table and random splits; logs what will be trained."""
+    data, params, datasets = run.dataset, run.start.shapes, list(run.datasets.values())
+    if jax.process_index() == 0:
+        from clu import parameter_overview
+
+        folder = paths.to_path(workdir)
+        paths.write_json(folder / MODEL_FILE, parts_to_json(run.descriptions, run.start.table.own))
+        table = parameter_overview.get_parameter_overview(params, include_stats=False)
+        paths.write_atomically(folder / PARAMETERS_FILE, table + "\n")
+        write_splits(folder / "splits.csv", datasets)
+    epochs = run.total_steps * run.batch_size / data.num_examples
+    epochs_text = f"{epochs:,.0f}" if epochs >= 100 else f"{epochs:.3g}"
+    epochs_text += " epoch" if epochs_text == "1" else " epochs"
+    model, size = run.description.model, "x".join(map(str, run.description.image_shape))
+    images = counted(data.num_examples, "image")
+    parameters = counted(count_parameters(params), "parameter")
+    outputs = counted(model["num_classes"], "output")
+    steps, batch = counted(run.total_steps, "step"), counted(run.batch_size, "image")
+    devices = counted(jax.device_count(), "device")
+    logging.info(f"Work directory: {workdir}")
+    logging.info(f"Data: {data.name} {data.split}, {images} of {size}.")
+    logging.info(f"Model: {model_name(model)}, {parameters}, {outputs}.")
+    logging.info(f"Training: {steps} of {batch} ({epochs_text}) on {devices}.")

@@ -8,7 +8,9 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import numpy as np
 import optax
+from jax.sharding import Mesh, NamedSharding
 from ml_collections import ConfigDict
 
 from vit_jax.data.datasets import Dataset
@@ -17,8 +19,8 @@ from vit_jax.errors import UserError, as_user_error
 from vit_jax.models.create import family_of
 from vit_jax.objectives.objective import Objective
 from vit_jax.parameters.groups import stop_frozen_gradients
+from vit_jax.parameters.sharding import parameter_shardings
 from vit_jax.parameters.table import ParameterTable
-from vit_jax.training.initial import Init, with_strong_types
 from vit_jax.trees import flatten_names, merge_trees, unflatten_names
 
 
@@ -28,13 +30,32 @@ class Start:
 
     objective: Objective
     table: ParameterTable
-    init: Init  # draws all parameters
+    init: Callable[[jax.Array], Any]  # key -> all parameters
     shapes: Any  # of these
     # Those of `pretrained.source` in these shapes, with shapes where an array is to be random (a
     # new head); None without a source.
     load: Callable[[], Any] | None
     freeze: str  # regular expression of those that are not trained
     lora: Any  # `Lora`, or None
+
+    def draw(self, mesh: Mesh, seed: int, loaded: Any = None) -> Any:
+        """All parameters on the devices: `loaded`, by default those of `load`, the rest random."""
+        if loaded is None:
+            loaded = self.load() if self.load else {}
+        places = flatten_names(parameter_shardings(self.shapes, mesh, self.table))
+        leaves = flatten_names({**loaded, **self.objective.start})
+        arrays = {k: x for k, x in leaves.items() if not isinstance(x, jax.ShapeDtypeStruct)}
+        random = {name: place for name, place in places.items() if name not in arrays}
+
+        def init(rng: jax.Array) -> dict[str, jax.Array]:
+            params = flatten_names(self.init(rng))
+            return {name: params[name] for name in random}
+
+        params = jax.jit(init, out_shardings=random)(jax.random.key(seed)) if random else {}
+        for name in list(arrays):
+            # One at a time: a large model is never completely on both host and devices.
+            params[name] = place_array(arrays.pop(name), places[name])
+        return unflatten_names(params)
 
     def split(self, params: Any) -> tuple[Any, Any]:
         """All arrays of the start -> (parameters, buffers: statistics and the objective's own)."""
@@ -62,51 +83,49 @@ class Start:
         return merge_trees(jax.eval_shape(self.merge, params), buffers, constants)
 
 
+def place_array(array: Any, sharding: NamedSharding) -> jax.Array:
+    """A host array on the devices; each process has all of it."""
+    array = np.asarray(array)
+    return jax.make_array_from_callback(array.shape, sharding, array.__getitem__)
+
+
 def create_start(
     config: ConfigDict, objective: Objective, dataset: Dataset, grid: tuple[int, int] | None
 ) -> Start:
-    """The start of a run of that objective; `grid`: rows and columns of tokens.
-
-    Raises:
-      UserError: adapters without pre-trained weights, or a parameter that no row describes.
-    """
+    """The start of a run of that objective; `grid`: rows and columns of tokens."""
     families = {prefix: family_of(model) for prefix, model in objective.models.items()}
     table = ParameterTable(families, objective.own_parameters)
-    lora = _create_lora(**config.lora, source=config.pretrained.source)
+    lora, rank, alpha = None, config.lora.rank, config.lora.alpha
+    if rank:
+        if not config.pretrained.source:
+            raise UserError(
+                f"lora.rank={rank} adapts pre-trained weights, but the weights are "
+                "random; set pretrained.source."
+            )
+        from vit_jax.parameters.lora import Lora  # few runs need it
+
+        lora = Lora(rank, alpha)
     spec = batch_spec(dataset, 1)
 
     def init(rng: jax.Array) -> Any:
         params = objective.init(rng, optax.tree.zeros_like(spec))
-        return params if lora is None else lora.add(params, rng, table)
+        params = params if lora is None else lora.add(params, rng, table)
+        # Without weak types: an update returns strong ones, and would be compiled twice.
+        return jax.tree.map(lambda x: jax.lax.convert_element_type(x, x.dtype), params)
 
-    strong = with_strong_types(init)
-    shapes = jax.eval_shape(strong, jax.random.key(0))
+    shapes = jax.eval_shape(init, jax.random.key(0))
     who = f"objective.name={config.objective.name!r}"
     table.check(flatten_names(shapes), who)
     freeze = config.optimizer.freeze
     if lora is not None:
         freeze = lora.frozen(shapes, freeze, table)
-    start = Start(objective, table, strong, shapes, None, freeze, lora)
+    start = Start(objective, table, init, shapes, None, freeze, lora)
     table.check(flatten_names(start.model_shapes), who)
     if not config.pretrained.source:
         return start
     merged = jax.eval_shape(start.merge, shapes)
     load = functools.partial(_load, config, merged, objective, grid)
     return dataclasses.replace(start, load=load)
-
-
-def _create_lora(*, rank: int, alpha: float, source: str) -> Any:
-    """The adapters of a run, or None; UserError if there is nothing to adapt."""
-    if not rank:
-        return None
-    if not source:
-        raise UserError(
-            f"lora.rank={rank} adapts pre-trained weights, but the weights are random; set "
-            "pretrained.source."
-        )
-    from vit_jax.parameters.lora import Lora  # few runs need it
-
-    return Lora(rank, alpha)
 
 
 def _load(

@@ -22,9 +22,9 @@ from vit_jax.multihost.watchdog import Watchdog
 from vit_jax.parameters.sharding import batch_sharding
 from vit_jax.run import Run, complete_config, create_run
 from vit_jax.session import Results, Session
+from vit_jax.training.early_stopping import create_ending
 from vit_jax.training.step import TrainState
 from vit_jax.trees import merge_trees
-from vit_jax.workdir.metrics import read_metrics
 
 # Called with a step and its metrics by name.
 Callback = Callable[[int, dict[str, float]], Any]
@@ -77,7 +77,12 @@ def train_and_evaluate(
         session.note("opening the data")
         config = complete_config(config, workdir)
         on_wait = functools.partial(session.note, "reading a batch to evaluate")
-        run = create_run(config, mesh, _opener(dataset, config.dataset.name), on_wait)
+        open_dataset = None
+        if dataset is not None:
+            from vit_jax.data.memory import open_given  # few runs need it
+
+            open_dataset = open_given(dataset, config.dataset.name)
+        run = create_run(config, mesh, open_dataset, on_wait)
         finished = session.claim(run, config, resume)
         if finished is not None:
             return finished
@@ -85,7 +90,13 @@ def train_and_evaluate(
         update = run.compile_train_step()
         state = session.first_state(run)
         session.begin(run, int(state.step))
-        ends = _ending(config, workdir, int(state.step), run.total_steps, on_evaluation)
+        ends = create_ending(
+            workdir,
+            **config.early_stopping,
+            start_step=int(state.step),
+            total_steps=run.total_steps,
+            on_evaluation=on_evaluation,
+        )
         with train_batches_on(
             batch_sharding(mesh),
             run.objective.example_keys,
@@ -97,15 +108,8 @@ def train_and_evaluate(
             total_steps=run.total_steps,
             **config.loader,
         ) as batches:
-            state, results = train(
-                run,
-                update,
-                state,
-                batches,
-                session,
-                on_log=_on_first_process(on_log),
-                ends=_on_first_process(ends),
-            )
+            on_log, ends = map(_on_first_process, (on_log, ends))
+            state, results = train(run, update, state, batches, session, on_log=on_log, ends=ends)
         return session.finish(run, state, results)
 
 
@@ -124,12 +128,7 @@ def train(
     Args:
       update: (state, constants, batch) -> (state, metrics), see `Run.compile_train_step`.
       on_log: see `train_and_evaluate`.
-      ends: called with a step and its evaluations; returns the results' entries for an early end,
-        or nothing.
-
-    Raises:
-      TrainingDivergedError: see `Session.check_finite`.
-      PreemptedError: the run was asked to stop; the state is saved.
+      ends: see `create_ending`.
     """
     total_steps, constants = run.total_steps, run.place_constants()
     learning_rate = jax.jit(run.update.schedule)
@@ -145,10 +144,10 @@ def train(
             ending = ends(step, {**done, **results}) or {}
         if ending:
             known = {**done, **results}
-            rest = session.evaluate(run, state, params, total_steps=step, done=known)
-            if rest:
-                ends(step, rest)  # the callback gets all
-                results |= rest
+            remaining = session.evaluate(run, state, params, total_steps=step, done=known)
+            if remaining:
+                ends(step, remaining)  # the callback gets all
+                results |= remaining
         return results
 
     step = int(state.step)
@@ -170,9 +169,7 @@ def train(
         pending.append((step, metrics))
 
         last = step == total_steps
-        evaluates = any(
-            evaluation.is_due(step, total_steps) for evaluation in run.evaluations.values()
-        )
+        evaluates = any(e.is_due(step, total_steps) for e in run.evaluations.values())
         stops = session.notice.reached() and not last
         saves = session.checkpoints.should_save(step, total_steps, evaluates) or stops
         if session.clock.is_line_due(step) or evaluates or saves or last:
@@ -189,15 +186,6 @@ def train(
     return state, {**ending, **results}
 
 
-def _opener(splits: Mapping[str, Any] | None, name: str) -> Callable[..., Any] | None:
-    """How to open the data of the run; None for `create_run`'s default."""
-    if splits is None:
-        return None
-    from vit_jax.data.memory import open_given  # few runs need it
-
-    return open_given(splits, name)
-
-
 def _on_first_process(callback: Callable[..., Any] | None) -> Callable[..., Any]:
     """Calls it on process 0, and passes its error or dict to all; without a callback, a no-op."""
     if callback is None:
@@ -208,25 +196,3 @@ def _on_first_process(callback: Callable[..., Any] | None) -> Callable[..., Any]
         return answer if isinstance(answer, dict) else None  # others may not be serializable
 
     return lambda *args: run_on_first_process(functools.partial(call, *args))
-
-
-def _ending(
-    config: ConfigDict,
-    workdir: str,
-    start_step: int,
-    total_steps: int,
-    on_evaluation: Callback | None,
-) -> Callable[..., Any] | None:
-    """Decides whether the run ends early; None if nothing does."""
-    metric = config.early_stopping.metric
-    if not metric and on_evaluation is None:
-        return None
-    from vit_jax.training.early_stopping import create_ending  # few runs need it
-
-    rows = [row for row in read_metrics(workdir) if row["step"] <= start_step]
-    return create_ending(
-        **config.early_stopping,
-        earlier={row["step"]: row[metric] for row in rows if metric in row},
-        total_steps=total_steps,
-        on_evaluation=on_evaluation,
-    )

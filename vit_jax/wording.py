@@ -39,7 +39,7 @@ def size_text(num_bytes: float) -> str:
 def nearest(name: str, known: Iterable[str]) -> str:
     """Returns ` Did you mean 'x'?` for the closest known name, or an empty string."""
     lowered = {candidate.lower(): candidate for candidate in known}
-    begun = sorted((each for each in lowered if each.startswith(name.lower())), key=len)
+    begun = sorted((known for known in lowered if known.startswith(name.lower())), key=len)
     matches = (name and begun) or difflib.get_close_matches(name.lower(), lowered, n=1, cutoff=0.6)
     return f" Did you mean {lowered[matches[0]]!r}?" if matches else ""
 
@@ -63,9 +63,10 @@ def escaped(text: str, kept: str = "") -> str:
 def unsigned(text: str) -> str:
     """Removes signatures from addresses: they are secret, and change every day."""
 
+    is_secret = _SIGNATURE.fullmatch
+
     def without_signature(match: re.Match[str]) -> str:
-        parts = match[2].split("&")
-        kept = "&".join(each for each in parts if not _SIGNATURE.fullmatch(each.partition("=")[0]))
-        return match[1] + (kept and f"?{kept}")
+        options = [text for text in match[2].split("&") if not is_secret(text.partition("=")[0])]
+        return match[1] + ("?" + "&".join(options) if options else "")
 
     return _WITH_QUERY.sub(without_signature, text)

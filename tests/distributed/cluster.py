@@ -49,8 +49,8 @@ class Process:
     @property
     def step(self) -> int:
         """The last step that was logged."""
-        found = re.findall(r"step (\d+)/", self.output)
-        return int(found[-1]) if found else 0
+        steps = re.findall(r"step (\d+)/", self.output)
+        return int(steps[-1]) if steps else 0
 
     def send(self, signum: int) -> None:
         self.popen.send_signal(signum)

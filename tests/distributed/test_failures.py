@@ -1,10 +1,7 @@
 """Processes of one run are killed, asked to end and cut short; the run goes on."""
 
-import contextlib
 import re
 import signal
-import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -14,14 +11,16 @@ from tests.distributed.cluster import Cluster, cluster, read_results
 from tests.gcs_emulator import Server
 from vit_jax.errors import REQUEUE_EXIT_CODE
 from vit_jax.files.paths import COMMITTED, local_copy, names_below, size_of, to_path
-from vit_jax.workdir.orbax_parts import newest_intact, steps_in
+from vit_jax.workdir.orbax_parts import steps_in
 
 pytestmark = pytest.mark.slow
 
 RUN = (
     "--config.duration.steps=25",
     "--config.checkpoint.every_steps=5",
-    "--config.model.dropout_rate=0.1",
+    "--config.model.dropout_rate=0.1",  # and all else that a restart could get wrong
+    "--config.train_step.accumulation_steps=2",
+    "--config.train_step.polyak_decay=0.9",
     "--config.evaluators.test.split=test[:45]",  # no multiple of anything
     "--config.evaluators.test.every_steps=15",
 )
@@ -69,8 +68,8 @@ def test_a_run_survives_term_and_kill_bit_for_bit(undisturbed: Path, tmp_path: P
 
     with cluster(tmp_path, *RUN, num_processes=2) as running:
         assert running.exit_codes() == [0, 0], running.output
-    expected, found = (path / "params.npz" for path in (undisturbed, running.workdir))
-    assert found.read_bytes() == expected.read_bytes()
+    expected, result = (path / "params.npz" for path in (undisturbed, running.workdir))
+    assert result.read_bytes() == expected.read_bytes()
     for name, value in read_results(undisturbed).items():
         if name.startswith("test/"):
             assert read_results(running.workdir)[name] == value
@@ -103,12 +102,12 @@ def test_other_processes_and_another_mesh_go_on_in_a_bucket(
         assert running.exit_codes() == [0], running.output
     assert bucket_server.failed.total() > bucket_server.failed[""]
     with local_copy(workdir / "params.npz") as file:
-        expected, found = np.load(undisturbed / "params.npz"), np.load(file)
+        expected, result = np.load(undisturbed / "params.npz"), np.load(file)
         for name, array in expected.items():
             if name.endswith("key/bias"):
                 continue  # its gradient is zero but for rounding, which Adam makes as large as any
             # Sums of another order: one unit in the last place per update (feasibility, section 1).
-            np.testing.assert_allclose(array, found[name], atol=2e-5, err_msg=name)
+            np.testing.assert_allclose(array, result[name], atol=2e-5, err_msg=name)
     assert read_results(workdir)["test/num_examples"] == 45
 
 
@@ -141,13 +140,6 @@ def test_a_process_with_other_settings_ends_all(tmp_path: Path) -> None:
     assert not list(running.workdir.glob("checkpoints/*"))
 
 
-def test_a_nan_ends_all_with_status_1(tmp_path: Path) -> None:
-    diverges = "--config.schedule.learning_rate=1e30"
-    with cluster(tmp_path, *RUN, diverges, num_processes=2) as running:
-        assert running.exit_codes() == [1, 1], running.output
-    assert "loss=nan" in running.output or "=inf" in running.output, running.output
-
-
 def test_a_process_that_never_comes_is_reported(tmp_path: Path) -> None:
     patience = "--config.processes.arrival_timeout_seconds=4"
     with cluster(tmp_path, patience, num_processes=3, num_started=2) as running:
@@ -155,32 +147,3 @@ def test_a_process_that_never_comes_is_reported(tmp_path: Path) -> None:
     for process in running.processes:
         last_line = process.output.strip().splitlines()[-1]
         assert last_line.startswith("error: not all processes arrived within 4 s"), running.output
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(folder)], capture_output=True
-    )
-    if mounted.returncode:
-        pytest.skip(f"a disk of its own needs the right to mount: {mounted.stderr.decode()}")
-    yield folder
-    subprocess.run(["umount", "--lazy", str(folder)], check=True)
-
-
-def test_a_full_disk_ends_all_and_the_last_checkpoint_stays(
-    small_disk: Path, tmp_path: Path
-) -> None:
-    with cluster(tmp_path, *RUN, num_processes=2, workdir=small_disk / "workdir") as running:
-        running.wait_for_step(11)
-        with contextlib.suppress(OSError), open(small_disk / "ballast", "wb", buffering=0) as file:
-            while True:
-                file.write(bytes(1024))
-        assert running.exit_codes() == [2, 2], running.output
-    assert "could not be written" in running.output
-    checkpoints = running.workdir / "checkpoints"
-    intact, _ = newest_intact(checkpoints, steps_in(checkpoints))
-    assert intact is not None
-    assert intact >= 5

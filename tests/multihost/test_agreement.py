@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.distributed.cluster import cluster
 from vit_jax.multihost import agreement
 from vit_jax.multihost.agreement import PreemptionNotice, metadata_server, read_metadata
 
@@ -60,3 +61,42 @@ def test_a_maintenance_notice_does_what_the_signal_does(monkeypatch: pytest.Monk
                 time.sleep(0.02)
             assert notice.reached()
         server.shutdown()
+
+
+SCRIPT = """
+import errno
+from pathlib import Path
+from vit_jax import launch
+from vit_jax.errors import TransientError, UserError, is_transient
+from vit_jax.multihost.agreement import run_on_first_process
+from vit_jax.workdir import claim
+
+def fails(error):
+    raise error
+
+def run(options, watchdog):
+    is_first = watchdog.process_id == 0
+    try:
+        claim.check_shared(Path(options.workdir).parent / ("" if is_first else "other"))
+        assert is_first
+    except UserError as error:
+        assert not is_first and "is not the one that" in str(error), str(error)
+    claim.claim_workdir(options.workdir, {"seed": 0}, {}, resume="auto")
+    for raised in (TransientError("the disk is away"), OSError(errno.ESTALE, "Stale", "a/file")):
+        try:
+            run_on_first_process(lambda: fails(raised))
+            raise AssertionError("nothing was raised here")
+        except (TransientError, OSError) as error:
+            assert type(error) is type(raised) and is_transient(error), repr(error)
+            assert str(raised.args[-1]) in str(error)
+
+launch.main(run, "")
+"""
+
+
+@pytest.mark.slow
+def test_two_processes_share_a_workdir_and_the_errors_of_the_first(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    with cluster(tmp_path, script=str(script), num_processes=2) as running:
+        assert running.exit_codes() == [0, 0], running.output

@@ -6,10 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-import pytest
 
 from tests.golden import VIT
-from vit_jax.errors import UserError
 from vit_jax.training.optimizer import create_optimizer
 from vit_jax.trees import flatten_names, unflatten_names
 
@@ -79,17 +77,15 @@ def trained(tx: optax.GradientTransformation, params: Any, grads: list[Any]) -> 
     return params, state
 
 
-@pytest.mark.parametrize("cap", [0.999, 0.6])
-def test_five_updates_are_the_formulas(cap: float) -> None:
-    """0.6 is reached by the fourth update: 1 - 4 ** -0.8 = 0.67."""
-    tx = create_optimizer(
-        "adafactor", table=VIT, schedule=lambda _: jnp.float32(RATE), weight_decay=0.03, b2=cap
-    )
+def test_five_updates_are_the_formulas() -> None:
+    """A b2 of 0.6 is reached by the fourth update: 1 - 4 ** -0.8 = 0.67."""
+    rates: Any = {"schedule": lambda _: jnp.float32(RATE), "weight_decay": 0.03}
+    tx = create_optimizer("adafactor", table=VIT, **rates, b2=0.6)
     params, grads = arrays(0), [arrays(seed) for seed in range(1, 6)]
     after, _ = trained(tx, unflatten_names(params), [unflatten_names(grad) for grad in grads])
     for name, value in flatten_names(after).items():
         expected = reference(
-            name, params[name], [grad[name] for grad in grads], cap=cap, weight_decay=0.03
+            name, params[name], [grad[name] for grad in grads], cap=0.6, weight_decay=0.03
         )
         # Five float32 updates of about RATE each.
         np.testing.assert_allclose(value, expected, rtol=1e-6, atol=1e-6 * RATE * 5, err_msg=name)
@@ -122,24 +118,3 @@ def test_a_bfloat16_momentum_is_all_that_is_as_large_as_the_parameters() -> None
     assert sum(leaf.size for leaf in jax.tree.leaves(state)) < 400 * 300 + 800
     without = create_optimizer("adafactor", table=VIT, schedule=lambda _: 0.1, momentum=0.0)
     assert max(leaf.size for leaf in jax.tree.leaves(without.init(params))) == 400
-
-
-@pytest.mark.parametrize("name", ["adafactor", "lion", "lamb", "muon"])
-def test_it_works_with_freezing_and_layer_decay(name: str) -> None:
-    params, grad = unflatten_names(arrays(0)), unflatten_names(arrays(1))
-    kwargs = {"schedule": lambda _: jnp.float32(RATE), "weight_decay": 0.03}
-    plain, _ = trained(create_optimizer(name, table=VIT, **kwargs), params, [grad])
-    tx = create_optimizer(name, table=VIT, **kwargs, freeze=f"{BLOCK}0/.*", layer_decay=0.5)
-    both, _ = trained(tx, params, [grad])
-    for key, before in flatten_names(params).items():
-        moved = flatten_names(both)[key] - before
-        factor = 0.0 if f"{BLOCK}0" in key else 0.5 if f"{BLOCK}1" in key else 1.0
-        expected = factor * (flatten_names(plain)[key] - before)
-        # Differences of float32 numbers, which are 4e-6 apart between 32 and 64.
-        assert np.abs(before).max() < 64
-        np.testing.assert_allclose(moved, expected, rtol=0, atol=8e-6, err_msg=key)
-
-
-def test_an_exponent_that_is_none() -> None:
-    with pytest.raises(UserError, match="factored_decay=0"):
-        create_optimizer("adafactor", table=VIT, schedule=lambda _: 0.1, factored_decay=0.0)

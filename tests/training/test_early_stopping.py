@@ -42,7 +42,7 @@ class StopHere(Exception):
 
 def config(**overrides: Any) -> Any:
     """A rate of 0: the first evaluation is as good as all others, and the third ends the run."""
-    found = tiny.config(
+    result = tiny.config(
         schedule__learning_rate=0.0,
         checkpoint__every_steps=2,
         early_stopping__metric="test/accuracy",
@@ -50,9 +50,9 @@ def config(**overrides: Any) -> Any:
         evaluators__test__every_steps=1,
         **overrides,
     )
-    with found.unlocked():
-        found.evaluators.last = evaluator(split="test[50:60]")  # after the last step
-    return found
+    with result.unlocked():
+        result.evaluators.last = evaluator(split="test[50:60]")  # after the last step
+    return result
 
 
 @pytest.fixture(scope="module")
@@ -81,10 +81,9 @@ def test_an_end_is_like_that_of_the_last_step(ended: tuple[Path, dict[str, Any]]
     assert train_and_evaluate(config(), str(workdir)) == results
     rows = [row for row in read_metrics(workdir) if "loss" in row]
     assert [(row.pop("step"), row) for row in rows] == told["log"]
-    of_test = [(step, found) for step, found in told["evaluation"] if "test/loss" in found]
-    assert [step for step, _ in of_test] == [1, 2, 3]
-    (step, found) = told["evaluation"][-1]
-    assert (step, set(found)) == (3, {"last/loss", "last/accuracy", "last/num_examples"})
+    assert [step for step, values in told["evaluation"] if "test/loss" in values] == [1, 2, 3]
+    (step, values) = told["evaluation"][-1]
+    assert (step, set(values)) == (3, {"last/loss", "last/accuracy", "last/num_examples"})
 
 
 def test_a_resumed_run_ends_at_the_same_step(

@@ -16,7 +16,7 @@ from vit_jax.objectives.classification import Classification
 from vit_jax.objectives.objective import LOSSES, Objective, Task, one_hot_targets
 from vit_jax.parameters.sharding import create_mesh
 from vit_jax.run import create_run
-from vit_jax.training.mixing import create_mixing, random_boxes
+from vit_jax.training.mixing import create_mixing
 from vit_jax.training.step import create_train_state, make_train_step
 
 KEY = jax.random.key(7)
@@ -52,35 +52,16 @@ def scaled(images: np.ndarray) -> np.ndarray:
     return images.astype(np.float32) / 127.5 - 1
 
 
-def test_without_alphas_there_is_no_mixing() -> None:
-    assert create_mixing(mixup_alpha=0.0, cutmix_alpha=0.0) is None
-
-
-def on_one_and_eight_devices(
-    batch: dict[str, np.ndarray], **kwargs: Any
-) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-    mixing = create_mixing(**kwargs)
+def test_mixup_has_the_larger_share_of_a_beta_distribution_on_any_mesh() -> None:
+    batch, alpha = make_batch(4000, 2, 2), 0.2
+    mixing = create_mixing(mixup_alpha=alpha, cutmix_alpha=0.6, per_example=True)
     assert mixing is not None
     rows = NamedSharding(create_mesh(data=2, fsdp=4), PartitionSpec(("data", "fsdp")))
     one = jax.jit(mixing)(batch, KEY)
     eight = jax.jit(mixing, in_shardings=(rows, None))(jax.device_put(batch, rows), KEY)
-    assert len(eight["image"].sharding.device_set) == 8
-    assert len(one["image"].sharding.device_set) == 1
-    return jax.device_get((one, eight))
-
-
-def assert_alike(one: dict[str, np.ndarray], eight: dict[str, np.ndarray]) -> None:
-    for name, value in one.items():
-        if name == "image":  # fused in another way
-            np.testing.assert_allclose(eight[name], value, rtol=0, atol=1e-6)
-        else:
-            np.testing.assert_array_equal(eight[name], value)
-
-
-def test_mixup_has_the_larger_share_of_a_beta_distribution_on_any_mesh() -> None:
-    batch, alpha = make_batch(4000, 2, 2), 0.2
-    out, eight = on_one_and_eight_devices(batch, mixup_alpha=alpha, per_example=True)
-    assert_alike(out, eight)
+    for name, value in one.items():  # images are fused in another way
+        np.testing.assert_allclose(eight[name], value, rtol=0, atol=1e-6 * (name == "image"))
+    out = mix(batch, mixup_alpha=alpha, per_example=True)
     weight = out["label_weight"]
     assert weight.dtype == np.float32
     assert weight.min() >= 0.5
@@ -143,20 +124,6 @@ def test_cutmix_pastes_a_box_and_weighs_by_what_is_left() -> None:
     assert stats.ks_2samp(np.rint(ours * 192), np.rint(expected * 192)).pvalue > 1e-3
 
 
-def test_boxes_of_a_coefficient_have_its_area_and_are_anywhere() -> None:
-    coefficient = 0.75  # half of each side
-    draw = jax.jit(random_boxes, static_argnums=(2, 3))
-    boxes = np.asarray(draw(KEY, np.full(4000, coefficient, np.float32), 8, 20))
-    areas = boxes.sum(axis=(1, 2))
-    assert areas.max() == 4 * 10
-    whole = areas == 40
-    # Of 8 x 20 middles, 2..6 and 5..15 leave the box whole.
-    share = 5 / 8 * 11 / 20
-    assert whole.mean() == pytest.approx(share, abs=4 * np.sqrt(share * (1 - share) / 4000))
-    tops = boxes[whole].any(axis=2).argmax(axis=1)
-    assert stats.chisquare(np.bincount(tops, minlength=5)).pvalue > 1e-3
-
-
 @pytest.mark.usefixtures("uniform_beta")
 def test_probabilities_of_mixing_and_of_cutmix() -> None:
     batch = {**make_batch(4000, 4, 4), "image": scaled(make_batch(4000, 4, 4)["image"])}
@@ -189,11 +156,6 @@ def test_padding_does_not_leak() -> None:
         assert np.any(out["image"][row] != batch["image"][row])
 
 
-@pytest.mark.usefixtures("uniform_beta")
-def test_cutmix_is_the_same_on_any_mesh() -> None:
-    assert_alike(*on_one_and_eight_devices(make_batch(16), cutmix_alpha=0.6, per_example=True))
-
-
 class Model:
     """Answers with fixed logits."""
 
@@ -207,8 +169,7 @@ class Model:
         return (logits, {}) if mutable else logits
 
 
-@pytest.mark.parametrize("loss", ["softmax", "sigmoid"])
-def test_the_loss_is_the_weighted_sum_of_both_labels_losses(loss: str) -> None:
+def test_the_loss_is_the_weighted_sum_of_both_labels_losses() -> None:
     smoothing = 0.1
     rng = np.random.default_rng(0)
     logits = rng.normal(size=(6, 5)).astype(np.float32)
@@ -221,10 +182,10 @@ def test_the_loss_is_the_weighted_sum_of_both_labels_losses(loss: str) -> None:
         "label_weight": weight,
         "mask": np.ones(6, np.float32),
     }
-    objective = Classification(Task.of(Model(logits)), loss=loss, label_smoothing=smoothing)
+    objective = Classification(Task.of(Model(logits)), label_smoothing=smoothing)
     value, metrics = objective.loss({}, batch, KEY)
     of = functools.partial(one_hot_targets, num_classes=5, label_smoothing=smoothing)
-    one, two = (LOSSES[loss](logits, of(labels)) for labels in (label, other))
+    one, two = (LOSSES["softmax"](logits, of(labels)) for labels in (label, other))
     np.testing.assert_allclose(value, np.mean(weight * one + (1 - weight) * two), rtol=1e-6)
     heavier = np.where(weight >= 0.5, label, other)
     assert float(metrics["accuracy"]) == pytest.approx(np.mean(logits.argmax(-1) == heavier))
@@ -262,20 +223,14 @@ def probe(mixup_alpha: float, accumulation_steps: int = 1) -> Any:
 
 
 @pytest.mark.usefixtures("uniform_beta")
-def test_accumulation_changes_nothing_about_mixing() -> None:
-    plain, whole, parts = (probe(*setting)(4)[0] for setting in ((0.0,), (0.8,), (0.8, 4)))
-    assert np.abs(whole - plain).max() > 1e-2
-    np.testing.assert_allclose(parts, whole, rtol=1e-5)
-
-
-@pytest.mark.usefixtures("uniform_beta")
 def test_mixing_is_a_function_of_seed_and_step_and_leaves_dropouts_key_alone() -> None:
     plain, key = probe(0.0)(4)
     expected = jax.random.key_data(jax.random.fold_in(jax.random.key(3), 4))[-1] % 2**20
     assert key == float(expected)  # that of runs before there was mixing
     mixed, mixed_key = probe(0.8)(4)
     assert mixed_key == key
-    assert np.any(mixed != plain)
+    assert np.abs(mixed - plain).max() > 1e-2
+    np.testing.assert_allclose(probe(0.8, accumulation_steps=4)(4)[0], mixed, rtol=1e-5)
     np.testing.assert_array_equal(probe(0.8)(4)[0], mixed)
     assert np.any(probe(0.8)(5)[0] != mixed)
 
@@ -283,17 +238,12 @@ def test_mixing_is_a_function_of_seed_and_step_and_leaves_dropouts_key_alone() -
 @pytest.mark.parametrize(
     ("kwargs", "message"),
     [
-        ({"mixup_alpha": -0.1}, "mix.mixup_alpha=-0.1"),
-        ({"cutmix_alpha": -1.0}, "mix.cutmix_alpha=-1.0"),
-        ({"probability": 1.5}, "mix.probability=1.5"),
-        ({"cutmix_probability": -0.5}, "mix.cutmix_probability=-0.5"),
-        # Without effect.
         ({"probability": 0.5}, "mix.probability=0.5 .* have no effect"),
         ({"per_example": True}, "mix.per_example=True have no effect"),
         ({"mixup_alpha": 0.2, "cutmix_probability": 0.3}, "cutmix_probability=0.3 has no effect"),
     ],
 )
-def test_mistakes_are_named(kwargs: dict, message: str) -> None:
+def test_settings_without_effect_are_refused(kwargs: dict, message: str) -> None:
     with pytest.raises(UserError, match=message):
         create_mixing(**kwargs)
 

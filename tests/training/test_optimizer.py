@@ -62,8 +62,6 @@ def test_rsqrt_halves_after_three_timescales_and_cools_down_to_zero() -> None:
         ("cosin", {}, "Did you mean 'cosine'"),
         ("cosine", {"warmup_steps": 100, "cooldown_steps": 1}, "warmup_steps=100"),
         ("rsqrt", {"warmup_steps": 50, "cooldown_steps": 50}, "cooldown_steps=50"),
-        ("rsqrt", {"timescale_steps": 0}, "timescale_steps=0 must be positive"),
-        ("staircase", {"decay_at": (0.5, 30)}, r"decay_at=\(0.5, 30\) must be fractions"),
     ],
 )
 def test_schedule_mistakes_are_named(name: str, kwargs: dict, message: str) -> None:
@@ -152,13 +150,7 @@ def test_momentum_dtype_reaches_the_state() -> None:
         ("adam", {}, "Did you mean 'adamw'"),
         ("adamw", {"decay_parameters": "kernel"}, "Did you mean 'kernels'"),
         ("sgd", {"momentum_dtype": "float16"}, "Did you mean"),
-        ("sgd", {"clip_norm": 0.0}, "clip_norm"),
-        ("adamw", {"eps": 0.0}, "eps=0.0 must be positive"),
-        ("adamw", {"b2": 2.0}, "optimizer.b2=2.0 must be in"),
-        ("lion", {"b2": 1.0}, "optimizer.b2=1.0 must be in"),
         ("lamb", {"adapted_parameters": "kernel"}, "Did you mean 'kernels'"),
-        ("muon", {"momentum": 1.0}, "optimizer.momentum=1.0 must be in"),
-        ("muon", {"eps": -1.0}, "eps=-1.0 must be positive"),
         ("adamw", {"decay_multipliers": (("head/kernel", 2.0),)}, "it is 0"),
     ],
 )
@@ -216,6 +208,17 @@ def optax_lars(learning_rate: Any, weight_decay: float) -> optax.GradientTransfo
     )
 
 
+def optax_lamb_of_kernels(learning_rate: Any, weight_decay: float) -> optax.GradientTransformation:
+    """As timm's, with which DeiT III trains: kernels alone are adapted."""
+    kernels = unflatten_names({name: name.endswith("kernel") for name in SHAPES})
+    return optax.chain(
+        optax.scale_by_adam(eps=1e-6),
+        optax.add_decayed_weights(weight_decay),
+        optax.masked(optax.scale_by_trust_ratio(), kernels),
+        optax.scale_by_learning_rate(learning_rate),
+    )
+
+
 def optax_muon(**kwargs: Any) -> optax.GradientTransformation:
     """Its matrices told by hand."""
     axes = {"query": (0, (1, 2)), "out": ((0, 1), 2), "Dense_0": (0, 1)}
@@ -233,18 +236,23 @@ def optax_muon(**kwargs: Any) -> optax.GradientTransformation:
 
 
 @pytest.mark.parametrize(
-    ("name", "theirs"),
-    [("lion", optax.lion), ("lamb", optax.lamb), ("lars", optax_lars), ("muon", optax_muon)],
+    ("name", "own", "of_optax"),
+    [
+        ("lion", {}, optax.lion),
+        ("lamb", {}, optax.lamb),
+        ("lamb", {"adapted_parameters": "kernels"}, optax_lamb_of_kernels),
+        ("lars", {}, optax_lars),
+        ("muon", {}, optax_muon),
+    ],
 )
 def test_updates_are_those_of_optax_and_the_scan_form_is_like_the_loop_form(
-    name: str, theirs: Any
+    name: str, own: dict[str, str], of_optax: Any
 ) -> None:
     schedule = optax.linear_schedule(0.1, 0.05, 2)
-    tx = create_optimizer(
-        name, table=VIT, schedule=schedule, weight_decay=0.3, decay_parameters="all"
-    )
-    kwargs: Any = {"learning_rate": schedule, "weight_decay": 0.3}
-    expected = two_updates(theirs(**kwargs), lambda tree: tree)
+    kwargs: Any = {"schedule": schedule, "weight_decay": 0.3, "decay_parameters": "all", **own}
+    tx = create_optimizer(name, table=VIT, **kwargs)
+    kwargs = {"learning_rate": schedule, "weight_decay": 0.3}
+    expected = two_updates(of_optax(**kwargs), lambda tree: tree)
     if name == "muon":  # its Adam is Nesterov's
         adam = two_updates(optax.adamw(**kwargs), lambda tree: tree)
         expected |= {key: adam[key] for key in SHAPES if BLOCK not in key or "bias" in key}
@@ -252,35 +260,6 @@ def test_updates_are_those_of_optax_and_the_scan_form_is_like_the_loop_form(
         for key, value in two_updates(tx, form).items():
             # Five iterations of products of float32 matrices.
             np.testing.assert_allclose(value, expected[key], rtol=2e-5, atol=2e-5, err_msg=key)
-
-
-def test_lamb_of_kernels_is_timms() -> None:
-    """With which DeiT III trains: what does not decay is not adapted; gradients of norm 1."""
-    import torch
-
-    from tests.peers import import_timm
-
-    tensors = {name: torch.from_numpy(array) for name, array in flatten_names(draw(0)).items()}
-    kernels = [tensors[name] for name in SHAPES if name.endswith("kernel")]
-    others = [tensors[name] for name in SHAPES if not name.endswith("kernel")]
-    groups = [{"params": kernels, "weight_decay": 0.3}, {"params": others, "weight_decay": 0.0}]
-    import_timm()
-    from timm.optim import Lamb
-
-    theirs = Lamb(groups, lr=0.1, eps=1e-8, max_grad_norm=1.0)
-    for seed in (1, 2):
-        for name, array in flatten_names(draw(seed)).items():
-            tensors[name].grad = torch.from_numpy(array)
-        theirs.step()
-    kwargs: dict[str, Any] = {"schedule": lambda _: jnp.float32(0.1), "weight_decay": 0.3}
-    kwargs |= {"clip_norm": 1.0, "eps": 1e-8}
-    everything = two_updates(create_optimizer("lamb", table=VIT, **kwargs), VIT.stack)
-    ours = two_updates(
-        create_optimizer("lamb", table=VIT, **kwargs, adapted_parameters="kernels"), VIT.stack
-    )
-    for name, value in ours.items():
-        np.testing.assert_allclose(value, tensors[name], rtol=2e-5, atol=2e-5, err_msg=name)
-        assert np.allclose(value, everything[name]) == name.endswith("kernel")
 
 
 def test_muon_without_a_matrix_is_refused() -> None:

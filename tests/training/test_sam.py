@@ -8,12 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests import golden, tiny
 from tests.golden import VIT
-from vit_jax.errors import UserError
 from vit_jax.objectives.objective import Batch, Metrics, Objective
 from vit_jax.parameters.sharding import batch_sharding, create_mesh, replicated
-from vit_jax.run import create_run
 from vit_jax.training.gradients import create_gradient
 from vit_jax.training.optimizer import create_optimizer
 from vit_jax.training.step import create_train_state, make_train_step
@@ -60,11 +57,8 @@ def update(
 ) -> tuple[Any, dict[str, jax.Array]]:
     """The gradient of one update, and its metrics; with `rho` None the plain one."""
     gradient = create_gradient("plain") if rho is None else create_gradient("sam", rho=rho)
-    freeze = options.pop("freeze", "")
-    tx = create_optimizer("sgd", table=VIT, schedule=lambda _: jnp.float32(1.0), freeze=freeze)
-    step = make_train_step(
-        Toy(dropout), tx, seed=7, gradient=gradient, to_model=golden.frozen(freeze), **options
-    )
+    tx = create_optimizer("sgd", table=VIT, schedule=lambda _: jnp.float32(1.0))
+    step = make_train_step(Toy(dropout), tx, seed=7, gradient=gradient, **options)
     mesh = mesh or create_mesh(devices=jax.devices()[:1])
     with jax.set_mesh(mesh):
         state = create_train_state(params, tx=tx, polyak_decay=0.0)
@@ -74,21 +68,14 @@ def update(
     return jax.tree.map(lambda a, b: a - np.asarray(b), params, after.params), metrics
 
 
-def by_hand(
-    params: Any, *, dropout: float = 0.0, learns: tuple[str, ...] = ("below", "head")
-) -> Any:
+def by_hand(params: Any, dropout: float) -> Any:
     """Two gradients and the step between them."""
     rng = jax.random.fold_in(jax.random.key(7), 0)
     loss = jax.jit(jax.grad(lambda p: Toy(dropout).loss({**p, **TEACHER}, toy_batch(), rng)[0]))
-    grads = loss(params)
-    first = {name: np.asarray(grads[name], np.float64) for name in learns}
+    first = {name: np.asarray(grad, np.float64) for name, grad in loss(params).items()}
     norm = np.sqrt(sum((grad**2).sum() for grad in first.values()))
     worst = {name: np.float32(params[name] + RHO * grad / norm) for name, grad in first.items()}
-    second = loss({**params, **worst})
-    return {
-        name: np.asarray(grad) if name in learns else np.zeros(grad.shape)
-        for name, grad in second.items()
-    }
+    return jax.device_get(loss(worst))
 
 
 def assert_close(ours: Any, expected: Any) -> None:
@@ -97,12 +84,11 @@ def assert_close(ours: Any, expected: Any) -> None:
         np.testing.assert_allclose(ours[name], expected[name], rtol=0, atol=1e-5, err_msg=name)
 
 
-@pytest.mark.parametrize("dropout", [0.0, 0.5])
-def test_it_is_the_gradient_at_the_worst_parameters_near_by(dropout: float) -> None:
+def test_it_is_the_gradient_at_the_worst_parameters_near_by() -> None:
     """With the dropout of the first pass, and a teacher that stays where it is."""
-    ours, metrics = update(toy_params(), dropout=dropout)
-    plain, at_start = update(toy_params(), rho=None, dropout=dropout)
-    assert_close(ours, by_hand(toy_params(), dropout=dropout))
+    ours, metrics = update(toy_params(), dropout=0.5)
+    plain, at_start = update(toy_params(), rho=None, dropout=0.5)
+    assert_close(ours, by_hand(toy_params(), 0.5))
     assert np.abs(ours["below"] - plain["below"]).max() > 0.1
     assert metrics["loss"] == at_start["loss"]
     assert metrics["mean"] == at_start["mean"]
@@ -113,14 +99,6 @@ def test_it_is_the_gradient_at_the_worst_parameters_near_by(dropout: float) -> N
 def test_both_passes_are_accumulated() -> None:
     whole, _ = update(toy_params())
     assert_close(update(toy_params(), accumulation_steps=4)[0], whole)
-
-
-def test_frozen_parameters_stay_where_they_are() -> None:
-    """And do not count in the norm."""
-    ours, _ = update(toy_params(), freeze="below")
-    expected = by_hand(toy_params(), learns=("head",))
-    assert np.abs(expected["head"] - by_hand(toy_params())["head"]).max() > 0.01
-    assert_close(ours, expected)
 
 
 @pytest.mark.parametrize("target", [0.0, 1.0])
@@ -138,18 +116,6 @@ def test_no_gradient_is_no_nan(target: float) -> None:
     _, grads = gradient(params, toy_batch(), jax.random.key(0), 1.0)
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(grads))
     assert bool(np.any(grads["head"])) == bool(np.any(grads["below"])) == bool(target)
-
-
-def test_no_radius_is_the_plain_gradient() -> None:
-    assert_close(update(toy_params(), rho=0.0)[0], update(toy_params(), rho=None)[0])
-
-
-@pytest.mark.parametrize("rho", [-0.1, float("nan"), float("inf")])
-def test_a_radius_is_a_number_from_zero(rho: float) -> None:
-    with pytest.raises(UserError, match="gradient.rho="):
-        create_gradient("sam", rho=rho)
-    with pytest.raises(UserError, match="gradient.rho="):
-        create_run(tiny.config(gradient__name="sam", gradient__rho=rho), create_mesh())
 
 
 def test_eight_devices_take_the_step_of_one() -> None:

@@ -48,7 +48,7 @@ def test_the_host_is_at_most_two_updates_ahead(
         def function(*arguments: Any) -> Any:
             state, metrics = step(*arguments)
             metrics["loss"] = slowly(metrics["loss"])
-            unfinished.append(sum(not each.is_ready() for each in outputs))
+            unfinished.append(sum(not output.is_ready() for output in outputs))
             outputs.append(metrics["loss"])
             return state, metrics
 

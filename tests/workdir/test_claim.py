@@ -79,11 +79,8 @@ def test_a_new_workdir_is_created_and_resumed(tmp_path: Path) -> None:
     ("sections", "message"),
     [
         ({"mesh_more": 2, "seed": 1}, "config: mesh_more: 1 -> 2, seed: 0 -> 1"),
-        ({"model": {"remat_more": 1}}, r"model.remat_more: \(absent\) -> 1"),
         ({"model": {"patch_size": (4, 8)}}, r"model.patch_size: \[4, 4\] -> \[4, 8\]"),
-        ({"model": {"extra": 1, "name": "a"}}, 'extra: null -> 1, model.name: "vit" -> "a"'),
         ({"model": {"kwargs": {"a": 1}}}, r"kwargs: \{\} -> \(absent\), .*a: \(absent\) -> 1"),
-        ({"model": {f"key{i:02}": 1 for i in range(12)}}, r"key09: [^,]* and 2 more\. "),
     ],
 )
 def test_another_config_is_refused_with_its_keys(
@@ -110,19 +107,17 @@ def test_force_keeps_every_earlier_config(tmp_path: Path) -> None:
     seeds = [read_json(tmp_path / f"config{n}.json")["seed"] for n in ("", ".1", ".2")]
     assert seeds == [2, 0, 1]
     assert read_json(tmp_path / "dataset.1.json") == DATASET
-    kept = {p.name for p in tmp_path.iterdir()} - {".lock", "metrics.jsonl", "config.json"}
-    assert sorted(kept - {"dataset.json"}) == [
-        "config.1.json", "config.2.json", "dataset.1.json", "params.1.npz", "results.1.json",
-    ]  # fmt: skip
+    renamed = {"config.1.json", "config.2.json", "dataset.1.json", "params.1.npz", "results.1.json"}
+    current = {".lock", "metrics.jsonl", "config.json", "dataset.json"}
+    assert {p.name for p in tmp_path.iterdir()} == renamed | current
     claim(tmp_path, changed(seed=2), {**DATASET, "digest": "d"})
     with pytest.raises(UserError, match=r"--resume='yes' is unknown\. Known: auto, force"):
         claim(tmp_path, resume="yes")
 
 
-@pytest.mark.parametrize("content", [b"", b"\xff\xfe", b"[]"])
-def test_a_damaged_config_is_named(tmp_path: Path, content: bytes) -> None:
+def test_a_damaged_config_is_named(tmp_path: Path) -> None:
     claim(tmp_path)
-    (tmp_path / "config.json").write_bytes(content)
+    (tmp_path / "config.json").write_bytes(content := b"[]")
     with pytest.raises(UserError, match=r"config\.json is damaged"):
         claim(tmp_path)
     claim(tmp_path, resume="force")
@@ -163,10 +158,7 @@ def test_a_file_in_the_way_and_a_folder_that_even_root_cannot_write_to(tmp_path:
 HOLDER = """
 import os, socket, sys, time
 from vit_jax.workdir import claim
-name, boot = sys.argv[2:]
-if name:
-    socket.gethostname = lambda: name
-if boot:
+if boot := sys.argv[2]:
     claim._machine = lambda: f"{socket.gethostname()} (boot {boot})"
 claim.claim_workdir(sys.argv[1], {"seed": 0}, {}, resume="auto")
 if os.fork() == 0:
@@ -176,10 +168,10 @@ time.sleep(60)
 
 
 @contextlib.contextmanager
-def holding(workdir: Path, name: str = "", boot: str = "") -> Iterator[subprocess.Popen[str]]:
-    """A process that has claimed the workdir, on a host of that name and boot, and has a child."""
+def holding(workdir: Path, boot: str = "") -> Iterator[subprocess.Popen[str]]:
+    """A process that has claimed the workdir, on a host of that boot, and has a child."""
     holder = subprocess.Popen(
-        [sys.executable, "-c", HOLDER, str(workdir), name, boot],
+        [sys.executable, "-c", HOLDER, str(workdir), boot],
         cwd=tiny.ROOT,
         stdout=subprocess.PIPE,
         text=True,
@@ -206,20 +198,14 @@ def test_a_workdir_is_for_one_process_until_it_dies(tmp_path: Path) -> None:
         claim(tmp_path, {"seed": 0}, {})
 
 
-# Another host; or, as in Kubernetes, one of the same name that was started on another machine.
-@pytest.mark.parametrize(("name", "boot"), [("elsewhere", ""), ("", "another")])
 def test_a_lock_of_another_host_is_waited_for(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    name: str,
-    boot: str,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """Of the same name but started on another machine, as in Kubernetes."""
     monkeypatch.setattr(buckets, "POLL_SECONDS", 0.1)
     monkeypatch.setattr(buckets, "LOST_SECONDS", 0.5)
-    with holding(tmp_path, name, boot) as holder:
-        host = name or socket.gethostname()
-        with pytest.raises(UserError, match=f"in use .*pid {holder.pid} on {host}"):
+    with holding(tmp_path, "another") as holder:
+        with pytest.raises(UserError, match=f"in use .*pid {holder.pid} on {socket.gethostname()}"):
             claim(tmp_path, {"seed": 0}, {})
         assert caplog.text.count("is locked by another host") == 1
         monkeypatch.setattr(buckets, "LOST_SECONDS", 60.0)

@@ -53,13 +53,12 @@ def test_a_line_that_a_killed_run_left_unfinished_is_not_read(tmp_path: Path) ->
     assert len(list(tmp_path.iterdir())) == 1
 
 
-@pytest.mark.parametrize("start_step", [0, 3])
-def test_event_files_hold_the_scalars_and_the_config(tmp_path: Path, start_step: int) -> None:
+def test_event_files_hold_the_scalars_and_the_config(tmp_path: Path) -> None:
     config = {"optimizer": {"learning_rate": 0.125}}
-    write(tmp_path, range(start_step + 1, 6), tensorboard=True, config=config)
+    write(tmp_path, range(4, 6), tensorboard=True, config=config)
     (file,) = (tmp_path / "tensorboard").iterdir()
     assert file.name.startswith("events.out.tfevents.")
-    assert file.read_bytes().count(b"loss") == 5 - start_step
+    assert file.read_bytes().count(b"loss") == 2
     # Four spaces make a block of code in Markdown, which TensorBoard renders.
     shown = b'    {\n      "optimizer": {\n        "learning_rate": 0.125\n      }\n    }'
     assert shown in file.read_bytes()

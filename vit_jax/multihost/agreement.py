@@ -38,28 +38,26 @@ def run_on_first_process(function: Callable[[], T]) -> T:
         return function()
     result: Any = None
     failure: Exception | None = None
-    told: Exception | None = None  # for the others
+    error_for_others: Exception | None = None
     if jax.process_index() == 0:
         try:
             result = function()
         except Exception as error:
-            failure = told = error
+            failure = error_for_others = error
             if isinstance(error, OSError):
-                told = OSError(error.errno, f"{error.strerror} (on process 0)", error.filename)
+                reason = f"{error.strerror} (on process 0)"
+                error_for_others = OSError(error.errno, reason, error.filename)
             elif not isinstance(error, UserError):
-                told = RuntimeError(f"process 0 failed: {error!r}")
-    result, told = pickle.loads(_broadcast(pickle.dumps((result, told))))
-    if failure or told:
-        raise failure or told
+                error_for_others = RuntimeError(f"process 0 failed: {error!r}")
+    # Every process must know the number of bytes to receive them.
+    content = np.frombuffer(pickle.dumps((result, error_for_others)), np.uint8)
+    size = int(multihost_utils.broadcast_one_to_all(np.int32(content.size)))
+    buffer = content if jax.process_index() == 0 else np.zeros(size, np.uint8)
+    received = np.asarray(multihost_utils.broadcast_one_to_all(buffer)).astype(np.uint8)
+    result, error_for_others = pickle.loads(received.tobytes())
+    if failure or error_for_others:
+        raise failure or error_for_others
     return result
-
-
-def _broadcast(content: bytes) -> bytes:
-    """The bytes of process 0. Every process must know their number to receive them."""
-    sent = np.frombuffer(content, np.uint8)
-    size = int(multihost_utils.broadcast_one_to_all(np.int32(sent.size)))
-    buffer = sent if jax.process_index() == 0 else np.zeros(size, np.uint8)
-    return np.asarray(multihost_utils.broadcast_one_to_all(buffer)).astype(np.uint8).tobytes()
 
 
 _PRODUCT = Path("/sys/class/dmi/id/product_name")
@@ -84,8 +82,7 @@ class PreemptionNotice:
     def reached(self) -> bool:
         """True in all processes from the same call on, soon after one of them was asked to stop.
 
-        Raises:
-          KeyboardInterrupt: Ctrl-C; raised again if JAX, calling from C++, dropped the first one.
+        Raises the KeyboardInterrupt of Ctrl-C again, which JAX drops when it calls from C++.
         """
         if self._interrupted:
             raise KeyboardInterrupt
@@ -139,7 +136,6 @@ def read_metadata(server: str, key: str) -> str | None:
     """Value of an instance's metadata; None if unset or if the server does not respond."""
     url = f"http://{server}/computeMetadata/v1/instance/{key}"
     request = urllib.request.Request(url, headers={"Metadata-Flavor": "Google"})
-    # The server is local to the machine.
     without_proxy = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
         with without_proxy.open(request, timeout=5) as response:

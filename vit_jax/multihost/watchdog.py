@@ -59,10 +59,9 @@ Seen = dict[tuple[str, int], tuple[int, float]]
 def judge(
     records: dict[int, Record], num_processes: int, seen: Seen, heartbeat_timeout_seconds: float
 ) -> tuple[str, int] | None:
-    """(verdict, exit status) from the records of processes; None while all is well.
+    """(verdict, exit status) from the records of processes that have reported; None if all is well.
 
-    `records`: by process id; a process that has not reported yet has none. `seen`: {} in the
-    first call, the same dict afterwards.
+    `seen`: {} in the first call, the same dict afterwards.
     """
 
     def unchanged_seconds(what: str, process_id: int, value: int) -> float:
@@ -119,7 +118,6 @@ class Watchdog:
         A process silent for the first timeout is lost; one without progress for the second hangs
         (0: never), for the third before the first update, which includes compilation.
         """
-        self.stop()
         self._heartbeat_timeout = heartbeat_timeout_seconds
         self._step_timeout = step_timeout_seconds
         self._start_timeout = start_timeout_seconds if step_timeout_seconds else 0.0
@@ -136,7 +134,7 @@ class Watchdog:
             thread.start()
 
     def expect_progress(self, expected: bool) -> None:
-        """Whether the main thread is expected to call `note` from here on."""
+        """Whether the main thread will call `note` from here on."""
         self._record.progress += 1
         self._record.limit_seconds = self._start_timeout if expected and self._threads else 0.0
 
@@ -149,8 +147,8 @@ class Watchdog:
     ) -> None:
         """Records progress of the main thread, which is now `doing`, say, "reading a batch".
 
-        `step`: completed updates; None: unchanged. `waits`: for others, or the devices: then it is
-        not to blame. `started`: the first update is done.
+        `step`: completed updates; None: unchanged. `waits`: see `Record`. `started`: the first
+        update is done.
         """
         self._record.progress += 1
         self._record.doing, self._record.waits = doing, waits
@@ -193,9 +191,9 @@ class Watchdog:
         num_known = self.num_processes if self.process_id == 0 else 1
         while not self._stopped.wait(self._interval):
             self._record.beat += 1
-            found = judge(self._records, num_known, seen, self._heartbeat_timeout)
-            if found and not self._stopped.is_set():
-                self._end(*found)
+            judgement = judge(self._records, num_known, seen, self._heartbeat_timeout)
+            if judgement and not self._stopped.is_set():
+                self._end(*judgement)
                 break
 
     def _report(self) -> None:
@@ -207,16 +205,16 @@ class Watchdog:
                 content = json.dumps(dataclasses.asdict(self._record))
                 key = f"{_RECORDS}/{self.process_id}/record"
                 self._client.key_value_set(key, content, allow_overwrite=True)
-                found = self._client.key_value_dir_get(f"{folder}/")
-                records = {int(key.split("/")[-2]): Record(**json.loads(x)) for key, x in found}
+                rows = self._client.key_value_dir_get(f"{folder}/")
+                records = {int(key.split("/")[-2]): Record(**json.loads(x)) for key, x in rows}
                 if self.process_id > 0 and records:
                     records[0].limit_seconds = 0.0  # only process 0, with all records, judges hangs
                 self._records = records
 
     def _end(self, verdict: str, exit_code: int) -> None:
         """Reports why, and ends this process, even if a hanging thread holds the log's lock."""
-        is_left = self.process_id == 0 and self.num_processes > 1
-        seconds = _LAST_EXIT_SECONDS if is_left else _EXIT_SECONDS
+        is_last = self.process_id == 0 and self.num_processes > 1
+        seconds = _LAST_EXIT_SECONDS if is_last else _EXIT_SECONDS
         timer = threading.Timer(seconds, os._exit, [exit_code])
         timer.daemon = True
         timer.start()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
 import math
 import queue
@@ -21,50 +22,33 @@ KINDS = ("start", "compile", "evaluation", "checkpoint", "profile", "data_wait",
 FIRST_LINE_SECONDS = 10.0  # after the first update
 
 
+@dataclasses.dataclass(kw_only=True)
 class Clock:
     """Accounts for the time of a run, estimates its speed, and keeps the watchdog informed.
 
     Images per second count training time only, including waits for data.
-
-    Args:
-      start_step: updates completed before the session.
-      total_steps: updates in all.
-      batch_size: examples per update.
-      began: `time.monotonic()` at the start of the session; the time since is booked as `start`.
-      earlier: `totals` at the end of this run's earlier sessions.
-      every_steps, every_seconds: between two log lines; seconds 0: by steps only.
-      flops_per_image: of forward and backward pass.
-      peak_flops: per second, of all devices together; None: no `mfu`.
-      progress: is notified of updates and their metrics.
-      watchdog: is told what the process does.
     """
 
-    def __init__(
-        self,
-        *,
-        start_step: int,
-        total_steps: int,
-        batch_size: int,
-        began: float,
-        earlier: Mapping[str, float],
-        every_steps: int,
-        every_seconds: float,
-        flops_per_image: float = 0.0,
-        peak_flops: float | None = None,
-        progress: Progress,
-        watchdog: Watchdog,
-    ):
-        self._progress, self._watchdog = progress, watchdog
-        progress.begin(start_step, total_steps)
-        self._total_steps, self._batch_size = total_steps, batch_size
-        self._flops_per_image, self._peak_flops = flops_per_image, peak_flops
-        self._earlier, self._start_step = earlier, start_step
-        self._every_steps, self._every_seconds = every_steps, every_seconds or math.inf
+    start_step: int  # updates completed before the session
+    total_steps: int
+    batch_size: int
+    began: float  # `time.monotonic()` at the start of the session; booked as `start` since then
+    earlier: Mapping[str, float]  # `totals` at the end of this run's earlier sessions
+    every_steps: int  # between two log lines
+    every_seconds: float  # the same; 0: by steps only
+    flops_per_image: float = 0.0  # of forward and backward pass
+    peak_flops: float | None = None  # per second, of all devices together; None: no `mfu`
+    progress: Progress
+    watchdog: Watchdog
+
+    def __post_init__(self) -> None:
+        self.progress.begin(self.start_step, self.total_steps)
+        self.every_seconds = self.every_seconds or math.inf
         self._line_by = math.inf  # time of the next line, unless a step is due earlier
-        self._began, now = began, time.monotonic()
-        self._booked = {**dict.fromkeys(KINDS, 0.0), "start": now - began}
-        self._compiled = (start_step, now)  # step and time at which the first update finished
-        self._window = (start_step, 0.0, 0.0)  # step, training and waiting at the last `report`
+        now = time.monotonic()
+        self._booked = {**dict.fromkeys(KINDS, 0.0), "start": now - self.began}
+        self._compiled = (self.start_step, now)  # step and time when the first update finished
+        self._window = (self.start_step, 0.0, 0.0)  # step, training, waiting at the last `report`
         self._updates: queue.Queue[Any] = queue.Queue()
         self._wait = (0.0, 0.0)  # of the host for its last batch: start and end
         self._thread = threading.Thread(target=self._follow_devices, daemon=True)
@@ -73,7 +57,7 @@ class Clock:
     @contextlib.contextmanager
     def book(self, kind: str, doing: str, step: int) -> Iterator[None]:
         """Books the time spent inside as `kind`; `doing` is reported if the run hangs."""
-        self._watchdog.note(doing, step, waits=True)
+        self.watchdog.note(doing, step, waits=True)
         start = time.monotonic()
         try:
             yield
@@ -83,37 +67,38 @@ class Clock:
     @contextlib.contextmanager
     def waiting_for_data(self, step: int) -> Iterator[None]:
         """Wraps the host's wait for the batch of update `step`."""
-        self._watchdog.note("reading a batch", step)
+        self.watchdog.note("reading a batch", step)
         start = time.monotonic()
         yield
         self._wait = (start, time.monotonic())
-        if step == self._start_step + 1:
+        if step == self.start_step + 1:
             logging.info("Compiling the update; large models take minutes.")
-            self._watchdog.note("compiling the update", step, waits=True)
+            self.watchdog.note("compiling the update", step, waits=True)
         else:
-            self._watchdog.note("updating", step, waits=True)
+            self.watchdog.note("updating", step, waits=True)
 
     def dispatched(self, step: int, output: jax.Array) -> None:
         """Update `step` was dispatched with that batch; `output` is one of its results.
 
-        Waits for the first of a session, which is booked as compilation. Later it waits for the
-        previous update: while one runs, the next is prepared. Otherwise the host would be dozens
-        of updates ahead of a slow device, and a request to stop, for instance, would take effect
-        only after all of these.
+        Waits for the first of a session, which is booked as compilation, and later for the previous
+        one: a host dozens of updates ahead of its devices would stop only after all of them.
         """
         self._updates.join()
         self._updates.put((*self._wait, output))
-        self._progress.advance(step)
-        if step == self._start_step + 1:
-            output.block_until_ready()
-            self._first_step_done(step)
+        self.progress.advance(step)
+        if step > self.start_step + 1:
+            return
+        output.block_until_ready()
+        self.watchdog.note("updating", step, waits=True, started=True)
+        seconds = self._training_seconds()
+        logging.info("Compiled in %.1f s, including the first step.", seconds)
+        self._booked["compile"] += seconds
+        self._window = (step, self._training_seconds(), self._booked["data_wait"])
+        self._compiled = (step, time.monotonic())
+        self._line_by = time.monotonic() + min(FIRST_LINE_SECONDS, self.every_seconds)
 
     def _follow_devices(self) -> None:
-        """Adds up the time that the devices were idle because the next batch was not ready.
-
-        The host may wait for a batch while the devices still compute. So this thread records when
-        each update finishes, and only the host's waiting after that counts.
-        """
+        """Adds up the host's waiting for data after the devices have finished their update."""
         done: float | None = None  # when the devices finished the previous update
         while (update := self._updates.get()) is not None:
             wait_start, wait_end, output = update
@@ -128,74 +113,53 @@ class Clock:
         self._updates.put(None)
         self._thread.join(timeout=5)
 
-    def _first_step_done(self, step: int) -> None:
-        """Books the time not yet booked as compilation."""
-        self._watchdog.note("updating", step, waits=True, started=True)
-        seconds = self._training_seconds()
-        logging.info("Compiled in %.1f s, including the first step.", seconds)
-        self._booked["compile"] += seconds
-        self._window = (step, self._training_seconds(), self._booked["data_wait"])
-        self._compiled = (step, time.monotonic())
-        self._line_by = time.monotonic() + min(FIRST_LINE_SECONDS, self._every_seconds)
-
     def is_line_due(self, step: int) -> bool:
         """Whether to log a line after update `step`: always after the first one."""
-        is_first = step == self._start_step + 1
-        return is_first or step % self._every_steps == 0 or time.monotonic() >= self._line_by
-
-    def show(self, step: int, row: Mapping[str, float], eta_seconds: float) -> None:
-        """Shows the metrics of an update; `row` as in `update_text`."""
-        self._progress.show(step, update_text(row, eta_seconds))
+        is_first = step == self.start_step + 1
+        return is_first or step % self.every_steps == 0 or time.monotonic() >= self._line_by
 
     def totals(self) -> dict[str, float]:
         """Seconds of this run by category, `elapsed_seconds`, and `goodput`, the training share.
 
-        Earlier sessions are included; `lost_seconds` is the time of updates that a session had to
-        repeat after a crash.
+        Earlier sessions are included; `lost_seconds` went into updates that were repeated.
         """
         totals = {
-            f"{kind}_seconds": seconds + self._earlier.get(f"{kind}_seconds", 0.0)
+            f"{kind}_seconds": seconds + self.earlier.get(f"{kind}_seconds", 0.0)
             for kind, seconds in self._booked.items()
         }
-        elapsed = self._earlier.get("elapsed_seconds", 0.0) + time.monotonic() - self._began
+        elapsed = self.earlier.get("elapsed_seconds", 0.0) + time.monotonic() - self.began
         goodput = 1.0 - sum(totals.values()) / max(elapsed, 1e-9)
         return {"elapsed_seconds": elapsed, **totals, "goodput": min(max(goodput, 0.0), 1.0)}
 
     def report(self, step: int) -> dict[str, float]:
         """`images_per_second`, `data_wait`, `mfu` since the last call, `eta_seconds`, `totals`.
 
-        No speed is reported before the second step. `data_wait` is the share
-        of training time in which the devices waited for data. `mfu`, model FLOPs utilization,
-        is reported if the peak of the devices is known.
+        No speed before the second step. `data_wait` is the share of training time in which the
+        devices waited for data, `mfu` the model FLOPs utilization, if their peak is known.
         """
-        self._line_by = time.monotonic() + self._every_seconds
+        self._line_by = time.monotonic() + self.every_seconds
         step_before, training_before, wait_before = self._window
         self._window = (step, self._training_seconds(), self._booked["data_wait"])
         training = max(self._window[1] - training_before, 1e-9)
         first, since = self._compiled
         pace = (time.monotonic() - since) / max(step - first, 1)  # including evaluations
-        report = {"eta_seconds": (self._total_steps - step) * pace, **self.totals()}
+        report = {"eta_seconds": (self.total_steps - step) * pace, **self.totals()}
         if step > step_before:
-            speed = (step - step_before) * self._batch_size / training
+            speed = (step - step_before) * self.batch_size / training
             report["images_per_second"] = speed
             report["data_wait"] = min((self._window[2] - wait_before) / training, 1.0)
-            if self._peak_flops:
-                report["mfu"] = speed * self._flops_per_image / self._peak_flops
+            if self.peak_flops:
+                report["mfu"] = speed * self.flops_per_image / self.peak_flops
         return report
 
     def _training_seconds(self) -> float:
         """Includes waits for data."""
         booked = sum(seconds for kind, seconds in self._booked.items() if kind != "data_wait")
-        return time.monotonic() - self._began - booked
+        return time.monotonic() - self.began - booked
 
 
 def update_text(row: Mapping[str, float], eta_seconds: float) -> str:
-    """The log line of an update; `metrics.jsonl` has all values.
-
-    Args:
-      row: `loss`, `learning_rate`, the objective's metrics, and the speed if known.
-      eta_seconds: remaining time.
-    """
+    """The log line of an update; `row` as in `metrics.jsonl`, which has all values."""
     speed = ("images_per_second", "mfu", "data_wait")
     left_out = ("loss", "learning_rate", "goodput", "grad_norm", "param_norm", *speed)
     others = {

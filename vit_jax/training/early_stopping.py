@@ -6,34 +6,33 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
-Results = Mapping[str, float]  # evaluations by NAME/METRIC
+from vit_jax.workdir.metrics import read_metrics
 
 LOWER_IS_BETTER = ("loss", "calibration_error")
 STOP = "stop"  # what a callback returns to end the run
 
 
 def create_ending(
+    workdir: str,
     *,
     metric: str,
     patience: int,
     min_delta: float,
-    earlier: Mapping[int, float],
+    start_step: int,
     total_steps: int,
     on_evaluation: Callable[[int, dict[str, float]], Any] | None,
-) -> Callable[[int, Results], dict[str, float]]:
-    """Returns a function to call after each evaluation; it returns {} to continue the run.
+) -> Callable[[int, Mapping[str, float]], dict[str, float]]:
+    """Returns a function to call with each step and its evaluations; {} continues the run.
 
     To end it: `planned_steps`, and `early_stopping_best_step` if the metric is the reason.
 
-    Args:
-      metric, patience, min_delta: see `stalled_since`; without a metric only the callback decides.
-      earlier: metric by step from earlier sessions, so that a resumed run decides the same.
-      total_steps: of the whole run.
-      on_evaluation: see `train_and_evaluate`.
+    Without a metric only the callback decides, see `train_and_evaluate`. Evaluations up to
+    `start_step` in the work directory count as if they had been made now.
     """
-    values = dict(earlier)
+    rows = [row for row in read_metrics(workdir) if row["step"] <= start_step]
+    values = {row["step"]: row[metric] for row in rows if metric in row}
 
-    def ending(step: int, results: Results) -> dict[str, float]:
+    def ending(step: int, results: Mapping[str, float]) -> dict[str, float]:
         asked = on_evaluation is not None and on_evaluation(step, dict(results)) == STOP
         best = None
         if metric in results:
@@ -41,12 +40,13 @@ def create_ending(
             best = stalled_since(values, metric=metric, patience=patience, min_delta=min_delta)
         if step == total_steps or not (asked or best is not None):
             return {}
+        entries: dict[str, float] = {"planned_steps": total_steps}
         reason = "on_evaluation requested it"
         if best is not None:
+            entries["early_stopping_best_step"] = best
             reason = f"{metric} has not improved on {values[best]:.4f} at step {best}"
         logging.info("The run ends at step %d of %d: %s.", step, total_steps, reason)
-        found: dict[str, float] = {"planned_steps": total_steps}
-        return found if best is None else {**found, "early_stopping_best_step": best}
+        return entries
 
     return ending
 
@@ -56,13 +56,8 @@ def stalled_since(
 ) -> int | None:
     """The best step if the last `patience` evaluations have not improved on it, else None.
 
-    Early stopping as in Goodfellow et al., "Deep Learning", algorithm 7.1.
-
-    Args:
-      values: of all evaluations, by step.
-      metric: `NAME/METRIC`; lower is better for `LOWER_IS_BETTER`.
-      patience: number of evaluations, at least 1.
-      min_delta: smaller or equal gains do not count as improvement.
+    Early stopping as in Goodfellow et al., "Deep Learning", algorithm 7.1. `values`: by step;
+    smaller gains than `min_delta`, or equal ones, do not count.
     """
     sign = -1.0 if metric.rpartition("/")[2] in LOWER_IS_BETTER else 1.0
     best: int | None = None

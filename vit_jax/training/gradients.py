@@ -12,15 +12,12 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from vit_jax.errors import UserError
-
 Batch = dict[str, jax.Array]
 Metrics = dict[str, jax.Array]
 Result = tuple[tuple[jax.Array, Metrics], Any]  # (loss, metrics), gradient
 ValueAndGrad = Callable[[Any, Batch, jax.Array], Result]  # of params, batch, rng
 # (value_and_grad, params, batch, rng, rate); accumulation and freezing are inside `value_and_grad`.
-# `rate` is the learning rate of the update between its end (0) and its peak (1), see
-# `create_relative_rate`.
+# `rate` is `Schedule.relative` of the update.
 Gradient = Callable[[ValueAndGrad, Any, Batch, jax.Array, jax.Array], Result]
 
 
@@ -34,14 +31,13 @@ def plain_gradient(
 def sam_gradient(*, rho: float = 0.05) -> Gradient:
     """The gradient at the worst nearby parameters ("Sharpness-Aware Minimization", 2010.01412).
 
-    They are params + rho * g / ||g|| with the gradient g of the whole batch, on any mesh; the
-    authors use that of each device's own images (m-sharpness, section 4.1). Loss and metrics
-    are those of the first pass. Both passes use the same dropout.
+    They are params + rho * g / ||g|| with the gradient g of the whole batch; the authors use that
+    of each device's own images (m-sharpness, section 4.1). Loss and metrics are those of the first
+    pass. Both passes use the same dropout.
 
     Args:
       rho: distance, in the Euclidean norm over all parameters.
     """
-    _check_number("rho", rho)
 
     def gradient(
         value_and_grad: ValueAndGrad, params: Any, batch: Batch, rng: jax.Array, _rate: jax.Array
@@ -58,18 +54,14 @@ def gsam_gradient(*, rho_max: float = 0.6, rho_min: float = 0.1, alpha: float = 
 
     With g at the parameters and g_p at the worst nearby ones, as for `sam`: g_p - alpha * g_v,
     where g_v = g - <g, g_p> g_p / ||g_p||^2 is the part of g that leaves the loss at the worst ones
-    as it is. The distance follows the learning rate: rho_min + (rho_max - rho_min) * (rate - end) /
-    (peak - end), and is rho_min while warm-up is below the end, where big_vision extrapolates. As
-    for `sam`, the whole batch is perturbed as one; the authors perturb each device's images.
+    as it is. The distance follows the learning rate: rho_min + (rho_max - rho_min) *
+    `Schedule.relative`, where big_vision extrapolates below the end.
 
     Args:
       rho_max: distance at the peak of the learning rate; defaults are big_vision's for ViT-B/32.
       rho_min: distance at its end.
       alpha: weight of the gap; with 0 and equal distances it is `sam`.
     """
-    _check_number("rho_max", rho_max)
-    _check_number("rho_min", rho_min)
-    _check_number("alpha", alpha)
 
     def gradient(
         value_and_grad: ValueAndGrad, params: Any, batch: Batch, rng: jax.Array, rate: jax.Array
@@ -91,11 +83,6 @@ def _ascend(params: Any, grads: Any, rho: Any) -> Any:
     norm = optax.tree.norm(grads)
     norm = jnp.where(norm > 0.0, norm, 1.0)
     return jax.tree.map(lambda param, grad: param + rho * (grad / norm), params, grads)
-
-
-def _check_number(key: str, value: float) -> None:
-    if not 0.0 <= value < float("inf"):
-        raise UserError(f"gradient.{key}={value} must be a finite number, at least 0.")
 
 
 class GradientKind(NamedTuple):

@@ -1,12 +1,13 @@
 """Optimizers (paper, section 4.1 and tables 3 and 4).
 
-Each is built as `kind(table, *, key=default, ...)` from the table of the run's parameters; its
-keyword-only parameters are the keys of that kind in `config.optimizer`, besides those of
-`create_optimizer`, which all kinds have.
+Each is built as `kind(table, momentum_dtype, *, key=default, ...)` from the table of the run's
+parameters; its keyword-only parameters are the keys of that kind in `config.optimizer`, besides
+those of `create_optimizer`, which all kinds have.
 """
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -35,58 +36,50 @@ MOMENTUM_DTYPES = ("float32", "bfloat16")
 
 def adamw(
     _table: ParameterTable,
+    momentum_dtype: str,
     *,
     b1: float = 0.9,
     b2: float = 0.999,
     eps: float = 1e-8,
-    momentum_dtype: str = "float32",
 ) -> optax.GradientTransformation:
     """Adam, the paper's optimizer; `create_optimizer` adds the decay.
 
     Args:
       b1, b2, eps: of Adam.
-      momentum_dtype: storage of the first moment: float32 or bfloat16.
     """
-    _check_fractions(b1=b1, b2=b2)
-    _check_positive(eps=eps)
     return optax.scale_by_adam(b1, b2, eps, mu_dtype=momentum_dtype)
 
 
 def sgd(
-    _table: ParameterTable, *, momentum: float = 0.9, momentum_dtype: str = "float32"
+    _table: ParameterTable, momentum_dtype: str, *, momentum: float = 0.9
 ) -> optax.GradientTransformation:
     """Stochastic gradient descent with momentum.
 
+    In bfloat16 a momentum of 0.9 is 0.8984375, as in the official code.
+
     Args:
       momentum: decay of the accumulated gradient.
-      momentum_dtype: storage of the momentum: float32 or bfloat16; 0.9 then becomes
-        bfloat16(0.9) = 0.8984375, as in the official code.
     """
-    _check_fractions(momentum=momentum)
     return optax.trace(decay=momentum, accumulator_dtype=momentum_dtype)
 
 
 def adafactor(
     table: ParameterTable,
+    momentum_dtype: str,
     *,
     momentum: float = 0.9,
     b2: float = 0.999,
     factored_decay: float = 0.8,
-    momentum_dtype: str = "float32",
 ) -> optax.GradientTransformation:
     """Adafactor as for ViT-g (2106.04560, section 3.4; big_vision's `scale_by_adafactor`).
 
-    A factored second moment, then momentum as a moving average from 0, without bias correction:
-    momentum * m + (1 - momentum) * update.
+    A factored second moment, then momentum * m + (1 - momentum) * update, without bias correction.
 
     Args:
       momentum: decay of that average; 0 disables it.
       b2: limit of the second moment's decay.
       factored_decay: exponent of that decay, which is 1 - t ** -0.8 in update t.
-      momentum_dtype: storage of the momentum: float32 or bfloat16.
     """
-    _check_fractions(momentum=momentum, b2=b2)
-    _check_positive(factored_decay=factored_decay)
     scale = scale_by_factored_rms(factored_decay, b2, table)
     if not momentum:
         return scale
@@ -95,51 +88,46 @@ def adafactor(
 
 
 def lion(
-    _table: ParameterTable, *, b1: float = 0.9, b2: float = 0.99, momentum_dtype: str = "float32"
+    _table: ParameterTable, momentum_dtype: str, *, b1: float = 0.9, b2: float = 0.99
 ) -> optax.GradientTransformation:
     """The sign of the momentum (Chen et al., 2302.06675, algorithm 2).
 
     Its learning rate is 3 to 10 times lower than AdamW's, its decay higher by as much (section 5).
 
     Args:
-      b1, b2: the update is the sign of b1 * m + (1 - b1) * g, and b2 is the decay of the momentum
-        m.
-      momentum_dtype: storage of the momentum: float32 or bfloat16.
+      b1, b2: the update is the sign of b1 * m + (1 - b1) * g; b2 is the decay of the momentum m.
     """
-    _check_fractions(b1=b1, b2=b2)
     return optax.scale_by_lion(b1, b2, mu_dtype=momentum_dtype)
 
 
 def lamb(
     table: ParameterTable,
+    momentum_dtype: str,
     *,
     b1: float = 0.9,
     b2: float = 0.999,
     eps: float = 1e-6,
-    momentum_dtype: str = "float32",
     adapted_parameters: str = "all",
 ) -> optax.GradientTransformation:
     """Adam for large batches (You et al., 1904.00962, algorithm 2).
 
-    `create_optimizer` scales the update of each array, after weight decay, to the norm of its
-    parameters.
+    `create_optimizer` scales each array's update, after weight decay, to its parameters' norm.
 
     Args:
       b1, b2, eps: of Adam.
-      momentum_dtype: storage of the first moment: float32 or bfloat16.
       adapted_parameters: which updates to scale: all | kernels. timm's LAMB and NVIDIA's FusedLAMB
         scale only parameters that decay.
     """
     check_known("optimizer.adapted_parameters", adapted_parameters, DECAY_MASKS)
-    return adamw(table, b1=b1, b2=b2, eps=eps, momentum_dtype=momentum_dtype)
+    return adamw(table, momentum_dtype, b1=b1, b2=b2, eps=eps)
 
 
 def lars(
     table: ParameterTable,
+    momentum_dtype: str,
     *,
     momentum: float = 0.9,
     trust_coefficient: float = 0.001,
-    momentum_dtype: str = "float32",
 ) -> optax.GradientTransformation:
     """SGD with layer-wise rates for large batches (You et al., 1708.03888, algorithm 1).
 
@@ -149,36 +137,31 @@ def lars(
     Args:
       momentum: decay of the accumulated gradient.
       trust_coefficient: ratio of the norms of a kernel's scaled gradient and the kernel.
-      momentum_dtype: storage of the momentum: float32 or bfloat16.
     """
-    _check_positive(trust_coefficient=trust_coefficient)
     scale = scale_by_trust_ratio(DECAY_MASKS["kernels"], table, trust_coefficient)
-    return optax.chain(scale, sgd(table, momentum=momentum, momentum_dtype=momentum_dtype))
+    return optax.chain(scale, sgd(table, momentum_dtype, momentum=momentum))
 
 
 def muon(
     table: ParameterTable,
+    momentum_dtype: str,
     *,
     momentum: float = 0.95,
     b1: float = 0.9,
     b2: float = 0.999,
     eps: float = 1e-8,
-    momentum_dtype: str = "float32",
 ) -> optax.GradientTransformation:
     """Orthogonalised momentum for the kernels of blocks, Adam for all other parameters.
 
     Muon (Jordan et al., https://kellerjordan.github.io/posts/muon) with Newton-Schulz iterations.
     Updates are scaled by 0.2 * sqrt(max(inputs, outputs)) to the size of AdamW's, so that
-    both share learning rate and decay (Liu et al., 2502.16982, section 2.2). Patch embedding, stem,
-    head and vectors use Adam. All heads of an attention layer form one matrix. `init` raises
-    UserError if no kernel of a block is trained.
+    both share learning rate and decay (Liu et al., 2502.16982, section 2.2). All heads of an
+    attention layer form one matrix. `init` raises UserError if no kernel of a block is trained.
 
     Args:
       momentum: of Muon, Nesterov's.
       b1, b2, eps: of Adam.
-      momentum_dtype: storage of momentum and first moment: float32 or bfloat16.
     """
-    _check_fractions(momentum=momentum)
 
     def is_matrix(path: Any, _: Any) -> bool:
         name = path_name(path)
@@ -191,10 +174,10 @@ def muon(
         return mask
 
     def others(tree: Any) -> Any:
-        return jax.tree.map(lambda is_matrix: not is_matrix, matrices(tree))
+        return jax.tree.map(operator.not_, matrices(tree))
 
     orthogonal = scale_by_muon(momentum, momentum_dtype, table)
-    adam = adamw(table, b1=b1, b2=b2, eps=eps, momentum_dtype=momentum_dtype)
+    adam = adamw(table, momentum_dtype, b1=b1, b2=b2, eps=eps)
     # optax.contrib.muon would add its labels to the paths of the moments, see freeze_parameters.
     return optax.chain(optax.masked(orthogonal, matrices), optax.masked(adam, others))
 
@@ -221,18 +204,18 @@ def create_optimizer(
     clip_norm: float | None = None,
     freeze: str = "",
     layer_decay: float = 1.0,
+    momentum_dtype: str = "float32",
     **kwargs: Any,
 ) -> optax.GradientTransformation:
     """Clip, precondition, decay (LARS: before that), scale by the learning rate, in this order.
 
     Weight decay is decoupled and multiplied by the learning rate: each update subtracts
     `rate * weight_decay * parameter` (the paper's 0.1 is 0.1 here; big_vision's is 0.1 * base).
-    `layer_decay` scales this rate too, as in BEiT's AdamW (2106.08254).
+    `layer_decay` scales this rate too, as in BEiT's AdamW (2106.08254). `init` raises the errors
+    of `freeze`, `decay_multipliers` and `layer_decay`, see `parameters.groups`.
 
     Args:
-      schedule: from `create_schedule`.
-      table: of the parameters.
-      weight_decay: decoupled, multiplied by the learning rate.
+      weight_decay: of all decayed parameters.
       decay_parameters: which parameters to decay: kernels | all.
       decay_multipliers: pairs (regular expression, factor). The first pair that matches the full
         name of a decayed parameter multiplies its decay (ViT-g: 100 for `head/kernel`,
@@ -244,46 +227,26 @@ def create_optimizer(
       layer_decay: the learning rate of layer l of L is multiplied by layer_decay ** (L + 1 - l):
         l = 0 for parameters before the first block, i + 1 for block i, L + 1 for those after
         the last one. 1.0 disables it.
-
-    Raises:
-      UserError: unknown name or value; `init` raises errors of `freeze`, `decay_multipliers` and
-        `layer_decay`, see `parameters.groups`.
+      momentum_dtype: storage of momentum and first moment: float32 or bfloat16.
     """
     check_known("optimizer.name", name, OPTIMIZERS)
     check_known("optimizer.decay_parameters", decay_parameters, DECAY_MASKS)
-    if "momentum_dtype" in kwargs:
-        check_known("optimizer.momentum_dtype", kwargs["momentum_dtype"], MOMENTUM_DTYPES)
-    if weight_decay < 0.0:
-        raise UserError(f"optimizer.weight_decay={weight_decay} must not be negative.")
-    if clip_norm is not None and clip_norm <= 0:
-        raise UserError(f"optimizer.clip_norm={clip_norm} must be positive, or None (off).")
+    check_known("optimizer.momentum_dtype", momentum_dtype, MOMENTUM_DTYPES)
     if decay_multipliers and not weight_decay:
         raise UserError("optimizer.decay_multipliers needs optimizer.weight_decay > 0; it is 0.")
     steps = [] if clip_norm is None else [optax.clip_by_global_norm(clip_norm)]
-    steps.append(OPTIMIZERS[name](table, **kwargs))
+    steps.append(OPTIMIZERS[name](table, momentum_dtype, **kwargs))
     if weight_decay:
         decay = add_multiplied_decay(
             weight_decay, DECAY_MASKS[decay_parameters], decay_multipliers, table
         )
         steps.insert(len(steps) - (name == "lars"), decay)
     if name == "lamb":
-        adapted = {"adapted_parameters": "all", **kwargs}["adapted_parameters"]
-        steps.append(scale_by_trust_ratio(DECAY_MASKS[adapted], table))
+        pattern = DECAY_MASKS[kwargs.get("adapted_parameters", "all")]
+        steps.append(scale_by_trust_ratio(pattern, table))
     steps.append(optax.scale_by_learning_rate(schedule))
     tx = optax.chain(*steps)
     if freeze:
         tx = freeze_parameters(tx, freeze, table)
     # Outside of freezing, which hides blocks: all of them count.
     return tx if layer_decay == 1.0 else optax.chain(tx, scale_by_layer(layer_decay, table))
-
-
-def _check_fractions(**values: float) -> None:
-    for key, value in values.items():
-        if not 0.0 <= value < 1.0:
-            raise UserError(f"optimizer.{key}={value} must be in [0, 1).")
-
-
-def _check_positive(**values: float) -> None:
-    for key, value in values.items():
-        if not value > 0.0:
-            raise UserError(f"optimizer.{key}={value} must be positive.")

@@ -31,8 +31,6 @@ def scale_by_factored_rms(
     For gradients G with squares S = G^2 + 1e-30, the two largest axes are factored if both are at
     least MIN_FACTORED_SIZE: R and C are the averages of S along each of them, and the update is
     G / sqrt(R C / mean(R)). No relative step sizes, clipping or scaling by the parameter.
-
-    An unused part of the state is a single number (per layer).
     """
 
     def moment_decay(step: jax.Array, exponent: float) -> jax.Array:
@@ -61,13 +59,13 @@ def scale_by_factored_rms(
         leaves, treedef = jax.tree_util.tree_flatten_with_path(updates)
         stacked = jax.vmap(one.update, in_axes=(0, per_layer, 0), out_axes=(0, per_layer))
         moments = [jax.tree.leaves(part) for part in (state.v_row, state.v_col, state.v)]
-        found = []
+        results = []
         for (path, gradient), *parts in zip(leaves, *moments, strict=True):
             leaf_update = stacked if table.is_stacked(path_name(path)) else one.update
             # Only shape and dtype of the parameter are used: the gradient has the same.
             leaf_state = optax.FactoredState(state.count, *parts)
-            found.append(leaf_update(gradient, leaf_state, gradient))
-        new_updates, states = zip(*found, strict=True)
+            results.append(leaf_update(gradient, leaf_state, gradient))
+        new_updates, states = zip(*results, strict=True)
         count = optax.safe_increment(state.count)
         return jax.tree.unflatten(treedef, new_updates), gather(treedef, states, count)
 
@@ -116,7 +114,7 @@ def scale_by_muon(
         return jax.tree_util.tree_map_with_path(matrix_axes, tree)
 
     def scaled(leaf: jax.Array, axes: MuonDimensionNumbers) -> jax.Array:
-        sides = [math.prod(leaf.shape[axis] for axis in each) for each in axes]
+        sides = [math.prod(leaf.shape[axis] for axis in side) for side in axes]
         return 0.2 * math.sqrt(max(sides)) * leaf
 
     orthogonal = optax.contrib.scale_by_muon(

@@ -53,18 +53,11 @@ def to_steps(
     """The number of updates from the first of `steps`, `examples` and `epochs` that is set.
 
     `steps` comes first so that a command line can shorten any recipe. Examples and epochs are
-    rounded to the nearest update, as in big_vision.
-
-    Args:
-      steps: updates of `batch_size` examples.
-      examples: training examples seen, counting repeats.
-      epochs: passes over the `num_examples` of the training split.
-
-    Raises:
-      UserError: none is set, or the result is less than one step.
+    rounded to the nearest update, as in big_vision. Raises UserError if none is set, or the result
+    is less than one step.
     """
-    given = {"steps": steps, "examples": examples, "epochs": epochs}
-    keys = [f"duration.{key}={value}" for key, value in given.items() if value is not None]
+    lengths = {"steps": steps, "examples": examples, "epochs": epochs}
+    keys = [f"duration.{key}={value}" for key, value in lengths.items() if value is not None]
     if steps is not None:
         total_steps = steps
     elif examples is not None:
@@ -76,10 +69,7 @@ def to_steps(
     if len(keys) > 1:
         logging.warning(f"using {keys[0]}; ignoring {' and '.join(keys[1:])}.")
     if total_steps < 1:
-        raise UserError(
-            f"{keys[0]} is {total_steps} steps of {batch_size} examples; at least 1 step is "
-            "required."
-        )
+        raise UserError(f"{keys[0]} is {total_steps} steps of {batch_size} examples, not even 1.")
     return total_steps
 
 
@@ -131,7 +121,7 @@ def staircase(
     """
     # After the update at the boundary, as in BiT's code.
     passed = [at.step > round(point * at.total_steps) for point in decay_at]
-    factors = [jnp.where(each, decay_factor, 1.0) for each in passed]
+    factors = [jnp.where(is_passed, decay_factor, 1.0) for is_passed in passed]
     return base * math.prod(factors, start=jnp.ones_like(at.step))
 
 
@@ -158,7 +148,7 @@ def create_schedule(
     cooldown_steps: int = 0,
     **kwargs: Any,
 ) -> Schedule:
-    """The schedule called `name`.
+    """The schedule called `name`; UserError if it is unknown or does not fit into `total_steps`.
 
     Args:
       total_steps: updates in all.
@@ -166,18 +156,8 @@ def create_schedule(
       warmup_steps: the rate is multiplied by step / warmup_steps until then; it is 0 in the first
         update, as in the official code. A training of fewer steps takes a tenth of its own.
       cooldown_steps: the rate decays linearly to 0 over this many final updates.
-
-    Raises:
-      UserError: unknown name, a negative or non-finite rate, or warm-up and cool-down do not fit
-        into `total_steps`.
     """
     check_known("schedule.name", name, SCHEDULES)
-    if kwargs.get("timescale_steps", 1) <= 0:
-        raise UserError(f"schedule.timescale_steps={kwargs['timescale_steps']} must be positive.")
-    if not all(0.0 < point < 1.0 for point in kwargs.get("decay_at", ())):
-        raise UserError(f"schedule.decay_at={kwargs['decay_at']} must be fractions from 0 to 1.")
-    if not (math.isfinite(learning_rate) and learning_rate >= 0.0):
-        raise UserError(f"schedule.learning_rate={learning_rate} must be finite and not negative.")
     key = f"schedule.warmup_steps={warmup_steps}"
     if 0 < total_steps <= warmup_steps and not cooldown_steps:
         warmup_steps = total_steps // 10

@@ -12,7 +12,6 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import PartitionSpec
 
-from vit_jax.errors import UserError
 from vit_jax.parameters.sharding import BATCH_AXES, keep_batch_sharding
 from vit_jax.training.gradients import (
     Batch,
@@ -53,17 +52,8 @@ def create_train_state(
 ) -> TrainState:
     """State before the first update; the average starts from the parameters.
 
-    Args:
-      params: all arrays that the model starts from.
-      tx: the optimizer.
-      polyak_decay: 0: no average.
-      split: `params` -> (what gradients change, what else updates change).
-
-    Raises:
-      UserError: `polyak_decay` is outside [0, 1).
+    `polyak_decay`: 0: no average. `split`: (what gradients change, what else updates change).
     """
-    if not 0.0 <= polyak_decay < 1.0:
-        raise UserError(f"train_step.polyak_decay={polyak_decay} must be in [0, 1).")
     params, buffers = split(params)
     return TrainState(
         step=jnp.zeros((), jnp.int32),
@@ -93,18 +83,15 @@ def make_train_step(
     """Returns `train_step(state, constants, batch) -> (state, metrics)`.
 
     Args:
-      objective: has `loss(params, batch, rng) -> (scalar, metrics)`, where `params` include the
-        state's buffers and the constants; one that `spans_batch` is accumulated by its `embed` and
-        `loss_of`; `prepare`, for whole batches; and `update(buffers, params, seen)`, the buffers
-        after the update, where `seen` is the loss's entry `buffers` among the metrics.
+      objective: an `Objective`; its loss gets the parameters, the buffers and the constants.
       seed: all randomness of update t is a function of (seed, t).
       gradient: from `create_gradient`.
-      relative_rate: from `create_relative_rate`, for the gradient.
+      relative_rate: `Schedule.relative`, for the gradient.
       accumulation_steps: number of parts to split the batch into.
       polyak_decay: d of average = d * average + (1 - d) * params; 0 disables it.
       mixing: from `create_mixing`; applied before the batch is split.
-      to_model: maps the parameters of the state to those of the objective: merges adapters, stops
-        the gradients of frozen ones, which then have no part in `grad_norm`.
+      to_model: parameters of the state to those of the objective, see `Start.to_model`; frozen
+        ones have no part in `grad_norm`.
 
     Metrics are float32 scalars: `loss`, `grad_norm` (before clipping), `param_norm` (after the
     update) and the objective's own.
@@ -136,10 +123,7 @@ def make_train_step(
 def _value_and_grad(
     objective: Any, fixed: Any, to_model: Callable[[Any], Any], *, num_steps: int
 ) -> ValueAndGrad:
-    """Of the loss in the trainable parameters, accumulated over `num_steps` parts of a batch.
-
-    `fixed` are the arrays that the objective reads besides them.
-    """
+    """Of the loss in the trainable parameters, accumulated over `num_steps` parts of a batch."""
 
     def call(method: Callable[..., Any], params: Any, *args: Any) -> Any:
         with keep_batch_sharding():
@@ -180,8 +164,8 @@ def accumulate_embeddings(
 ) -> Result:
     """The gradient of the whole batch, although `embed` sees one part at a time (see `Objective`).
 
-    As in GradCache (2101.06983): first the embeddings of all parts, then the gradient of the loss
-    with respect to them, then each part again to backpropagate its rows to the parameters.
+    As in GradCache (2101.06983): the embeddings of all parts, the gradient of the loss with respect
+    to them, then each part again to backpropagate its rows to the parameters.
     """
 
     def embed_part(params: Any, part: tuple[Batch, jax.Array]) -> Any:

@@ -111,8 +111,8 @@ class BucketLock:
 
     def _read(self) -> tuple[bytes, dict[str, Any]]:
         """Generation and content; for a missing object, those required to create it."""
-        found = self._store.read(LOCK).result(timeout=_TIMEOUT)
-        return found.stamp.generation, json.loads(found.value) if found.state == "value" else {}
+        stored = self._store.read(LOCK).result(timeout=_TIMEOUT)
+        return stored.stamp.generation, json.loads(stored.value) if stored.state == "value" else {}
 
     def _write(self, generation: bytes) -> None:
         """Writes the object if it has that generation; only reading it shows whether it did."""
@@ -135,12 +135,9 @@ class BucketLock:
         while not self._released.wait(RENEW_SECONDS):
             try:
                 if holder := self._renew_once():
-                    self.end(
-                        f"Workdir {self._folder} was taken over by another run ({holder}), "
-                        f"because this process did not respond for {LOST_SECONDS:.0f} s.",
-                        2,
-                    )
-                    return
+                    why = f"this process did not respond for {LOST_SECONDS:.0f} s"
+                    message = f"was taken over by another run ({holder}), because {why}."
+                    return self.end(f"Workdir {self._folder} {message}", 2)
                 renewed = time.monotonic()
             except (ValueError, TimeoutError) as error:
                 seconds = time.monotonic() - renewed
@@ -148,8 +145,7 @@ class BucketLock:
                 message = f"Workdir {self._folder}: the lock could not be renewed {reason}"
                 _LOG.warning(message)
                 if seconds > LOST_SECONDS / 2:  # the next attempt may be too late
-                    self.end(message, REQUEUE_EXIT_CODE)
-                    return
+                    return self.end(message, REQUEUE_EXIT_CODE)
 
 
 def _started(pid: Any) -> str:
@@ -165,10 +161,7 @@ def _holder_name(holder: dict[str, Any]) -> str:
 
 
 class BucketUpload:
-    """Copies the files in `folder` to a bucket, every 30 s per MB and at the end.
-
-    Failed copies are retried.
-    """
+    """Copies the files in `folder` to a bucket, every 30 s per MB and at the end."""
 
     def __init__(self, target: Path):
         self._temporary = tempfile.TemporaryDirectory()
@@ -199,6 +192,6 @@ class BucketUpload:
             for name in names_below(self.folder):
                 try:
                     self.copy(name)
-                except Exception as error:  # of any client
+                except Exception as error:  # of any client; the next time may do
                     path = self._target / name
                     logging.warning("%s could not be written: %s", path, one_line(error))

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import errno
 import logging
 import math
 import os
@@ -24,24 +23,15 @@ import orbax.checkpoint as ocp
 from etils import epath
 
 from vit_jax.errors import UserError, as_user_error, one_line
+from vit_jax.files import paths
 from vit_jax.files.manifest import read_manifest, write_manifest
-from vit_jax.files.paths import (
-    free_name,
-    full_path,
-    make_folder,
-    move,
-    read_object,
-    reading,
-    remove,
-    to_path,
-)
 from vit_jax.kinds import check_known
 from vit_jax.multihost.agreement import run_on_first_process
 from vit_jax.trees import flatten_names, merge_trees
 from vit_jax.wording import list_names
 from vit_jax.workdir import orbax_parts
 from vit_jax.workdir.description import CHECKPOINTS, CONFIG_FILE
-from vit_jax.workdir.orbax_parts import ITEM, newest_intact, steps_in
+from vit_jax.workdir.orbax_parts import ITEM, newest_intact, saves_in, steps_in
 
 _LOG = logging.getLogger(__name__)
 
@@ -50,7 +40,7 @@ class CheckpointManager:
     """Saves, keeps and restores the train state under `workdir/checkpoints/<step>`.
 
     Every process creates one, with the keys of `config.checkpoint`, and calls every method at the
-    same point. Raises UserError for an argument out of range.
+    same point.
     """
 
     def __init__(
@@ -63,31 +53,28 @@ class CheckpointManager:
         best_mode: str = "max",
         keep_best: int = 1,
     ):
-        for key, value in (("every_steps", every_steps), ("keep", keep), ("keep_best", keep_best)):
-            if value < 1:
-                raise UserError(f"checkpoint.{key}={value} must be at least 1.")
         check_known("checkpoint.best_mode", best_mode, ("max", "min"))
-        self._folder = full_path(workdir) / CHECKPOINTS
+        self._folder = paths.full_path(workdir) / CHECKPOINTS
         self._every_steps = every_steps
         self._keep, self._keep_best = keep, keep_best
-        self._best_metric = best_metric
-        self._best_sign = 1 if best_mode == "max" else -1
-        run_on_first_process(self._prepare_folder)
+        self._best_metric, self._best_mode = best_metric, best_mode
+        run_on_first_process(self._create_folder)
         self._handler = orbax_parts.ChecksummedHandler()
         self._orbax = orbax_parts.async_checkpointer(self._handler)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._saving: Future[None] | None = None
 
-    def _prepare_folder(self) -> None:
-        """Creates the folder and removes remains of killed saves. Runs on process 0."""
-        make_folder(self._folder)
-        for unfinished in orbax_parts.unfinished_in(self._folder):
-            remove(unfinished)
+    def _create_folder(self) -> None:
+        """And removes remains of killed saves. Runs on process 0."""
+        paths.make_folder(self._folder)
+        for name, is_complete in saves_in(self._folder).items():
+            if not is_complete:
+                paths.remove(self._folder / name)
 
     def should_save(self, step: int, total_steps: int, evaluates: bool = False) -> bool:
-        """Whether a checkpoint is due after `step` completed updates, with or without evaluation.
+        """Whether a checkpoint is due after `step`; raises UserError if the last save has failed.
 
-        Raises UserError if the save in progress has failed on this process.
+        `evaluates`: whether `step` has an evaluation.
         """
         if self._saving is not None and self._saving.done():
             self.wait()
@@ -97,7 +84,6 @@ class CheckpointManager:
     def save(self, step: int, state: Any, metrics: dict[str, float] | None = None) -> None:
         """Starts to write a checkpoint and returns; the state may be donated right away.
 
-        `step`: completed updates; `state`: pytree of (sharded) jax.Arrays; `metrics`: of this step.
         Raises UserError if this or the previous checkpoint could not be written.
         """
         self.wait()  # the handler still needs the metrics of the save in progress
@@ -112,16 +98,9 @@ class CheckpointManager:
         with self._saving_errors(step):
             self._orbax.wait_until_finished()
             if jax.process_index() == 0:
-                steps = steps_in(self._folder)
-                scores = {step: self._score(step) for step in steps if self._best_metric}
-                scored = [step for step, score in scores.items() if not math.isnan(score)]
-                best = sorted(scored, key=lambda step: (-scores[step], -step))[: self._keep_best]
-                for old in set(steps[self._keep :]) - set(best):
-                    remove(self._folder / str(old))
-
-    def _score(self, step: int) -> float:
-        """Score of a step on disk; higher is better, NaN if missing."""
-        return self._best_sign * _metric_of(self._folder / str(step), self._best_metric)
+                best = _best_first(self._folder, self._best_metric, self._best_mode)
+                for old in set(steps_in(self._folder)[self._keep :]) - set(best[: self._keep_best]):
+                    paths.remove(self._folder / str(old))
 
     def add_metrics(self, step: int, metrics: dict[str, float]) -> None:
         """Adds the metrics of a late evaluation to a step that was saved without them."""
@@ -154,14 +133,11 @@ class CheckpointManager:
         except Exception as error:
             if not orbax_parts.is_disk_error(error):
                 raise
-            steps = [each for each in steps_in(self._folder) if each != step]
-            kept = f"The last good one is step {steps[0]}" if steps else "There is no earlier one"
-            reason = one_line(error)
-            is_limit = reason == os.strerror(errno.EMFILE)
-            hint = "Raise the limit (ulimit -n)" if is_limit else "Free space or use another disk"
+            steps = [saved for saved in steps_in(self._folder) if saved != step]
+            good = f"The last good one is step {steps[0]}" if steps else "There is no earlier one"
             raise as_user_error(
                 f"The checkpoint of step {step} could not be written to {self._folder}: "
-                f"{reason}. {kept}. {hint}, then start again.",
+                f"{one_line(error)}. {good}. Free space or use another disk, then start again.",
                 error,
             ) from error
 
@@ -173,13 +149,8 @@ class CheckpointManager:
         """(step, state) of the newest step that matches its checksums; None if there are no steps.
 
         Newer steps that do not match are reported and moved to `workdir/checkpoints_damaged/`.
-
-        Args:
-          abstract_state: a dataclass with jax.ShapeDtypeStruct leaves that carry the shardings to
-            restore to; mesh and process count may differ from those of the save.
-
-        Raises:
-          UserError: none is intact, or the newest intact one has a different state.
+        `abstract_state` has shapes with the shardings to restore to; mesh and process count may
+        differ from those of the save. UserError if none is intact, or the state is another.
         """
         self.wait()
         step = run_on_first_process(self._choose_step)
@@ -203,53 +174,47 @@ class CheckpointManager:
         intact, damaged = newest_intact(self._folder, steps_in(self._folder))
         for step in damaged:
             folder = self._folder.with_name(f"{CHECKPOINTS}_damaged")
-            make_folder(folder)
-            target = free_name(folder / str(step))
+            paths.make_folder(folder)
+            target = paths.free_name(folder / str(step))
             # Not a rename: `checkpoints` may be a link to another disk.
-            move(self._folder / str(step), target)
+            paths.move(self._folder / str(step), target)
             _LOG.warning("Moved it to %s.", target)
         return intact
 
 
-def _metric_of(step_dir: Path, metric: str) -> float:
-    """A metric saved with a step on disk, or NaN."""
-    manifest = read_manifest(step_dir / ITEM)
-    metrics = manifest["note"].get("metrics", {}) if manifest else {}
-    return float(metrics.get(metric, math.nan))
+def _best_first(folder: Path, metric: str, mode: str) -> list[int]:
+    """The steps on disk that were saved with a metric, from the best to the worst."""
+    scores: dict[int, float] = {}
+    for step in steps_in(folder) if metric else ():
+        manifest = read_manifest(folder / str(step) / ITEM)
+        value = manifest["note"].get("metrics", {}).get(metric, math.nan) if manifest else math.nan
+        if not math.isnan(value):
+            scores[step] = value if mode == "max" else -value
+    return sorted(scores, key=lambda step: (scores[step], step), reverse=True)
 
 
 def best_checkpoint(workdir: str | os.PathLike[str]) -> Path:
-    """The best step of a run by `checkpoint.best_metric`.
-
-    Raises:
-      UserError: the run does not keep one, or has not been evaluated yet.
-    """
-    folder = to_path(workdir)
-    config = read_object(folder / CONFIG_FILE, checkpoint=dict)["checkpoint"]
-    with reading(str(folder / CONFIG_FILE)):
-        metric, sign = config["best_metric"], 1 if config["best_mode"] == "max" else -1
-    steps = steps_in(folder / CHECKPOINTS) if metric else []
-    values = {step: sign * _metric_of(folder / CHECKPOINTS / str(step), metric) for step in steps}
-    scores = {step: value for step, value in values.items() if not math.isnan(value)}
-    if not scores:
+    """The best step of a run by `checkpoint.best_metric`; UserError if there is none."""
+    folder = paths.to_path(workdir)
+    config = paths.read_object(folder / CONFIG_FILE, checkpoint=dict)["checkpoint"]
+    with paths.reading(str(folder / CONFIG_FILE)):
+        metric, mode = config["best_metric"], config["best_mode"]
+    steps = _best_first(folder / CHECKPOINTS, metric, mode)
+    if not steps:
         raise UserError(
             f"{workdir} has no best checkpoint: checkpoint.best_metric={metric!r}. Set it to an "
             "evaluation, such as test/accuracy, before training."
         )
-    return folder / CHECKPOINTS / str(max(scores, key=lambda step: (scores[step], step)))
+    return folder / CHECKPOINTS / str(steps[0])
 
 
 def restore_params(path: str | os.PathLike[str]) -> dict[str, Any]:
     """The parameters of one of our checkpoints, or their average if the run kept one, as numpy.
 
-    With the buffers of the state. Adapters are merged, with the scale in the run's config.
-
-    `path` is a workdir, its `checkpoints` folder (the newest intact step is used) or one step.
-
-    Raises:
-      UserError: there is no checkpoint, or none is intact.
+    With the buffers of the state and with adapters merged. `path` is a workdir, its `checkpoints`
+    folder (the newest intact step is used) or one step. UserError if there is none intact.
     """
-    folder = full_path(path)
+    folder = paths.full_path(path)
     if folder.name.isdecimal() and (folder / ITEM).is_dir():
         folder, steps = folder.parent, [int(folder.name)]
     else:
@@ -269,8 +234,8 @@ def restore_params(path: str | os.PathLike[str]) -> dict[str, Any]:
     args = ocp.args.PyTreeRestore(item=target, restore_args=as_numpy, partial_restore=True)
     restored = handler.restore(item, args=args)
     params = merge_trees(restored[name], restored.get("buffers", {}))
-    if not any(each.endswith("/lora_a") for each in flatten_names(params)):
+    if not any(name.endswith("/lora_a") for name in flatten_names(params)):
         return params
     from vit_jax.parameters.lora import Lora  # few runs need it
 
-    return Lora(**read_object(folder.parent / CONFIG_FILE, lora=dict)["lora"]).merge(params)
+    return Lora(**paths.read_object(folder.parent / CONFIG_FILE, lora=dict)["lora"]).merge(params)

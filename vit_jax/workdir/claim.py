@@ -61,10 +61,10 @@ def claim_workdir(
     resume: str,
     on_loss: Callable[[str, int], None] = lambda *_: None,
 ) -> None:
-    """Claims the workdir until the process ends or calls `release_workdir`.
+    """Claims the workdir until the process ends or calls `release_workdir`; in every process.
 
-    Called by every process. Creates the folder, locks it, and compares `config.json` and
-    `dataset.json` in it with this run's; writes them if they are missing.
+    Creates the folder, locks it, and compares `config.json` and `dataset.json` in it with this
+    run's; writes them if they are missing.
 
     Args:
       config: plain nested dict.
@@ -74,9 +74,8 @@ def claim_workdir(
       on_loss: called from a thread, with a message and an exit status, before this process ends
         because another run has taken its workdir.
 
-    Raises:
-      UserError: the folder cannot be created or written, another process uses it, it belongs
-        to another run, or the config or the data of this process differ from those of process 0.
+    UserError if the folder cannot be written, another process uses it, it belongs to another run,
+    or the config or the data of this process differ from those of process 0.
     """
     check_known("--resume", resume, ("auto", "force"))
     folder = full_path(workdir)
@@ -115,10 +114,11 @@ def release_workdir(workdir: str | os.PathLike[str]) -> None:
 def check_same(config: dict[str, Any], fingerprint: dict[str, Any]) -> None:
     """Raises UserError if config or data of this process differ from those of process 0."""
     mine = {**config, "data": fingerprint}
-    if found := _differences(run_on_first_process(lambda: mine), mine, LOCAL_KEYS):
+    if differences := _differences(run_on_first_process(lambda: mine), mine, LOCAL_KEYS):
         raise UserError(
             f"Process {jax.process_index()} on {socket.gethostname()} has another config or other "
-            f"data than process 0: {found}. Give every process the same command and the same data."
+            f"data than process 0: {differences}. Give every process the same command and the same "
+            "data."
         )
 
 
@@ -145,10 +145,7 @@ def check_shared(folder: Path) -> None:
 def _take_over(
     folder: Path, config: dict[str, Any], fingerprint: dict[str, Any], resume: str
 ) -> None:
-    """Compares the workdir's files with this run and writes them if allowed.
-
-    After a start that failed before the first update, the config may change.
-    """
+    """Compares the workdir's files with this run and writes them if allowed or without results."""
     results = [name for name in _RESULTS if _is_nonempty(folder / name)]
     known = (folder / CONFIG_FILE).exists()
     if results and not known and resume == "auto":
@@ -186,22 +183,28 @@ def _is_nonempty(path: Path) -> bool:
 def another_run(path: Path, value: dict[str, Any], may_differ: tuple[str, ...]) -> str:
     """How a run's file contradicts this value; "" if it does not."""
     try:
-        found = _differences(read_object(path), value, may_differ)
+        differences = _differences(read_object(path), value, may_differ)
     except TransientError:
         raise
     except UserError as error:
         return str(error)
     what = f"Workdir {path.parent} belongs to a run with another {path.stem}"
-    return f"{what}: {found}." if found else ""
+    return f"{what}: {differences}." if differences else ""
 
 
 def _differences(saved: Any, value: dict[str, Any], may_differ: tuple[str, ...]) -> str:
     """`key: saved -> new` for the first ten dotted keys that differ.
 
-    A key that only one of them has was added or removed between versions: it differs unless it is
-    off there (False, None, 0, empty).
+    A key that only one version has differs unless it is off there (False, None, 0, empty).
     """
-    old, new = _flatten(saved), _flatten(value)
+
+    def flatten(tree: Any) -> dict[str, Any]:  # values as in JSON; an empty section is one
+        return flatten_dict(json.loads(json.dumps(tree)), sep=".", keep_empty_nodes=True)
+
+    def shown(flat: dict[str, Any], key: str) -> str:
+        return json.dumps(flat[key], default=lambda _: {}) if key in flat else "(absent)"
+
+    old, new = flatten(saved), flatten(value)
     sections = tuple(key for key in may_differ if key.endswith("."))
     texts = []
     for key in sorted(old.keys() | new.keys()):
@@ -209,28 +212,16 @@ def _differences(saved: Any, value: dict[str, Any], may_differ: tuple[str, ...])
         is_off = _ABSENT in (before, after) and not (before or after)
         if before == after or is_off or key in may_differ or key.startswith(sections):
             continue
-        texts.append(f"{key}: {_shown(old, key)} -> {_shown(new, key)}")
+        texts.append(f"{key}: {shown(old, key)} -> {shown(new, key)}")
     return list_names(texts, 10)
-
-
-def _flatten(tree: dict[str, Any]) -> dict[str, Any]:
-    """Dotted key -> value as in JSON; empty sections and lists are values."""
-    return flatten_dict(json.loads(json.dumps(tree)), sep=".", keep_empty_nodes=True)
-
-
-def _shown(flat: dict[str, Any], key: str) -> str:
-    return json.dumps(flat[key], default=lambda _: {}) if key in flat else "(absent)"
 
 
 def _lock_folder(folder: Path, on_loss: Callable[[str, int], None]) -> Callable[[], None]:
     """Locks a work directory; returns the function that releases it.
 
     On a disk it is a record lock, which the kernel releases when the process dies and which workers
-    that outlive it do not inherit. If the holder is on another host it waits, as that may be lost.
-
-    Raises:
-      UserError: another process holds it.
-      OSError, ValueError: the file system or the bucket refuses.
+    that outlive it do not inherit. Raises UserError if another process holds it, OSError or
+    ValueError if the file system or the bucket refuses.
     """
     if is_bucket(folder):
         bucket_lock = buckets.BucketLock(folder, _machine(), on_loss)
@@ -248,6 +239,7 @@ def _lock_folder(folder: Path, on_loss: Callable[[str, int], None]) -> Callable[
 
 
 def _wait_for_lock(lock: int, folder: Path) -> None:
+    """Waits for a holder on another host, which may be lost."""
     deadline = 0.0
     while True:
         try:

@@ -14,7 +14,7 @@ import shlex
 import statistics
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,19 +22,11 @@ import jax
 import numpy as np
 
 from vit_jax.console import format_seconds, number_text, wilson_interval
-from vit_jax.files.paths import (
-    csv_text,
-    read_object,
-    to_path,
-    write_arrays,
-    write_atomically,
-    write_json,
-)
+from vit_jax.files import paths
 from vit_jax.models.create import MODELS, VARIANTS_OF
-from vit_jax.models.description import Description, parts_to_json
 from vit_jax.models.variants import SIZES
 from vit_jax.parameters.table import ParameterTable
-from vit_jax.trees import count_parameters, flatten_names
+from vit_jax.trees import flatten_names
 from vit_jax.wording import counted, list_names, unsigned
 from vit_jax.workdir.metrics import read_metrics
 
@@ -54,7 +46,7 @@ _PACKAGES += ["tensorflow-datasets", "opencv-python-headless"]
 def write_params(path: str | os.PathLike[str], params: Any, table: ParameterTable) -> None:
     """Writes a parameter tree (either form of the blocks) as `.npz`, float32, with Flax names."""
     flat = flatten_names(table.unstack(params))
-    write_arrays(path, {name: np.asarray(x, np.float32) for name, x in flat.items()})
+    paths.write_arrays(path, {name: np.asarray(x, np.float32) for name, x in flat.items()})
 
 
 def write_results(
@@ -68,24 +60,20 @@ def write_results(
     speeds = [row["images_per_second"] for row in rows if "images_per_second" in row]
     results = {"images_per_second": statistics.median(speeds) if speeds else 0.0, **results}
     if jax.process_index() == 0:
-        folder = to_path(workdir)
+        folder = paths.to_path(workdir)
         write_params(folder / PARAMS_FILE, params, table)
-        write_json(folder / RESULTS_FILE, results)
-        for line in closing_lines(workdir, results, rows):
-            logging.info(line)
+        paths.write_json(folder / RESULTS_FILE, results)
+        log_results(workdir, results, rows)
     return results
 
 
-def closing_lines(
+def log_results(
     workdir: str, results: Mapping[str, float], rows: Sequence[Mapping[str, float]]
-) -> list[str]:
-    """Log lines at the end of a run: duration, metrics, where the result is, what to do next.
-
-    `rows`: of `metrics.jsonl`, to find the best evaluation.
-    """
+) -> None:
+    """Logs duration, metrics, where the result is; `rows`: of `metrics.jsonl`, for the best."""
     took, share = format_seconds(results["seconds"]), results["goodput"]
     steps = counted(int(results["step"]), "step")
-    lines = [f"Finished {steps} in {took}, {share:.0%} of it training."]
+    logging.info(f"Finished {steps} in {took}, {share:.0%} of it training.")
     for name, value in results.items():
         key, _, metric = name.rpartition("/")
         if not key or metric not in ("accuracy", "mAP"):
@@ -97,12 +85,10 @@ def closing_lines(
         best = max((row for row in rows if name in row), key=lambda row: row[name], default=None)
         if best and best[name] > value:
             text += f"; best {number_text(name, best[name])} at step {best['step']:,}"
-        lines.append(f"{text}.")
-    lines.append(f"Parameters: {to_path(workdir) / PARAMS_FILE}")
-    return [
-        *lines,
-        f"Next: python scripts/report.py {shlex.quote(workdir)}, or predict.py, or evaluate.py",
-    ]
+        logging.info(f"{text}.")
+    logging.info(f"Parameters: {paths.to_path(workdir) / PARAMS_FILE}")
+    script = f"python scripts/report.py {shlex.quote(workdir)}"
+    logging.info(f"Next: {script}, or predict.py, or evaluate.py")
 
 
 def model_name(model: Mapping[str, Any]) -> str:
@@ -121,89 +107,50 @@ def model_name(model: Mapping[str, Any]) -> str:
 def read_parameter_count(folder: Path) -> int:
     """Number of parameters of a run's model; 0 if `describe` has not been called."""
     path = folder / PARAMETERS_FILE
-    found = re.search(r"^Total: ([\d,]+)", path.read_text() if path.exists() else "", re.MULTILINE)
-    return int(found[1].replace(",", "")) if found else 0
+    total = re.search(r"^Total: ([\d,]+)", path.read_text() if path.exists() else "", re.MULTILINE)
+    return int(total[1].replace(",", "")) if total else 0
 
 
 def finished_results(workdir: str, total_steps: int) -> dict[str, float] | None:
     """Results of a run of that length, or that ended early; None if it has not finished."""
-    folder = to_path(workdir)
+    folder = paths.to_path(workdir)
     if not (folder / RESULTS_FILE).exists() or not (folder / PARAMS_FILE).exists():
         return None
-    results = read_object(folder / RESULTS_FILE)
+    results = paths.read_object(folder / RESULTS_FILE)
     return results if results.get("planned_steps", results.get("step")) == total_steps else None
 
 
-def describe(
-    workdir: str,
-    *,
-    descriptions: Mapping[str, Description],
-    objective_parameters: Iterable[str],
-    params: Any,
-    datasets: Sequence[Any],
-    total_steps: int,
-    batch_size: int,
-) -> None:
-    """Writes `model.json`, the parameter table and random splits; logs what is about to be trained.
-
-    `descriptions`: by prefix; `objective_parameters`: names of those of no model; `params`:
-    arrays or shapes; `datasets`: the training data, then the evaluators'.
-    """
-    train, description = datasets[0], next(iter(descriptions.values()))
-    if jax.process_index() == 0:
-        from clu import parameter_overview
-
-        folder = to_path(workdir)
-        write_json(folder / MODEL_FILE, parts_to_json(descriptions, objective_parameters))
-        table = parameter_overview.get_parameter_overview(params, include_stats=False)
-        write_atomically(folder / PARAMETERS_FILE, table + "\n")
-        _write_splits(datasets, folder / "splits.csv")
-    epochs = total_steps * batch_size / train.num_examples
-    epochs_text = f"{epochs:,.0f}" if epochs >= 100 else f"{epochs:.3g}"
-    epochs_text += " epoch" if epochs_text == "1" else " epochs"
-    for line in (
-        f"Work directory: {workdir}",
-        f"Data: {train.name} {train.split}, {counted(train.num_examples, 'image')} of "
-        f"{'x'.join(map(str, description.image_shape))}.",
-        f"Model: {model_name(description.model)}, "
-        f"{counted(count_parameters(params), 'parameter')}, "
-        f"{counted(description.model['num_classes'], 'output')}.",
-        f"Training: {counted(total_steps, 'step')} of {counted(batch_size, 'image')} "
-        f"({epochs_text}) on {counted(jax.device_count(), 'device')}.",
-    ):
-        logging.info(line)
-
-
-def _write_splits(datasets: Sequence[Any], path: Path) -> None:
+def write_splits(path: Path, datasets: Sequence[Any]) -> None:
     """Lists the split of each file if it is not given by the folders."""
-    drawn = [each for each in datasets if getattr(each.source, "drawn", False)]
-    if drawn:
-        rows = [[each.split, name] for each in drawn for name in each.source.relative_paths()]
-        write_atomically(path, csv_text([["split", "file"], *rows]))
-        held_out, count = (sum(each.num_examples for each in part) for part in (drawn[1:], drawn))
-        logging.info(
-            f"{datasets[0].name} has no splits: held out {held_out} of {count} images (see {path})."
-        )
-        if "label" not in drawn[0].source.columns:  # captions
-            return
-        labels = [each.source.columns["label"] for each in drawn]
-        found = [
-            each.sum(axis=0) if each.ndim > 1 else np.bincount(each, minlength=drawn[0].num_classes)
-            for each in labels
-        ]
-        shown = zip(drawn[0].class_names, *found, strict=True)
-        per_class = (f"{name} {' + '.join(map(str, counts))}" for name, *counts in shown)
-        logging.info("Images per class: %s.", list_names(per_class, 20))
+    drawn = [dataset for dataset in datasets if getattr(dataset.source, "drawn", False)]
+    if not drawn:
+        return
+    rows = [[split.split, name] for split in drawn for name in split.source.relative_paths()]
+    paths.write_atomically(path, paths.csv_text([["split", "file"], *rows]))
+    held_out = sum(split.num_examples for split in drawn[1:])
+    count = drawn[0].num_examples + held_out
+    logging.info(
+        f"{datasets[0].name} has no splits: held out {held_out} of {count} images (see {path})."
+    )
+    if "label" not in drawn[0].source.columns:  # captions
+        return
+    counts = []
+    for split in drawn:
+        labels = split.source.columns["label"]
+        one_hot = labels if labels.ndim > 1 else np.eye(split.num_classes, dtype=int)[labels]
+        counts.append(one_hot.sum(axis=0))
+    shown = zip(drawn[0].class_names, *counts, strict=True)
+    per_class = (f"{name} {' + '.join(map(str, numbers))}" for name, *numbers in shown)
+    logging.info("Images per class: %s.", list_names(per_class, 20))
 
 
 def write_provenance(workdir: str, *, start_step: int) -> None:
     """Appends a line to `WORKDIR/provenance.jsonl` for this start of the run; process 0 only."""
     if jax.process_index() == 0:
-        path = to_path(workdir) / PROVENANCE_FILE
-        # Even if lines of earlier starts are corrupt.
-        known = path.read_bytes().decode(errors="replace") if path.exists() else ""
+        path = paths.to_path(workdir) / PROVENANCE_FILE
+        earlier = path.read_bytes().decode(errors="replace") if path.exists() else ""
         line = json.dumps({"start_step": start_step, **collect_provenance()})
-        write_atomically(path, f"{known}{line}\n")
+        paths.write_atomically(path, f"{earlier}{line}\n")
 
 
 def collect_provenance() -> dict[str, Any]:

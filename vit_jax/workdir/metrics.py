@@ -37,6 +37,13 @@ class MetricWriter:
 
     Lines look like `{"step": 20, "loss": 1.5, "images_per_second": 900.0}`. A resumed run drops
     lines that it will write again. A context manager: it reports to W&B how the run ended.
+    Every process creates one.
+
+    Args:
+      start_step: completed updates.
+      tensorboard: whether to write event files to `WORKDIR/tensorboard`.
+      wandb_project: on Weights & Biases; "": none. UserError if it cannot be started.
+      config: of the run; shown in TensorBoard (as text) and W&B.
     """
 
     def __init__(
@@ -48,14 +55,6 @@ class MetricWriter:
         wandb_project: str = "",
         config: dict[str, Any] | None = None,
     ):
-        """Must be called in every process.
-
-        Args:
-          start_step: completed updates.
-          tensorboard: whether to write event files to `WORKDIR/tensorboard`.
-          wandb_project: on Weights & Biases; "": none. UserError if it cannot be started.
-          config: of the run; shown in TensorBoard (as text) and W&B.
-        """
         self._start_step = start_step
         self._path = to_path(workdir) / METRICS_FILE
         self._file: Any = None
@@ -90,8 +89,7 @@ class MetricWriter:
                 self._summary.add_scalar(name, value, step)
         if self._wandb is not None:
             first = self._wandb.starting_step
-            # Steps that W&B already has are bit-identical. Late evaluations of a preempted run
-            # go to the next step, as their own is closed.
+            # Late evaluations of a preempted run go to the next step, as their own is closed.
             if step >= first - (step == self._start_step):
                 self._tell_wandb(lambda run: run.log(dict(metrics), step=max(step, first)))
 
@@ -169,8 +167,7 @@ def check_wandb(project: str) -> Any:
 def _start_wandb(workdir: str, project: str, config: dict[str, Any]) -> Any:
     """The run on Weights & Biases; all sessions of a work directory share one.
 
-    Its id is in `WORKDIR/wandb_run.json`; W&B's own files are in `WORKDIR/wandb`. Other settings
-    (account, server, `WANDB_MODE=offline`) come from W&B's environment variables.
+    Other settings (account, server, `WANDB_MODE`) come from W&B's environment variables.
     """
     wandb = check_wandb(project)
     path = to_path(workdir) / WANDB_FILE
@@ -185,8 +182,7 @@ def _start_wandb(workdir: str, project: str, config: dict[str, Any]) -> Any:
             resume="allow",
             name=paths.full_path(workdir).name,
             dir=None if is_bucket(workdir) else workdir,
-            # Without a network, do not wait for it at the end of the run: what has not been sent
-            # by then stays in the folder, for `wandb sync`.
+            # Without a network the rest stays in the folder, for `wandb sync`.
             settings=wandb.Settings(finish_timeout=30),
         )
         run.config.update(config, allow_val_change=True)  # a resumed run may have other keys
@@ -233,8 +229,8 @@ def earlier_times(workdir: str, start_step: int, kinds: tuple[str, ...]) -> dict
     def training(row: dict[str, float]) -> float:
         return row["elapsed_seconds"] - sum(row.get(f"{kind}_seconds", 0.0) for kind in kinds)
 
-    kept = [training(row) for row in rows if row["step"] <= start_step]
-    lost = training(rows[-1]) - (kept[-1] if kept else 0.0)
+    resumed = [training(row) for row in rows if row["step"] <= start_step]
+    lost = training(rows[-1]) - (resumed[-1] if resumed else 0.0)
     return {**rows[-1], "lost_seconds": rows[-1].get("lost_seconds", 0.0) + max(lost, 0.0)}
 
 
@@ -255,10 +251,9 @@ class Profile:
     ):
         self._folder, self._book = to_path(workdir) / "profile", book
         self._recording = contextlib.ExitStack()
-        self._first, self._last = 0, 0
-        if steps[0] < steps[1]:
-            self._first, self._last = max(steps[0], start_step + 1), steps[1]
-        if steps[0] < steps[1] and not self._first < min(self._last, total_steps + 1):
+        first, last = max(steps[0], start_step + 1), min(steps[1], total_steps + 1)
+        self._steps: tuple[int, ...] = (first, steps[1]) if first < last else ()
+        if steps[0] < steps[1] and not self._steps:
             logging.warning(
                 f"log.profile_steps={steps}: no trace; this session runs updates "
                 f"{start_step + 1} to {total_steps}."
@@ -266,11 +261,11 @@ class Profile:
 
     def before(self, step: int, state: Any) -> None:
         """Call before each update, with its input state."""
-        if step in (self._first, self._last):
+        if step in self._steps:
             with self._book(step):
                 jax.block_until_ready(state)  # the host is ahead of the devices
                 self._recording.close()
-                if step < self._last:
+                if step == self._steps[0]:
                     folder = self._folder
                     if is_bucket(folder):  # copied there at the end
                         folder = self._recording.enter_context(paths.uploaded(folder))

@@ -54,11 +54,7 @@ class ChecksummedHandler(ocp.PyTreeCheckpointHandler):
 
 @functools.cache
 def _silence_duplicate_errors() -> None:
-    """Silences duplicate reports of a failed save.
-
-    Otherwise Orbax logs it from each of its threads with a traceback, and TensorStore reports
-    every array not yet written: its callback finds Orbax's event loop closed.
-    """
+    """A failed save is reported once: not by each thread of Orbax and array of TensorStore."""
 
     def is_news(record: logging.LogRecord) -> bool:
         return not (record.exc_info and "/orbax/" in f"{record.pathname} {record.getMessage()}")
@@ -105,13 +101,13 @@ def is_disk_error(error: Exception) -> bool:
 
 def differing_leaves(saved_tree: Any, abstract_state: Any) -> list[str]:
     """Leaves of two trees that differ in name, shape or dtype, which Orbax would cast silently."""
-    saved, wanted = (
-        {
-            jax.tree_util.keystr(path, simple=True, separator="/"): f"{x.dtype}{list(x.shape)}"
-            for path, x in jax.tree_util.tree_leaves_with_path(tree)
-        }
-        for tree in (saved_tree, abstract_state)
-    )
+
+    def types(tree: Any) -> dict[str, str]:
+        leaves = jax.tree_util.tree_leaves_with_path(tree)
+        name = functools.partial(jax.tree_util.keystr, simple=True, separator="/")
+        return {name(path): f"{leaf.dtype}{list(leaf.shape)}" for path, leaf in leaves}
+
+    saved, wanted = types(saved_tree), types(abstract_state)
     return [
         f"{name} (saved {saved.get(name, 'nothing')}, needed {wanted.get(name, 'nothing')})"
         for name in sorted(saved.keys() | wanted.keys())
@@ -121,16 +117,11 @@ def differing_leaves(saved_tree: Any, abstract_state: Any) -> list[str]:
 
 def steps_in(folder: Path) -> list[int]:
     """Committed steps in a folder, newest first."""
-    complete = [name for name, whole in _saves_in(folder).items() if whole]
+    complete = [name for name, is_complete in saves_in(folder).items() if is_complete]
     return sorted((int(name) for name in complete if _STEP.fullmatch(name)), reverse=True)
 
 
-def unfinished_in(folder: Path) -> list[Path]:
-    """Remains of killed saves."""
-    return [folder / name for name, whole in _saves_in(folder).items() if not whole]
-
-
-def _saves_in(folder: Path) -> dict[str, bool]:
+def saves_in(folder: Path) -> dict[str, bool]:
     """Names in a folder, and whether each is complete; in a bucket, steps only."""
     if is_bucket(folder):  # one listing, which raises if unanswered: gcsfs's `isdir` returns False
         names = names_below(folder)
@@ -141,11 +132,7 @@ def _saves_in(folder: Path) -> dict[str, bool]:
 
 
 def newest_intact(folder: Path, steps: list[int]) -> tuple[int | None, list[int]]:
-    """(the first step that matches its checksums, or None without steps; the steps before it).
-
-    Raises:
-      UserError: there are steps, but none is intact.
-    """
+    """(the first step that matches its checksums, or None without steps; the steps before it)."""
     damaged: dict[int, str] = {}
     for step in steps:
         files = damaged_in(folder / str(step))
@@ -154,10 +141,10 @@ def newest_intact(folder: Path, steps: list[int]) -> tuple[int | None, list[int]
         damaged[step] = list_names(files)
         _LOG.warning("Checkpoint %s is damaged: %s.", folder / str(step), damaged[step])
     if damaged:
+        problems = "; ".join(f"step {step}: {files}" for step, files in damaged.items())
         raise UserError(
-            f"No checkpoint in {folder} is intact (damaged: "
-            f"{'; '.join(f'step {step}: {files}' for step, files in damaged.items())}). "
-            "Restore them from a copy, or move them away to start over."
+            f"No checkpoint in {folder} is intact (damaged: {problems}). Restore them from a copy, "
+            "or move them away to start over."
         )
     return None, []
 
