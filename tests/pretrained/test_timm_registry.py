@@ -69,10 +69,10 @@ NO_FUNCTION = ("training", "fused_attn", "scale", "p", "dynamic_img_size", "dyna
 NO_FUNCTION += ("strict_img_size", "flatten")
 
 
-# The zoo's rows by architecture; one lacks `qkv_bias`.
+# The zoo's rows by architecture.
 ENTRIES = collections.defaultdict(list)
 for entry in entries().values():
-    if entry.family == "timm" and entry.name != "timm/eva_giant_patch14_clip_224.merged2b":
+    if entry.family == "timm":
         ENTRIES[entry.name.removeprefix("timm/").partition(".")[0]].append(entry)
 
 
