@@ -24,6 +24,7 @@ from vit_jax.inference.load import load_model
 from vit_jax.inference.model import Model
 from vit_jax.kinds import check_known
 from vit_jax.models.description import Description, InputSettings
+from vit_jax.models.vit import HEAD_NORM_EPSILON
 from vit_jax.pretrained.fit.adapt import report_text as arrays_text
 from vit_jax.pretrained.formats.table import FORMATS
 from vit_jax.trees import count_parameters, fingerprint, flatten_names, unflatten_names
@@ -156,6 +157,7 @@ def write(path: Path, format: str, params: dict[str, np.ndarray], description: D
         write_json(path / MODEL_FILE, description.to_json())
         return
     row = FORMATS[format]
+    params, description = fold_head_norm(params, description)
     row.write(path, params, description, input_settings(description)[0] if row.is_folder else None)
     # Those formats only have positions as parameters.
     if format in OF_TORCH and "position_embedding" in description.model:
@@ -163,6 +165,24 @@ def write(path: Path, format: str, params: dict[str, np.ndarray], description: D
         description = dataclasses.replace(description, model=sizes)
     beside = path / MODEL_FILE if row.is_folder else path.with_suffix(".json")
     write_json(beside, description.to_json())
+
+
+def fold_head_norm(
+    params: dict[str, np.ndarray], description: Description
+) -> tuple[dict[str, np.ndarray], Description]:
+    """The same model without `head_norm`: its statistics become part of the head.
+
+    W' = W / sqrt(var + epsilon) and b' = b - mean W', since only our code has a norm there.
+    """
+    if not description.model.get("head_norm"):
+        return params, description
+    params = dict(params)
+    if "head/kernel" in params:
+        mean, var = params.pop("head_norm/mean"), params.pop("head_norm/var")
+        kernel = params["head/kernel"] / np.sqrt(var + HEAD_NORM_EPSILON)[:, None]  # [D, K]
+        params |= {"head/kernel": kernel, "head/bias": params["head/bias"] - mean @ kernel}
+    model = {**description.model, "head_norm": False}
+    return params, dataclasses.replace(description, model=model)
 
 
 def input_settings(description: Description) -> tuple[InputSettings, list[str]]:

@@ -57,11 +57,11 @@ def infer_model(params: Shapes, kind: str, conventions: Mapping[str, Any]) -> di
     if missing := missing_sizes(sizes):
         title = family.title.partition(" (")[0]
         raise UserError(f"this {title} is incomplete: cannot infer its {missing[0]}.")
-    heads = [name.rpartition("/")[0] for name in table_of(kind).with_role("head", params)]
-    num_classes = (layer_width(params, heads[0]) if heads else None) or 0
+    heads = {name.rpartition("/")[0] for name in table_of(kind).with_role("head", params)}
+    widths = [layer_width(params, head) for head in sorted(heads)]  # None: of a norm
     unseen = (*family.conventions, *family.head_conventions)
-    kept = {key: value for key, value in conventions.items() if key in unseen}
-    return {**sizes, "num_classes": num_classes, **kept}
+    stated = {key: value for key, value in conventions.items() if key in unseen}
+    return {**sizes, "num_classes": next(filter(None, widths), 0), **stated}
 
 
 def grid_of_images(

@@ -213,10 +213,13 @@ def _read_big_transfer(stored: Stored, arrays: Arrays) -> Stored:
 _POOLED = ("token", "gap", "unpooled", "token_unpooled")
 # Our own names, which the official code reads too; its conventions are in no JSON file.
 NPZ = (Holds("", dict, assumed={**ASSUMED, "position_embedding": "learned"}),)
+_PUBLISHED = {
+    "classifier": _POOLED,
+    "position_embedding": ("learned",),
+    "resnet_batch_norm": (False,),
+}
 PUBLISHED = (
-    Holds(
-        "vit", to_published, {"classifier": _POOLED, "position_embedding": ("learned",)}, ASSUMED
-    ),
+    Holds("vit", to_published, _PUBLISHED, ASSUMED),
     Holds("bit", to_big_transfer, assumed=BIT_ASSUMED),
 )
 _BIG_VISION = {"classifier": ("token", "gap", "map"), "resnet_layers": (None,), **ONE_TABLE}

@@ -265,7 +265,7 @@ def _todays(name: str, values: dict[str, tuple[Any, ...]]) -> Holds:
 
 
 TIMM = (
-    Holds("vit", write_vit, {**_POOLED, **ONE_TABLE}, ASSUMED),
+    Holds("vit", write_vit, {**_POOLED, **ONE_TABLE, "resnet_batch_norm": (False,)}, ASSUMED),
     Holds("deit", write_vit, {**_POOLED, **ONE_TABLE}, ASSUMED),
     _todays("VisionTransformer", _OF_VIT),
     _todays("Eva", _OF_EVA),
