@@ -166,7 +166,7 @@ def test_names_and_sizes_of_timms_models(variant: str) -> None:
     ],
 )
 def test_other_regnets_are_refused_with_the_reason(architecture: str, why: str) -> None:
-    with pytest.raises(UserError, match=f"this ResNet has {why}.*not supported"):
+    with pytest.raises(UserError, match=f"this model has {why}.*not supported"):
         read_weights(Path("x.safetensors"), shapes_of(architecture))
 
 

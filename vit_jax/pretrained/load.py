@@ -130,14 +130,17 @@ def read_source(
         ours = _description_of(path, part)
         with local_copy(path) as local:
             arrays = read_arrays(local, part := ours.part if ours else part)
-            if ours is not None and ours.names_all(arrays):
+            description = ours.description if ours else None
+            # Other projects' names may be beside our description, too.
+            table = table_of(description.model["name"]) if description else None
+            if ours and table and all(map(table.has, ours.split(arrays)[0])):
                 stored = _read_own("npz", local, arrays, ours)
             else:
                 from vit_jax.pretrained.formats.table import read_weights  # of other projects
 
-                grid = grid or (ours.description.grid if ours else None)
+                grid = grid or (description.grid if description else None)
                 stored = read_weights(local, arrays, num_heads, default_heads, grid, part)
-                stored.description = ours.description if ours else None
+                stored.description = description
     if entry is not None:
         _add_entry(stored, entry)
     for name, array in stored.params.items():
@@ -166,32 +169,30 @@ class _Ours(NamedTuple):
     part: str  # the prefix of its parameters
     others: frozenset[str]  # names of parameters that belong to the objective, not to a model
 
-    def own(self, arrays: Iterable[str]) -> dict[str, str]:
-        """{name in the file: our name} of this model's parameters."""
+    def split(self, arrays: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+        """This model's arrays by our names; the names of the others -> what they are."""
         prefix = f"{self.part}/" if self.part else ""
-        inside = (name for name in arrays if name.startswith(prefix) and name not in self.others)
-        return {name: name.removeprefix(prefix) for name in inside}
-
-    def names_all(self, arrays: Iterable[str]) -> bool:
-        """Whether the file has our names, not those of another project."""
-        table = table_of(self.description.model["name"])
-        return all(map(table.has, self.own(arrays).values()))
+        own, dropped = {}, {}
+        for name, array in arrays.items():
+            if name in self.others:
+                dropped[name] = "of the training objective"
+            elif name.startswith(prefix):
+                own[name.removeprefix(prefix)] = array
+            else:
+                dropped[name] = f"not part of {self.part!r}"
+        return own, dropped
 
 
 def _read_own(format: str, path: Path, arrays: Mapping[str, Any], ours: _Ours) -> Stored:
-    """One of the models in a file of ours; notes the rest as dropped."""
-    stored = Stored(format, description=ours.description)
-    names = ours.own(arrays)
-    for name in arrays:
-        if name in ours.others:
-            stored.dropped[name] = "of the training objective"
-        elif name not in names:
-            stored.dropped[name] = f"not part of {ours.part!r}"
+    """One of the models in a file of ours."""
+    own, dropped = ours.split(arrays)
+    stored = Stored(format, description=ours.description, dropped=dropped)
+    if not own:
+        only = list_names(list(arrays))
+        raise UserError(f"{path}: no parameters of {ours.part!r}, only of {only}.")
     try:
-        if not names:
-            raise UserError(f"no parameters of {ours.part!r}, only of {list_names(list(arrays))}.")
-        tree = unflatten_names({ours_name: arrays[name] for name, ours_name in names.items()})
-        for name, array in flatten_names(table_of(stored.kind).unstack(tree)).items():
+        tree = table_of(stored.kind).unstack(unflatten_names(own))
+        for name, array in flatten_names(tree).items():
             stored.add(name, np.asarray(array))
     except UserError as error:
         raise UserError(f"{path}: {error}") from error
@@ -200,15 +201,10 @@ def _read_own(format: str, path: Path, arrays: Mapping[str, Any], ours: _Ours) -
 
 def _read_checkpoint(path: Path, part: str) -> Stored:
     """Reads an Orbax checkpoint, or the newest of a work directory."""
-    suffixes = (".npz", ".safetensors", ".pth", ".msgpack")
+    suffixes = (".npz", ".safetensors", ".pth", ".msgpack", ".h5")
     weights = sorted(file.name for file in path.iterdir() if file.suffix in suffixes)
     if weights and not (path / CHECKPOINTS).is_dir() and not path.name.isdecimal():
         raise UserError(f"{path} is a folder; name one of its files: {list_names(weights)}.")
-    if others := sorted(f.name for f in path.iterdir() if f.suffix in (".h5", ".gguf")):
-        raise UserError(
-            f"{path} holds {list_names(others)} only, which is not supported; download its "
-            "model.safetensors or pytorch_model.bin."
-        )
     flat = flatten_names(restore_params(str(path)))
     # A work directory, its folder of checkpoints, or a single checkpoint.
     workdir = next((p.parent for p in (path, path.parent) if p.name == CHECKPOINTS), path)

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
@@ -43,16 +43,14 @@ _PRE_LINEN = {
     "LayerNorm_2": "LayerNorm_1",
     "MlpBlock_3": "MlpBlock_0",
 }
-_LINEN = {new: old for old, new in _PRE_LINEN.items()}
 _GROUP_NORM = re.compile(r"(?:.*/)?(?:gn(?:\d+|_root|_proj)|norm-pre-head)/(?:scale|bias)")
 _MAP_HEAD_PARTS = ("probe", "MultiHeadDotProductAttention_0", "LayerNorm_0", "MlpBlock_0")
 # The rest of a train state stored in the same file as the parameters.
 _TRAIN_STATE = re.compile(r"(?:opt|optimizer|opt_state|state|chrono|extra|step|epoch)(?:/.*)?")
 
 
-def detects(format: str) -> Callable[[Arrays, str], bool]:
-    """Whether arrays, or a part of them, are of this one of the three formats."""
-    return lambda arrays, part: _format(arrays, part) == format
+def detect(arrays: Arrays, part: str) -> bool:
+    return _format(arrays, part) != ""
 
 
 def _find_prefix(names: Collection[str], part: str) -> str | None:
@@ -84,7 +82,11 @@ def read(arrays: Arrays, beside: Beside) -> Stored:
     stored = Stored(_format(arrays, beside.part))
     prefix = _find_prefix(arrays, beside.part)
     if prefix is None:
-        return _read_big_transfer(stored, arrays)
+        # Some files number the convolutions of a unit.
+        arrays = {re.sub(r"(conv2d)_\d+/", r"\1/", name): array for name, array in arrays.items()}
+        read_table(stored, arrays, _BIG_TRANSFER)
+        stored.conventions = dict(BIT_ASSUMED)
+        return stored
     names = [name.removeprefix(prefix) for name in arrays if name.startswith(prefix)]
     table = table_of(recognise(names))
     taken: dict[str, str] = {}  # our name -> name in the file
@@ -148,7 +150,8 @@ def _place_posemb(stored: Stored, name: str, grid: Grid | None) -> None:
 
 def to_published(params: Arrays) -> Arrays:
     """Renames our flat names to those of the published files."""
-    return {_rename_blocks(n, _LINEN): array for n, array in _with_4d_norms(params).items()}
+    old = {new: old for old, new in _PRE_LINEN.items()}
+    return {_rename_blocks(name, old): array for name, array in _with_4d_norms(params).items()}
 
 
 def _with_4d_norms(params: Arrays) -> Arrays:
@@ -201,25 +204,12 @@ def to_big_transfer(params: Arrays) -> Arrays:
     return write_table(_BIG_TRANSFER, params, "npz_published")
 
 
-def _read_big_transfer(stored: Stored, arrays: Arrays) -> Stored:
-    """Reads a Big Transfer file; UserError for an array of another shape."""
-    # Some files number the convolutions of a unit.
-    arrays = {re.sub(r"(conv2d)_\d+/", r"\1/", name): array for name, array in arrays.items()}
-    read_table(stored, arrays, _BIG_TRANSFER)
-    stored.conventions = dict(BIT_ASSUMED)
-    return stored
-
-
 _POOLED = ("token", "gap", "unpooled", "token_unpooled")
 # Our own names, which the official code reads too; its conventions are in no JSON file.
 NPZ = (Holds("", dict, assumed={**ASSUMED, "position_embedding": "learned"}),)
-_PUBLISHED = {
-    "classifier": _POOLED,
-    "position_embedding": ("learned",),
-    "resnet_batch_norm": (False,),
-}
+_LEARNED = {"position_embedding": ("learned",), "resnet_batch_norm": (False,)}
 PUBLISHED = (
-    Holds("vit", to_published, _PUBLISHED, ASSUMED),
+    Holds("vit", to_published, {"classifier": _POOLED, **_LEARNED}, ASSUMED),
     Holds("bit", to_big_transfer, assumed=BIT_ASSUMED),
 )
 _BIG_VISION = {"classifier": ("token", "gap", "map"), "resnet_layers": (None,), **ONE_TABLE}

@@ -97,9 +97,10 @@ class Format(NamedTuple):
 
 # Recognised in this order. Names that are only others for those of these: `translations.py`.
 FORMATS: dict[str, Format] = {
-    "npz": Format(((google.detects("npz"), google.read),), google.NPZ),
-    "npz_published": Format(((google.detects("npz_published"), google.read),), google.PUBLISHED),
-    "big_vision": Format(((google.detects("big_vision"), google.read),), google.BIG_VISION),
+    # One reader tells Google's apart.
+    "npz": Format(((google.detect, google.read),), google.NPZ),
+    "npz_published": Format((), google.PUBLISHED),
+    "big_vision": Format((), google.BIG_VISION),
     "timm": Format(
         ((timm.is_vit, timm.read_vit), (timm_others.detect, timm_others.read)),
         timm_write.TIMM + timm_others.OTHERS,

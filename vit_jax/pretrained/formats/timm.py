@@ -80,7 +80,10 @@ _UNSUPPORTED = {
     r"blocks\.\d+\.(attn\.)?lambda_.*": "differential attention",
     r"blocks\.\d+\.(in_proj|attns|ffns)\..*": "attention and MLP in parallel",
     r"blocks\.\d+\.attn\.gate\..*": "gated attention",
+    r"blocks\.\d+\.mlp_\w+\.gate\..*": "spatial gating units, gMLP",
     r"patch_embed\.backbone\.\d+\..*": "a stem of convolutions and batch norms (MobileCLIP)",
+    r"stem\.conv1\.weight": "a stem of three convolutions",
+    r"stages\..*\.running_mean": "batch normalisation",
 }
 
 
@@ -108,7 +111,7 @@ def is_vit(arrays: Arrays, _: str) -> bool:
 
 def read_vit(arrays: Arrays, beside: Beside) -> Stored:
     """UserError for a part that our models lack, or one that no array shows and may be there."""
-    _check_names(arrays)
+    check_names(arrays)
     stored, args = read_settings(beside.settings), arguments_of(beside.settings)
     stated = stored.num_heads or beside.num_heads or _heads_by_name(arrays, beside.settings)
     stored.num_heads = beside.heads_of(arrays, stated)
@@ -145,8 +148,8 @@ def read_vit(arrays: Arrays, beside: Beside) -> Stored:
     return stored
 
 
-def _check_names(arrays: Arrays) -> None:
-    """UserError for a part that our models lack, before anything is guessed."""
+def check_names(arrays: Arrays) -> None:
+    """UserError for a part that our models lack."""
     for name, array in arrays.items():
         for pattern, part in _UNSUPPORTED.items():
             if re.fullmatch(pattern, name):

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from vit_jax.errors import UserError
 from vit_jax.models.create import MODELS, VARIANTS_OF, variant_defaults
@@ -12,7 +11,7 @@ from vit_jax.models.description import Description, InputSettings
 from vit_jax.models.later import mixer
 from vit_jax.pretrained.formats.names import POINTWISE, Names, Op, Part, read_table, write_table
 from vit_jax.pretrained.formats.stored import Arrays, Beside, Holds, Stored, Written
-from vit_jax.pretrained.formats.timm import UNIT
+from vit_jax.pretrained.formats.timm import UNIT, check_names
 from vit_jax.pretrained.formats.timm_config import ratio, read_settings, to_config
 
 # timm's functions by our sizes.
@@ -91,70 +90,36 @@ _REGNET = (
 )
 
 
-class _Kind(NamedTuple):
-    """How one kind of model is recognised and read."""
-
-    what: str
-    shown_by: tuple[str, ...]  # arrays that no other has
-    table: tuple[Part, ...]
-    conventions: Mapping[str, Any] | None  # None: those of `config.json`
-    refused: Mapping[str, str]  # parts that ours lack, by a pattern of their names
-    needed: Mapping[str, str] = {}  # what it is without an array
-
-
-_KINDS = (
-    _Kind(
-        "model",
-        ("stem.proj.weight", "blocks.0.mlp_channels.fc1.weight"),
-        _RESMLP,
-        None,
-        {r".*\.gate\..*": "spatial gating units, gMLP"},
-    ),
-    _Kind(
-        "ResNet",
-        ("stages.0.blocks.0.conv1.weight",),
-        _BIT,
-        BIT_ASSUMED,
-        {
-            r"stem\.conv1\.weight": "a stem of three convolutions",
-            r"stages\..*\.running_mean": "batch normalisation",
-        },
-    ),
-    _Kind(
-        "ResNet",
-        ("s1.b1.conv1.conv.weight",),
-        _REGNET,
-        {},
-        {},
-        {
-            "s1.b1.conv1.bn.running_mean": "other norms than batch normalisation",
-            "s1.b1.se.fc1.weight": "no squeeze-and-excitation (RegNetX)",
-            "s1.b1.downsample.conv.weight": "no projections (RegNetZ)",
-        },
-    ),
-)
+# By an array that no other model has: the names, and conventions that no `config.json` states.
+_READ: dict[str, tuple[tuple[Part, ...], Mapping[str, Any]]] = {
+    "blocks.0.mlp_channels.fc1.weight": (_RESMLP, {}),
+    "stages.0.blocks.0.conv1.weight": (_BIT, BIT_ASSUMED),
+    "s1.b1.conv1.conv.weight": (_REGNET, {}),
+}
+# What a RegNet is without an array.
+_OF_REGNETY = {
+    "s1.b1.conv1.bn.running_mean": "other norms than batch normalisation",
+    "s1.b1.se.fc1.weight": "no squeeze-and-excitation (RegNetX)",
+    "s1.b1.downsample.conv.weight": "no projections (RegNetZ)",
+}
 
 
 def detect(arrays: Arrays, _: str) -> bool:
-    return any(arrays.keys() >= {*kind.shown_by} for kind in _KINDS)
+    return any(name in arrays for name in _READ)
 
 
 def read(arrays: Arrays, beside: Beside) -> Stored:
     """UserError for a part that our models lack."""
-    kind = next(kind for kind in _KINDS if arrays.keys() >= {*kind.shown_by})
+    check_names(arrays)
+    table, conventions = next(row for name, row in _READ.items() if name in arrays)
+    if table is _REGNET:
+        for name, part in _OF_REGNETY.items():
+            if name not in arrays:
+                raise UserError(f"this model has {part} (no {name}), which is not supported.")
     stored = read_settings(beside.settings)
-    if kind.conventions is not None:
-        stored.conventions = dict(kind.conventions)
-    parts = [
-        (part, name)
-        for pattern, part in kind.refused.items()
-        for name in arrays
-        if re.fullmatch(pattern, name)
-    ]
-    parts += [(part, f"no {name}") for name, part in kind.needed.items() if name not in arrays]
-    for part, name in parts:
-        raise UserError(f"this {kind.what} has {part} ({name}), which is not supported.")
-    read_table(stored, arrays, kind.table)
+    # A convention that the model does not have is ignored.
+    stored.conventions |= conventions
+    read_table(stored, arrays, table)
     return stored
 
 
