@@ -48,19 +48,20 @@ def read(arrays: Arrays, beside: Beside) -> Stored:
     likely = None if token is None else token.size // 64
     stored.num_heads = beside.heads_of(arrays, stored.num_heads, likely)
     is_projection = "visual_projection.weight" in arrays
-    for name in list(arrays):
-        # ViTMSN omits the prefix after its embeddings, and BEiT for masked images before its norm.
-        if prefix not in ("", TOWER) and name.startswith(("encoder.", "layernorm.")):
-            arrays.setdefault(f"{prefix}{name}", arrays.pop(name))
+    # ViTMSN omits the prefix after its embeddings, and BEiT for masked images before its norm.
+    for name in [n for n in arrays if n.startswith(("encoder.", "layernorm."))]:
+        arrays.setdefault(f"{prefix * (prefix != TOWER)}{name}", arrays.pop(name))
     blocks = {i for folder in FOLDERS[kind] for (i,) in numbers(prefix + folder, arrays)}
     biases = _take_relative_biases(arrays, sorted(blocks), settings)
     table = names_table(kind, prefix, settings=settings)
     read_table(stored, arrays, table, num_heads=stored.num_heads)
-    for i, bias in biases.items():
-        vit_parts.read_relative_bias(stored, i, bias, _square(stored))
+    if biases:
+        grid = _square(stored)
+        for i, bias in biases.items():
+            vit_parts.read_relative_bias(stored, i, bias, grid)
     is_beit = prefix in BEIT or settings.get("model_type") in ("beit", "data2vec-vision")
-    if kind == "vit" and (is_beit or any(map(_OF_BEIT.search, stored.params))):
-        kind = "beit"
+    is_beit = is_beit or bool(biases) or any("/LayerScale_0/" in name for name in stored.params)
+    kind = "beit" if kind == "vit" and is_beit else kind
     _place_head(stored, kind, is_projection)
     if kind == "beit" or _is_modern(stored):
         _make_modern(stored, kind, settings)
@@ -76,9 +77,6 @@ def _drop_others(stored: Stored, arrays: Arrays, prefix: str) -> None:
         elif re.match(rf"({prefix}embeddings\.mask_token$|lm_head\.|decoder\.0\.)", name):
             del arrays[name]
             stored.dropped[name] = "only used in its pre-training task"
-
-
-_OF_BEIT = re.compile(r"/(LayerScale_0|relative_bias)/")
 
 
 def _square(stored: Stored) -> Grid | None:
@@ -97,18 +95,15 @@ def _take_relative_biases(
     arrays: Arrays, blocks: list[int], settings: dict[str, Any]
 ) -> dict[int, np.ndarray]:
     """BEiT's tables by block; one that all blocks share is added to each. UserError: some lack."""
-    own, shared = {}, []
-    for name in [name for name in arrays if name.endswith("relative_position_bias_table")]:
-        if block := re.search(r"\.(\d+)\.", name):
-            own[int(block[1])] = arrays.pop(name)
-        else:
-            shared.append(arrays.pop(name))
-    for key, tables, count in (("", own, len(blocks)), ("shared_", shared, 1)):
-        expected = count if settings.get(f"use_{key}relative_position_bias", tables) else 0
-        if len(tables) != expected:
-            raise UserError(f"{len(tables)} tables of {key}relative positions; are all there?")
-    if len({table.shape for table in (*own.values(), *shared)}) > 1:
-        raise UserError("tables of relative positions of several shapes.")
+    names = [name for name in arrays if name.endswith("relative_position_bias_table")]
+    tables = {name: arrays.pop(name) for name in names}
+    numbered = {name: match for name in names if (match := re.search(r"\.(\d+)\.", name))}
+    own = {int(match[1]): tables[name] for name, match in numbered.items()}
+    shared = [tables[name] for name in names if name not in numbered]
+    for key, present, count in (("", own, len(blocks)), ("shared_", shared, 1)):
+        expected = count if settings.get(f"use_{key}relative_position_bias", present) else 0
+        if len(present) != expected:
+            raise UserError(f"{len(present)} tables of {key}relative positions; are all there?")
     return {i: sum(shared, own[i]) for i in own} or {i: x for x in shared for i in blocks}
 
 
@@ -172,11 +167,6 @@ def _make_modern(stored: Stored, kind: str, settings: dict[str, Any]) -> None:
         needed += ["registers"]
     if missing := [name for name in needed if name not in params]:
         raise UserError(f"{list_names(missing)} missing; make sure that the file is whole.")
-    width = params["embedding/kernel"].shape[-1]
-    for name in ("cls", "registers", POSITIONS):
-        shape = params[name].shape if name in params else (1, 1, width)
-        if len(shape) != 3 or shape[::2] != (1, width):
-            raise UserError(f"{name} is {shape}, and must be [1, N, {width}].")
     stored.conventions.pop("position_embedding")
     if POSITIONS in params:
         distilled = kind == "vit" and "registers" in params

@@ -3,10 +3,8 @@
 `B_16-i21k-300ep-lr_0.001-aug_medium1-wd_0.1-do_0.0-sd_0.0`; a fine-tuned file appends
 `--imagenet2012-steps_20k-lr_0.03-res_384`.
 
-Only published names are recognized: 9 models on 3 pre-trainings (i1k for 300 epochs, i21k for 30
-and for 300) with 28 settings each account for 756 of the collection's 759 pre-trained files, and
-B/8 for the rest. Files use light0 but never light2, while the paper's table has light1 and light2:
-we assume that file names count these two from 0.
+Files use light0 but never light2, while the paper's table has light1 and light2: we assume that
+file names count these two from 0.
 """
 
 from __future__ import annotations
@@ -81,19 +79,14 @@ def is_file_name(name: str) -> bool:
 
 
 def parse(name: str) -> FileName:
-    """The parts of a file's name, with or without `.npz`.
-
-    Raises:
-      UserError: not a name of the collection.
-    """
+    """The parts of a file's name, with or without `.npz`; UserError: not of the collection."""
     match = _NAME.fullmatch(name.removesuffix(".npz"))
     if match is None:
         raise UserError(
             f"{name!r} is not an AugReg file; names look like Ti_16-i21k-300ep-lr_0.001-aug_none-"
-            "wd_0.03-do_0.0-sd_0.0 (i1k: 300ep only; wd_0.1; do_0.1-sd_0.1), with a suffix such as "
-            "--imagenet2012-steps_20k-lr_0.03-res_384 if fine-tuned; "
-            f"models: {', '.join(MODELS)}; aug: {', '.join(AUGMENTATIONS)}; fine-tuned on: "
-            f"{', '.join(ADAPTATION)}; steps: {', '.join(STEPS)}."
+            "wd_0.03-do_0.0-sd_0.0, with a suffix such as --imagenet2012-steps_20k-lr_0.03-res_384 "
+            f"if fine-tuned; models: {', '.join(MODELS)}; aug: {', '.join(AUGMENTATIONS)}; "
+            f"fine-tuned on: {', '.join(ADAPTATION)}."
         )
     return FileName(
         upstream=match["upstream"],

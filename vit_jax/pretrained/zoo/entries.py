@@ -62,9 +62,7 @@ class ZooEntry:
     format: str  # npz or npz_published (Google's), big_vision, timm or huggingface
     variant: str  # key of create.VARIANTS; "" if `attributes` has all sizes
     resolution: int  # image side in pixels that its position embeddings match
-    preprocess: str = (
-        ""  # how its accuracy is measured, for `data.preprocess.parse`; "": the file's
-    )
+    preprocess: str = ""  # ops with which its accuracy is measured; "": the file's
     num_classes: int = 1000  # 0 without a head
     classifier: str = "token"  # or gap
     representation_size: int | None = None  # width of the tanh layer before the head
@@ -98,9 +96,9 @@ class ZooEntry:
         if not self.size:
             return None
         number, unit = self.size.split()
-        last_digit = 10.0 ** -len(number.partition(".")[2])  # rounded by some, truncated by others
-        low, high = float(number) - last_digit, float(number) + last_digit
-        return int(low * _UNITS[unit]), int(high * _UNITS[unit])
+        digit = 10.0 ** -len(number.partition(".")[2])  # rounded by some, truncated by others
+        scale = _UNITS[unit]
+        return int((float(number) - digit) * scale), int((float(number) + digit) * scale)
 
     @property
     def model(self) -> dict[str, Any]:
@@ -149,19 +147,16 @@ def augreg_entry(file: str) -> ZooEntry:
 
 
 def find_entry(name_or_url: str) -> ZooEntry | None:
-    """The entry of a name or an address, including any AugReg file; or None.
-
-    timm's names need no `timm/`.
-    """
-    by_url = {row.url: row for row in entries().values()}
-    names = (name_or_url, f"timm/{name_or_url}")
-    entry = next((entries()[name] for name in names if name in entries()), None)
-    entry = entry or by_url.get(name_or_url)
+    """The entry of a name or an address, including any AugReg file; or None."""
+    known = {row.url: row for row in entries().values()} | entries()
+    for name in (name_or_url, f"timm/{name_or_url}"):
+        if name in known:
+            return known[name]
     folder, _, file = name_or_url.rpartition("/")
-    if entry is None and folder in ("augreg", AUGREG) and augreg_names.is_file_name(file):
-        entry = augreg_entry(file)
-        return by_url.get(entry.url, entry)  # recommended ones have a row
-    return entry
+    if folder not in ("augreg", AUGREG) or not augreg_names.is_file_name(file):
+        return None
+    entry = augreg_entry(file)
+    return known.get(entry.url, entry)  # recommended ones have a row
 
 
 def get_entry(name: str) -> ZooEntry:
@@ -172,9 +167,8 @@ def get_entry(name: str) -> ZooEntry:
     if name.startswith("augreg/") and "-" in name:
         return augreg_entry(name.removeprefix("augreg/"))  # raises a specific error
     # The family may be omitted, and what follows the architecture in timm's names.
-    meant = [known for known in entries() if f"{known.partition('/')[2]}.".startswith(f"{name}.")]
-    meant = [repr(known) for known in meant]
-    has_family = name.partition("/")[0] in {known.partition("/")[0] for known in entries()}
+    meant = [repr(n) for n in entries() if f"{n.partition('/')[2]}.".startswith(f"{name}.")]
+    has_family = name.partition("/")[0] in {row.family for row in entries().values()}
     size = name if name in VARIANTS else "" if meant or has_family else variant_called(name)
     if size:
         raise UserError(
