@@ -69,9 +69,9 @@ def convert_checkpoint(
     with unfinished(target) as path:
         write(path, format, flatten_names(model.params), model.description)
         again = load_model(path)
-        logits, found = (compute_logits(x.module, x.params, images) for x in (model, again))
-        tolerance = LOGITS_TOLERANCE * max(1.0, float(np.std(logits)))
-        check = check_same([(logits, found)], destination, tolerance, "in the logits")
+        before, after = (compute_logits(x.module, x.params, images) for x in (model, again))
+        tolerance = LOGITS_TOLERANCE * max(1.0, float(np.std(before)))
+        check = check_same([(before, after)], destination, tolerance, "in the logits")
         report = finish(path, target, model, format, check)
     return {
         **report,
@@ -98,9 +98,9 @@ def check_same(
     UserError if it is larger, or if shapes or dtypes differ.
     """
     worst = 0.0
-    for expected, found in pairs:
-        same = (found.shape, found.dtype) == (expected.shape, expected.dtype)
-        difference = np.max(np.abs(found - expected)) if same else np.inf
+    for expected, actual in pairs:
+        is_alike = (actual.shape, actual.dtype) == (expected.shape, expected.dtype)
+        difference = np.max(np.abs(actual - expected)) if is_alike else np.inf
         worst = float(np.maximum(worst, difference))  # unlike max, propagates NaN
     if not worst <= tolerance:
         raise UserError(
@@ -113,11 +113,7 @@ def check_same(
 def finish(
     path: Path, target: Path, model: Model, format: str, check: dict[str, Any], **card: Any
 ) -> dict[str, Any]:
-    """Writes the card of the result at `path`, which will become `target`; returns the report.
-
-    That is `source`, `source_format`, `destination`, `format`, `files`, `num_parameters`, `arrays`
-    (what happened to each), and the result of `check_same`.
-    """
+    """Writes the card of the result at `path`, which will become `target`; returns the report."""
     write_card(path, model, format, check, **card)
     files = (file.relative_to(path.parent) for file in path.parent.rglob("*") if file.is_file())
     return {
@@ -191,31 +187,33 @@ def input_settings(description: Description) -> tuple[InputSettings, list[str]]:
     Ops that they cannot express (random ones, another order) become a plain resize.
     """
     height, width, channels = description.image_shape
-    found: dict[str, Any] = {"method": "bilinear", "resize": (height, width), "crop": None}
-    found |= dict.fromkeys(("mean", "std"), (0.5,) * channels)
-    lost, notes = [], []
+    half, lost, notes = (0.5,) * channels, [], []
+    settings = InputSettings("bilinear", (height, width), None, half, half)
 
     def per_channel(value: Any) -> tuple[float, ...]:
         return value if isinstance(value, tuple) else (value,) * channels
 
     for op in preprocess.parse(description.eval_preprocess).ops:
-        if isinstance(op, Resize | ResizeSmall):
-            found["method"] = "bicubic" if "bicubic" in op.method else "bilinear"
-            found["resize"] = op.size if isinstance(op, ResizeSmall) else op.shape
-            if "pillow" not in op.method:
-                notes.append("resizing there is antialiased, as in Pillow; here it is not.")
-        elif isinstance(op, CentralCrop):
-            found["crop"] = op.shape
-        elif isinstance(op, Normalize):
-            found |= {"mean": per_channel(op.mean), "std": per_channel(op.std)}
-        elif isinstance(op, ValueRange):  # (x - mean) / std = x * (high - low) + low
-            scale = 1.0 / (op.high - op.low)
-            found |= {"mean": per_channel(-op.low * scale), "std": per_channel(scale)}
-        elif not isinstance(op, Decode):
-            lost.append(type(op).__name__)
+        change: dict[str, Any] = {}
+        match op:
+            case Resize() | ResizeSmall():
+                change["method"] = "bicubic" if "bicubic" in op.method else "bilinear"
+                change["resize"] = op.size if isinstance(op, ResizeSmall) else op.shape
+                if "pillow" not in op.method:
+                    notes.append("resizing there is antialiased, as in Pillow; here it is not.")
+            case CentralCrop():
+                change["crop"] = op.shape
+            case Normalize():
+                change = {"mean": per_channel(op.mean), "std": per_channel(op.std)}
+            case ValueRange():  # (x - mean) / std = x * (high - low) + low
+                scale = 1.0 / (op.high - op.low)
+                change = {"mean": per_channel(-op.low * scale), "std": per_channel(scale)}
+            case _ if not isinstance(op, Decode):
+                lost.append(type(op).__name__)
+        settings = dataclasses.replace(settings, **change)
     if lost:
         notes.append(f"not stored of the preprocessing: {', '.join(lost)}.")
-    return InputSettings(**found), notes
+    return settings, notes
 
 
 def lost_conventions(name: str, description: Description) -> list[str]:

@@ -18,13 +18,7 @@ from vit_jax.models.create import MODELS, recognise, variant_defaults
 from vit_jax.models.description import OBJECTIVE_PARAMETERS, Description, parts_from_json
 from vit_jax.parameters.table import table_of
 from vit_jax.pretrained.arrays import read_arrays
-from vit_jax.pretrained.formats.stored import (
-    OTHER_FILES,
-    TORCH_FILE,
-    WEIGHTS_FILE,
-    Stored,
-    check_description,
-)
+from vit_jax.pretrained.formats.stored import FOLDER_FILES, Stored, check_description
 from vit_jax.pretrained.zoo.entries import ZooEntry
 from vit_jax.pretrained.zoo.resolve import describe_source, resolve
 from vit_jax.trees import flatten_names, unflatten_names
@@ -121,9 +115,8 @@ def read_source(
     if entry is not None:
         default_heads = entry.model.get("num_heads", default_heads)
     if path.is_dir():
-        names = [PARAMS_FILE, f"{WEIGHTS_FILE}.index.json", WEIGHTS_FILE]
-        names += [f"{TORCH_FILE}.index.json", TORCH_FILE, *OTHER_FILES]
-        path = next((path / name for name in names if (path / name).exists()), path)
+        files = (path / name for name in (PARAMS_FILE, *FOLDER_FILES))
+        path = next((file for file in files if file.exists()), path)
     if path.is_dir():
         stored = _read_checkpoint(full_path(path), part)
     else:
@@ -218,7 +211,7 @@ def _read_checkpoint(path: Path, part: str) -> Stored:
 
 def _description_of(file: Path, part: str) -> _Ours | None:
     """What is beside a file, NAME.json or `model.json` in our folders; of its first part if ""."""
-    in_folder = file.name.startswith((PARAMS_FILE, WEIGHTS_FILE, TORCH_FILE))
+    in_folder = file.name in (PARAMS_FILE, *FOLDER_FILES)
     path = file.parent / MODEL_FILE if in_folder else file.with_suffix(".json")
     if not path.is_file():
         return None

@@ -19,8 +19,6 @@ from vit_jax.wording import list_names
 
 # Every file of the stream format starts with a pickle of this number.
 STREAM_MAGIC = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
-# A state dict takes about 200 bytes per array, three times that with an optimizer state.
-_MAX_PICKLE_BYTES = 4 << 20
 # Entries that hold the parameters, in order of preference: like timm, averaged weights first. The
 # teacher is DINO's, which is evaluated.
 _ENTRIES = ("state_dict_ema", "model_ema", "model", "state_dict", "teacher")
@@ -46,8 +44,6 @@ class Tensor(NamedTuple):
 def read_zip(archive: zipfile.ZipFile, entry: str = "") -> dict[str, np.ndarray]:
     """Reads the tensors of a file of torch >= 1.6, see `_read_tensors`."""
     (pickled,) = (n for n in archive.namelist() if n.endswith("/data.pkl") and n.count("/") == 1)
-    if archive.getinfo(pickled).file_size > _MAX_PICKLE_BYTES:
-        raise UserError(f"its pickle has more than {_MAX_PICKLE_BYTES} bytes")
     folder = pickled.removesuffix("/data.pkl")
     order = f"{folder}/byteorder"
     is_big_endian = order in archive.namelist() and archive.read(order) == b"big"
@@ -65,10 +61,9 @@ def read_stream(file: BinaryIO, entry: str = "") -> dict[str, np.ndarray]:
     Five pickles: a magic number, a version, sizes of types, the object, the storage keys;
     then for each storage its number of elements (8 bytes) and the elements.
     """
-    pickles = io.BytesIO(file.read(_MAX_PICKLE_BYTES))
-    unpickler = _Unpickler(pickles)
+    unpickler = _Unpickler(file)
     _, _, system, root, keys = (unpickler.load() for _ in range(5))
-    starts, position = {}, pickles.tell()
+    starts, position = {}, file.tell()
     for key in keys:
         _, dtype, num_elements = unpickler.storages[key]
         starts[key] = position + 8
@@ -190,7 +185,7 @@ class _Unpickler(pickle._Unpickler):
     In Python: on a few damaged bytes the C version allocates gigabytes for its memo.
     """
 
-    def __init__(self, stream: io.BytesIO) -> None:
+    def __init__(self, stream: BinaryIO) -> None:
         super().__init__(stream)
         self.storages: dict[str, Storage] = {}  # referenced by the pickle
 

@@ -13,18 +13,8 @@ from vit_jax.errors import UserError
 from vit_jax.kinds import check_known
 from vit_jax.models.family import axis_of
 from vit_jax.parameters.table import ParameterTable, table_of
+from vit_jax.pretrained.fit import resize
 from vit_jax.pretrained.fit.mismatch import Kinds, describe_mismatch
-from vit_jax.pretrained.fit.resize import (
-    CHANNEL_METHODS,
-    METHODS,
-    find_source_grid,
-    interpolate_grid,
-    interpolate_offsets,
-    interpolate_posembed,
-    mix_channels,
-    replace_prefix,
-    resize_patch_kernel,
-)
 from vit_jax.pretrained.formats.stored import Grid
 from vit_jax.pretrained.infer import position_tokens
 from vit_jax.wording import counted, list_names
@@ -72,8 +62,8 @@ def adapt_params(
       UserError: arrays are missing, unexpected or have another shape (all are listed, with the
         config key that resolves each); an unknown option or grid.
     """
-    check_known("pretrained.posemb", posemb, METHODS)
-    check_known("pretrained.channels", channels, ("", *CHANNEL_METHODS))
+    check_known("pretrained.posemb", posemb, resize.METHODS)
+    check_known("pretrained.channels", channels, ("", *resize.CHANNEL_METHODS))
     check_known("pretrained.class_token", class_token, ("", "add", "drop"))
     theirs, ours = map(table_of, kinds)
     fit = _Fit(dict(loaded), like, theirs, ours, dict(dropped or {}), dict(changed or {}))
@@ -227,17 +217,17 @@ class _Fit:
                 case "positions" | "offsets":
                     self.positions(name, tokens, grids, method)
                 case "axis_positions" if before.ndim == 2 and 0 < len(before) != after[0]:
-                    matrix = METHODS[method](len(before), after[0])
+                    matrix = resize.METHODS[method](len(before), after[0])
                     array = (matrix @ before.astype(np.float64)).astype(before.dtype)
                     self._replace(name, array, f"{method} {len(before)} -> {after[0]}")
                 case "offset_grid" if before.ndim == 3 and before.shape[:2] != after[:2]:
                     grid = tuple((n + 1) // 2 for n in after[:2])
                     old = tuple((n + 1) // 2 for n in before.shape[:2])
-                    array = interpolate_grid(before, after[:2], method)
+                    array = resize.interpolate_grid(before, after[:2], method)
                     self._replace(name, array, _resized(method, old, grid))
                 case "patches" if patches and before.ndim == 4 and before.shape[:2] != after[:2]:
                     how = _resized("pseudo-inverse resize", before.shape, after)
-                    self._replace(name, resize_patch_kernel(before, after[:2]), how)
+                    self._replace(name, resize.resize_patch_kernel(before, after[:2]), how)
 
     def positions(self, name: str, tokens: list[str], grids: Grids, method: str) -> None:
         """Adapts positions [1, N, D] or offsets [2 N - 1, d] to the model's grid and tokens."""
@@ -248,8 +238,8 @@ class _Fit:
             if before.ndim != 2:
                 return  # reported as a mismatch
             shapes = [(1, (shape[0] + 1) // 2, 1) for shape in shapes]
-        grid = grids[0] or find_source_grid(shapes[0], (1, 1), len(new))
-        source_grid = find_source_grid(shapes[1], grid, len(tokens), grids[1])
+        grid = grids[0] or resize.find_source_grid(shapes[0], (1, 1), len(new))
+        source_grid = resize.find_source_grid(shapes[1], grid, len(tokens), grids[1])
         how = [] if source_grid == grid else [_resized(method, source_grid, grid)]
         what, rows = ("{} and its position", "position")
         if is_offsets:
@@ -259,13 +249,13 @@ class _Fit:
         if not how:
             return
         if is_offsets:
-            array, added = interpolate_offsets(before, grid, source_grid, method), len(new)
+            array, added = resize.interpolate_offsets(before, grid, source_grid, method), len(new)
             added -= len(tokens)
             array = np.pad(array, ((added, added), (0, 0))) if added > 0 else array
             array = array[-added:added] if added < 0 else array
         else:
-            array = interpolate_posembed(before, grid, len(tokens), source_grid, method)
-            array = replace_prefix(array, tokens, new)
+            array = resize.interpolate_posembed(before, grid, len(tokens), source_grid, method)
+            array = resize.replace_prefix(array, tokens, new)
         self._replace(name, array, ", ".join(how))
 
     def channels(self, method: str) -> None:
@@ -274,4 +264,4 @@ class _Fit:
         if before and after and before != after:
             how = f"{method} {before} -> {after} channels"
             kernel = np.asarray(self.arrays[name])
-            self._replace(name, mix_channels(kernel, after, method), how)
+            self._replace(name, resize.mix_channels(kernel, after, method), how)

@@ -2,14 +2,13 @@
 
 * `npz`: the official code's current names, which we use too.
 * `npz_published`: the published files. Before Linen, Flax numbered the parts of a block jointly,
-  and group norms have shape [1, 1, 1, C].
+  and group norms have shape [1, 1, 1, C]. In Big Transfer's files each group norm is below the
+  convolution that follows it (`a`, `b`, `c` of a unit), and the head is a 1x1 convolution.
 * `big_vision`: `params/` before every name (`params/img/` in two-tower models), position embeddings
   at the root and without a row for the class token, blocks possibly stacked for a scan, and in
   old files the attention-pooling head's parts at the root.
 
-Any historical mixture can be read, such as with a prefix `opt/target/` (a whole train state). In
-Big Transfer's files each group norm is below the convolution that follows it (`a`, `b`, `c` of
-a unit), and the head is a 1x1 convolution.
+Any historical mixture can be read, such as with a prefix `opt/target/` (a whole train state).
 """
 
 from __future__ import annotations
@@ -91,12 +90,13 @@ def read(arrays: Arrays, beside: Beside) -> Stored:
     table = table_of(recognise(names))
     taken: dict[str, str] = {}  # our name -> name in the file
     is_text = table.with_role("vocabulary", names)
-    for name in list(arrays):
-        if not name.startswith(prefix) or (not prefix and _TRAIN_STATE.fullmatch(name)):
+    for name, array in arrays.items():
+        if _TRAIN_STATE.fullmatch(name) and not (prefix and name.startswith(prefix)):
+            stored.dropped[name] = "part of the train state, not a parameter"
+            continue
+        if not name.startswith(prefix):
             if prefix.count("/") > 1 and name.startswith("params/"):
                 stored.dropped[name] = f"not part of {prefix.split('/')[1]!r}"
-            elif _TRAIN_STATE.fullmatch(name):
-                stored.dropped[name] = "part of the train state, not a parameter"
             else:
                 stored.unexpected.append(name)
             continue
@@ -108,7 +108,6 @@ def read(arrays: Arrays, beside: Beside) -> Stored:
         if ours in taken:
             raise UserError(f"{taken[ours]!r} and {name!r} both map to the parameter {ours!r}.")
         taken[ours] = name
-        array = arrays.pop(name)
         if _GROUP_NORM.fullmatch(ours) and array.shape[:-1] == (1, 1, 1):
             array = array.reshape(-1)  # [C]
         stored.add(ours, array)
@@ -132,18 +131,16 @@ def _place_posemb(stored: Stored, name: str, grid: Grid | None) -> None:
     """Adds the class token's row of position embeddings, which big_vision folds into the token."""
     posemb = stored.params[POSITIONS]
     num_rows = posemb.shape[1] if posemb.ndim == 3 else 0
-    counts = {num_rows - 1: False, num_rows: True}  # tokens of the grid -> whether it is folded
-    if grid is not None:
-        folded = counts.get(grid[0] * grid[1])
-    else:
-        squares = [f for n, f in counts.items() if n > 0 and math.isqrt(n) ** 2 == n]
-        folded = squares[0] if len(squares) == 1 else None
-    if folded is None:
+
+    def is_grid(count: int) -> bool:
+        return count == math.prod(grid) if grid else count > 0 and math.isqrt(count) ** 2 == count
+
+    if is_grid(num_rows) == is_grid(num_rows - 1):
         raise UserError(
             f"{name!r} has {num_rows} rows, which with or without one for the class token is not a "
             "square; give the rows and columns of tokens (pretrained.grid)."
         )
-    if folded:
+    if is_grid(num_rows):
         stored.params[POSITIONS] = np.pad(posemb, ((0, 0), (1, 0), (0, 0)))  # [1, 1 + h*w, D]
         stored.changed[POSITIONS] = "row of zeros added for the class token"
 

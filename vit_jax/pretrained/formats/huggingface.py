@@ -11,13 +11,7 @@ from vit_jax.errors import UserError
 from vit_jax.models.vit import ATTENTION, BLOCKS, POSITIONS
 from vit_jax.pretrained.formats import vit_parts
 from vit_jax.pretrained.formats.huggingface_config import of_images, read_settings
-from vit_jax.pretrained.formats.huggingface_names import (
-    BEIT,
-    FOLDERS,
-    TOWER,
-    find_kind,
-    names_table,
-)
+from vit_jax.pretrained.formats.huggingface_names import FOLDERS, TOWER, find_kind, names_table
 from vit_jax.pretrained.formats.names import numbers, read_table
 from vit_jax.pretrained.formats.stored import Arrays, Beside, Grid, Stored
 from vit_jax.wording import list_names
@@ -59,7 +53,7 @@ def read(arrays: Arrays, beside: Beside) -> Stored:
         grid = _square(stored)
         for i, bias in biases.items():
             vit_parts.read_relative_bias(stored, i, bias, grid)
-    is_beit = prefix in BEIT or settings.get("model_type") in ("beit", "data2vec-vision")
+    is_beit = any(text.startswith(("beit", "data2vec")) for text in (prefix, str(model_type)))
     is_beit = is_beit or bool(biases) or any("/LayerScale_0/" in name for name in stored.params)
     kind = "beit" if kind == "vit" and is_beit else kind
     _place_head(stored, kind, is_projection)

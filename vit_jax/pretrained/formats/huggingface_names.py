@@ -25,11 +25,10 @@ from vit_jax.models.vit import BLOCKS, POSITIONS
 from vit_jax.pretrained.formats import vit_parts
 from vit_jax.pretrained.formats.names import CONV, Names, Op, Part, block
 
-BEIT = ("beit.", "data2vec_vision.")
 TOWER = "vision_model."
-_PREFIXES = ("", "vit.", "deit.", "ijepa.", "dinov2.", "dinov2_with_registers.", TOWER, *BEIT)
-# Of models for sounds and videos.
-_OTHERS = ("audio_spectrogram_transformer.", "videomae.", "vivit.")
+_MODELS = "vit deit ijepa dinov2 dinov2_with_registers beit data2vec_vision vision_model "
+_MODELS += "audio_spectrogram_transformer videomae vivit"  # the last for sounds and videos
+_PREFIXES = ("", *(f"{name}." for name in _MODELS.split()))
 
 
 def _patches(x: np.ndarray, _: int) -> np.ndarray:
@@ -127,7 +126,7 @@ def find_kind(names: Collection[str]) -> tuple[str, str, str] | None:
 
     None if they are not of such a model.
     """
-    for prefix in (*_PREFIXES, *_OTHERS):
+    for prefix in _PREFIXES:
         embeddings = f"{prefix}embeddings."
         if (name := f"{embeddings}patch_embeddings.projection.weight") in names:
             has_scale = any(".layer_scale1." in name for name in names)

@@ -19,10 +19,6 @@ class Op(NamedTuple):
     read: Callable[[np.ndarray, int], np.ndarray]
     write: Callable[[np.ndarray], np.ndarray]
 
-    def of_heads(self, num_heads: int) -> Op:
-        """For this number of heads, whatever that of the other parts is."""
-        return self._replace(read=lambda x, _: self.read(x, num_heads))
-
 
 SAME = Op(lambda x, _: x, lambda x: x)
 # [out, in, h, w] <-> [h, w, in, out]
@@ -94,6 +90,7 @@ class _Row(NamedTuple):
     ours: list[str]
     theirs: str
     op: Op
+    num_heads: int | None  # None: those of the model
 
 
 def numbers(form: str, names: Iterable[str]) -> set[tuple[int, ...]]:
@@ -127,9 +124,7 @@ def _leaves(ours: list[str], theirs: str, op: Op | None, part: Part) -> Iterator
     for leaf, their_leaf in leaves.items():
         usual = (op for pattern, op in _OPS.items() if re.fullmatch(pattern, ours[0] + leaf))
         chosen = op if op and leaf != "bias" else next(usual, SAME)
-        if part.num_heads:
-            chosen = chosen.of_heads(part.num_heads)
-        yield _Row([name + leaf for name in ours], theirs + their_leaf, chosen)
+        yield _Row([name + leaf for name in ours], theirs + their_leaf, chosen, part.num_heads)
 
 
 def read_table(
@@ -139,13 +134,13 @@ def read_table(
     for row in _rows(table, list(arrays)):
         if row.theirs not in arrays or stored.params.keys() & {*row.ours}:
             continue
-        array = arrays.pop(row.theirs)
+        array, heads = arrays.pop(row.theirs), row.num_heads or num_heads
         try:
-            parts = [row.op.read(part, num_heads) for part in np.split(array, len(row.ours))]
+            parts = [row.op.read(part, heads) for part in np.split(array, len(row.ours))]
         except (ValueError, IndexError) as error:
             raise UserError(
                 f"{row.theirs} of shape {array.shape} cannot be {', '.join(row.ours)} with "
-                f"{num_heads} heads: {error}."
+                f"{heads} heads: {error}."
             ) from error
         for name, part in zip(row.ours, parts, strict=True):
             stored.add(name, part)

@@ -19,11 +19,12 @@ Arrays = dict[str, np.ndarray]
 Grid = tuple[int, int]  # rows and columns
 Written = tuple[Arrays, dict[str, Any]]  # arrays, and the JSON files beside them by name
 
-# In a folder; beside the weights there may be the JSON files of the format.
-WEIGHTS_FILE = "model.safetensors"
-TORCH_FILE = "pytorch_model.bin"
-# Read where there is neither, in this order: open_clip's, and transformers' for Flax.
+WEIGHTS_FILE = "model.safetensors"  # of a folder that we write
+# Read where there is none, nor PyTorch's, in this order: open_clip's, and transformers' for Flax.
 OTHER_FILES = ("open_clip_model.safetensors", "open_clip_pytorch_model.bin", "flax_model.msgpack")
+# Of a folder, in order of preference; JSON files may be beside them.
+_USUAL_FILES = (WEIGHTS_FILE, "pytorch_model.bin")
+FOLDER_FILES = *(f"{n}{end}" for n in _USUAL_FILES for end in (".index.json", "")), *OTHER_FILES
 
 
 @dataclasses.dataclass
@@ -54,17 +55,16 @@ class Stored:
         return self.description.model["name"] if self.description else recognise(self.params)
 
     def add(self, name: str, array: np.ndarray) -> None:
-        """Adds an array of the file as one of our parameters, as float32; UserError: not float."""
+        """Adds an array of the file as float32; UserError if it is not of floats."""
         dtype = array.dtype.name
         if dtype not in ("float16", "bfloat16", "float32", "float64"):
-            raise UserError(f"{name} has type {dtype}; parameters must be floats.")
+            raise UserError(f"{name} has type {dtype}; save floats, quantised ones are not read.")
         with np.errstate(over="ignore", invalid="ignore"):
             self.params[name] = array.astype(np.float32, copy=False)
         if dtype != "float32":
             self.changed[name] = f"{dtype} as float32"
 
     def rename(self, name: str, new: str) -> None:
-        """Gives a parameter another name."""
         self.params[new] = self.params.pop(name)
         if name in self.changed:
             self.changed[new] = self.changed.pop(name)
@@ -89,12 +89,10 @@ class Beside(NamedTuple):
     def heads_of(self, arrays: Arrays, stated: int | None, default: int | None = None) -> int:
         """The number of heads: as given or `stated`, else of a known size, else the default.
 
-        Raises UserError if it cannot be inferred, or if `num_heads` contradicts the file.
+        UserError if it cannot be inferred, or if `num_heads` contradicts the file.
         """
         if self.num_heads and stated and self.num_heads != stated:
-            raise UserError(
-                f"num_heads={self.num_heads}, but config.json says {stated}; leave it out."
-            )
+            raise UserError(f"num_heads={self.num_heads}, but config.json says {stated}.")
         if heads := self.num_heads or stated:
             return heads
         blocks = {match[1] for name in arrays if (match := _BLOCK.search(name))}
@@ -160,14 +158,9 @@ def check_description(description: Description, names: str = "class_names") -> D
 
 
 def positive(value: Any) -> int:
-    """Returns a positive int that is not a bool; else TypeError."""
     if type(value) is not int or value < 1:
         raise TypeError(f"{value!r} is not a positive int")
     return value
-
-
-def numbers_of(values: Any) -> tuple[float, ...]:
-    return tuple(float(value) for value in values)
 
 
 def pair(value: Any) -> tuple[int, int]:

@@ -15,19 +15,9 @@ import numpy as np
 from vit_jax.errors import UserError
 from vit_jax.models.description import Description, InputSettings
 from vit_jax.models.variants import HYBRIDS, SIZES
-from vit_jax.pretrained.formats import vit_parts
+from vit_jax.pretrained.formats import timm, vit_parts
 from vit_jax.pretrained.formats.names import write_table
 from vit_jax.pretrained.formats.stored import ONE_TABLE, Arrays, Holds, Written
-from vit_jax.pretrained.formats.timm import (
-    FREQUENCIES,
-    GAMMAS,
-    PACKED,
-    RELATIVE_BIAS,
-    SPLIT,
-    pair_order,
-    reorder,
-    vit_table,
-)
 from vit_jax.pretrained.formats.timm_config import ASSUMED, GELUS, POOL, ROPES, ratio, to_config
 from vit_jax.pretrained.formats.vit_parts import renamed
 
@@ -96,7 +86,7 @@ def write_vit(params: Arrays, description: Description, inputs: InputSettings) -
 def write_names(params: Arrays) -> Arrays:
     """Our flat names -> timm's; UserError for a parameter without a timm name."""
     stem = "stem." if "block1/unit1/conv1/kernel" in params else ""
-    return write_table(vit_table(stem=stem), params, "timm")
+    return write_table(timm.vit_table(stem=stem), params, "timm")
 
 
 def write_mae(params: Arrays, description: Description, inputs: InputSettings) -> Written:
@@ -230,18 +220,18 @@ def _modern_arrays(
 ) -> Arrays:
     params = {key.replace("/RMSNorm_", "/LayerNorm_"): array for key, array in params.items()}
     if model["rope"] != "none":
-        order = pair_order(model["hidden_size"] // model["num_heads"], args)
-        reorder(params, np.argsort(order))
-    others = vit_parts.write_relative_biases(params, RELATIVE_BIAS)
+        order = timm.pair_order(model["hidden_size"] // model["num_heads"], args)
+        timm.reorder(params, np.argsort(order))
+    others = vit_parts.write_relative_biases(params, timm.RELATIVE_BIAS)
     if model["rope"] == "mixed":
-        names = [FREQUENCIES.format(i) for i in range(model["num_layers"])]
+        names = [timm.FREQUENCIES.format(i) for i in range(model["num_layers"])]
         others["rope.freqs"] = np.stack([params.pop(name) for name in names], axis=1)
     # Two layers where a norm follows, and in AIMv2 and BEiT; else one.
     is_aim = (name, model["norm_kind"]) == ("VisionTransformer", "rms")
-    swiglu = SPLIT if model["mlp_norm"] or name == "Beit" or is_aim else PACKED
+    swiglu = timm.SPLIT if model["mlp_norm"] or name == "Beit" or is_aim else timm.PACKED
     forms = [swiglu] if model["mlp"] == "swiglu" else []
-    forms += [GAMMAS] if name != "VisionTransformer" else []
-    return write_table(vit_table(*forms), params, "timm") | others
+    forms += [timm.GAMMAS] if name != "VisionTransformer" else []
+    return write_table(timm.vit_table(*forms), params, "timm") | others
 
 
 _POOLED = {"classifier": tuple(POOL)}
