@@ -144,7 +144,7 @@ RECTANGLE: dict[str, Any] = {
         ({"grid": [5, 2]}, r"a.json: it has grid=\(5, 2\), but images of \(16, 40\) have \(2, 5\)"),
         ({"image_shape": [16, 48, 3]}, r"images of \(16, 48\) have \(2, 6\) tokens"),
         ({"image_shape": [0, 0, 3]}, "does not divide images of 0x0 pixels"),
-        ({"model__num_layers": 10**9}, "does not describe a model.*the maximum is 10000"),
+        ({"model__num_layers": 10**9}, "has a value of the wrong type.*the maximum is 10000"),
         ({"model__name": None}, "describe a model|description"),
         ({"model__hidden_size": "24"}, "hidden_size='24' must be an int"),
         ({"model__num_classes": -1}, "but -1 outputs"),

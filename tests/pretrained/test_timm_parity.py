@@ -224,7 +224,7 @@ def test_mixer_in_both_directions(tmp_path: Path) -> None:
     tanh = module.clone(gelu="tanh")
     assert difference(weights.logits(tanh, loaded.params, images), theirs) > 2 * SAME
     huge = weights.module_of("Mixer-H/14")
-    with pytest.raises(UserError, match="timm has no Mixer with patch_size=14"):
+    with pytest.raises(UserError, match="timm has no Mixer with .*patch_size=14"):
         weights.write(tmp_path / "h", "timm", huge, {}, (28, 28, 3), name="mixer")
 
 
@@ -248,7 +248,7 @@ def test_resmlp_and_gmixer_in_both_directions(name: str, tmp_path: Path) -> None
     again = timm.create_model(f"local-dir:{folder}", pretrained=True)
     assert difference(their_logits(again, images), theirs) == 0.0
     wider = loaded.module.clone(channels_mlp_dim=7)
-    with pytest.raises(UserError, match="timm has no Mixer with patch_size=16, .*_mlp_dim=7"):
+    with pytest.raises(UserError, match="timm has no Mixer with .*_mlp_dim=7"):
         weights.write(folder, "timm", wider, {}, (64, 96, 3), name="mixer")
 
 

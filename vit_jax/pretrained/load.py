@@ -13,7 +13,7 @@ import numpy as np
 
 from vit_jax.data.class_names import class_names
 from vit_jax.errors import UserError, as_user_error
-from vit_jax.files.paths import full_path, local_copy, read_object, to_path
+from vit_jax.files.paths import full_path, local_copy, read_object, reading, to_path
 from vit_jax.models.create import MODELS, recognise, variant_defaults
 from vit_jax.models.description import OBJECTIVE_PARAMETERS, Description, parts_from_json
 from vit_jax.parameters.table import table_of
@@ -216,19 +216,14 @@ def _description_of(file: Path, part: str) -> _Ours | None:
     if not path.is_file():
         return None
     try:
-        content = read_object(path)
-        parts = parts_from_json(content)
-        chosen = part or next(iter(parts))
-        if chosen in parts:
-            others = frozenset(map(str, content.get(OBJECTIVE_PARAMETERS, ())))
-            return _Ours(check_description(parts[chosen]), chosen, others)
+        with reading("it"):
+            content = read_object(path)
+            parts = parts_from_json(content)
+            if (chosen := part or next(iter(parts))) in parts:
+                others = frozenset(map(str, content.get(OBJECTIVE_PARAMETERS, ())))
+                return _Ours(check_description(parts[chosen]), chosen, others)
     except UserError as error:
         raise as_user_error(f"{path}: {error} Fix or delete it.", error) from error
-    except (ValueError, KeyError, TypeError, OverflowError) as error:
-        raise UserError(
-            f"{path} does not describe a model ({error!r}); restore it, or delete it and give "
-            "the sizes yourself."
-        ) from error
     known = f"its parts are {list_names(parts)}" if any(parts) else "it describes one model"
     raise UserError(f"{path} has no part {chosen!r}: {known}.")
 
