@@ -1,6 +1,5 @@
 """Downloads against a server that fails in every way."""
 
-import asyncio
 import base64
 import datetime
 import hashlib
@@ -103,7 +102,6 @@ def test_faults_that_pass(server: FileServer, tmp_path: Path, faults: list[dict[
         (Served(b"", faults=[{"chunked": True}]), "it is too short; discarded"),
         (Served(b"\n<!DOCTYPE html><html>Sign in"), "it is a web page; discarded"),
         (Served(b"<HTML>"), "it is a web page; discarded"),
-        (Served(BODY, {"Content-Encoding": "gzip"}), "connection failed"),
         (Served(BODY, {}, [{"break_after": 70}] * 9), "failed .* attempt 3"),
         (Served(BODY, {}, [{"status": 503}] * 9), "returned 503 Service Unavailable, attempt 3"),
         (Served(BODY, {}, [{"status": 401}]), "returned 401 Unauthorized, attempt 1; check the"),
@@ -156,7 +154,7 @@ def test_a_damaged_copy_is_fetched_again(server: FileServer, tmp_path: Path) -> 
 def test_no_network(tmp_path: Path) -> None:
     with serve_files() as server:
         pass  # nobody listens at its port any more
-    refused(server, tmp_path, "connection failed .*127.0.0.1.* the network, HTTPS_PROXY")
+    refused(server, tmp_path, "127.0.0.1.*connection failed .* the network, HTTPS_PROXY")
 
 
 def test_a_certificate_has_to_be_trusted(server: FileServer, tmp_path: Path) -> None:
@@ -204,11 +202,3 @@ def test_a_cache_that_cannot_be_written(server: FileServer, tmp_path: Path) -> N
     with pytest.raises(UserError, match="cannot write to .*cache .*set VIT_JAX_CACHE"):
         get(server, tmp_path)
     assert server.requests == []
-
-
-def test_in_a_notebook_where_a_loop_is_running(server: FileServer, tmp_path: Path) -> None:
-    async def cell() -> Path:
-        return get(server, tmp_path)
-
-    put(server)
-    assert asyncio.run(cell()).read_bytes() == BODY
