@@ -30,8 +30,9 @@ from vit_jax.models.features import feature_function
 from vit_jax.parameters.table import abstract_params
 from vit_jax.pretrained.arrays import write_safetensors
 from vit_jax.pretrained.formats import google
+from vit_jax.pretrained.formats.names import write_table
 from vit_jax.pretrained.formats.table import read_weights
-from vit_jax.pretrained.formats.timm_write import write_names
+from vit_jax.pretrained.formats.timm import vit_table
 from vit_jax.pretrained.load import _add_entry, load_pretrained
 from vit_jax.pretrained.zoo.entries import get_entry
 from vit_jax.trees import flatten_names, unflatten_names
@@ -196,7 +197,7 @@ def test_large_by_names_and_shapes(variant: str, name: str) -> None:
     module = weights.module_of(variant, num_classes=1000)
     shapes = flatten_names(golden.abstract_params(module))
     params = {name: np.broadcast_to(np.float32(0), leaf.shape) for name, leaf in shapes.items()}
-    ours = write_names(params)
+    ours = write_table(vit_table(stem="stem."), params, "timm")
     with weights.without_numbers():
         model = timm.create_model(name, num_classes=1000)
     theirs = {name: tuple(value.shape) for name, value in model.state_dict().items()}

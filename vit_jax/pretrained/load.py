@@ -97,9 +97,8 @@ def read_source(
 
     Args:
       source: a file; a folder of timm, Hugging Face or ours (a work directory means its finished
-        `params.npz`, or else its newest valid checkpoint; `RUN/best` the best one by
-        `checkpoint.best_metric`); or anything `resolve` can fetch. Of
-        several models in one file, the first, or the one after a `#`: `runs/lit#txt`.
+        `params.npz`, else its newest valid checkpoint; `RUN/best` the best one); or anything
+        `resolve` can fetch. Of several models in a file, the first, or the one after a `#`.
       num_heads: of the attention, if it is not in the file (PyTorch's do not have it).
       default_heads: the value if `num_heads`, the file and its sizes do not determine it.
       grid: rows and columns of its tokens, if they are not square and not in the file.
@@ -248,12 +247,10 @@ def _add_entry(stored: Stored, entry: ZooEntry) -> None:
         is_start = key == "layer_scale_init" and value and expected  # a file does not tell which
         if value == expected or is_start:
             continue
+        text = f"the file of {entry.name} has {key}={value}, expected {key}={expected}"
         if key not in unverified:
-            raise UserError(
-                f"the file of {entry.name} has {key}={value}, expected "
-                f"{key}={expected}; it is damaged or another file: delete it and download it again."
-            )
-        logging.warning("%s: %s=%s in the file, not %s.", entry.name, key, value, expected)
+            raise UserError(f"{text}; it is another one: delete it and download it again.")
+        logging.warning(text)
 
 
 def _warn_of_conventions(

@@ -84,8 +84,7 @@ def _read_tensors(
 ) -> dict[str, np.ndarray]:
     """Reads with `load` the tensors of the state dict that the saved object `root` is or has.
 
-    UserError if there is no state dict, or none called `entry` if given, or a tensor exceeds its
-    storage.
+    UserError if there is none, or none called `entry` if given; or a tensor exceeds its storage.
     """
     if entry:
         level = root if isinstance(root, dict) else {}
@@ -120,22 +119,17 @@ def _find_state_dict(level: Any) -> dict[Any, Any] | None:
     if not isinstance(level, dict) or _has_tensors(level):
         return level if isinstance(level, dict) else None
     entries = {key: _find_state_dict(level.get(key)) for key in _ENTRIES}
-    state_dicts = {key: value for key, value in entries.items() if value is not None}
-    if state_dicts:
-        taken, *others = state_dicts
-        if others:
-            logging.warning(
-                f"The file holds {list_names(map(repr, state_dicts))}: {taken!r} is used, as in "
-                f"timm; #{others[0]} after its name selects the other."
-            )
-        return state_dicts[taken]
-    candidates = {key: value for key, value in level.items() if _has_tensors(value)}
-    if len(candidates) > 1:
-        names = list_names(map(repr, candidates))
-        raise UserError(
-            f"it holds several state dicts ({names}); choose one, as FILE#{next(iter(candidates))}"
+    known = {key: value for key, value in entries.items() if value is not None}
+    state_dicts = known or {key: value for key, value in level.items() if _has_tensors(value)}
+    if len(state_dicts) > 1:
+        names, last = list_names(map(repr, state_dicts)), list(state_dicts)[-1]
+        if not known:
+            raise UserError(f"it holds several state dicts ({names}); choose one, as FILE#{last}")
+        logging.warning(
+            f"The file holds {names}: {next(iter(known))!r} is used, as in timm; #{last} after its "
+            "name selects the other."
         )
-    return next(iter(candidates.values()), None)
+    return next(iter(state_dicts.values()), None)
 
 
 def _has_tensors(value: Any) -> bool:
@@ -143,17 +137,11 @@ def _has_tensors(value: Any) -> bool:
 
 
 class _Placeholder:
-    """A placeholder for any irrelevant object; accepts and ignores all state."""
+    """Any irrelevant object; accepts and ignores all state."""
 
     def __init__(self, *arguments: Any) -> None: ...
 
-    def __setstate__(self, state: Any) -> None: ...
-
-    def append(self, item: Any) -> None: ...
-
-    def extend(self, items: Any) -> None: ...
-
-    def __setitem__(self, key: Any, value: Any) -> None: ...
+    __setstate__ = append = extend = __setitem__ = __init__
 
 
 _DTYPES = {
@@ -180,7 +168,7 @@ _GLOBALS: dict[str, Any] = {f"torch.{name}": np.dtype(x) for name, x in _DTYPES.
 
 
 class _Unpickler(pickle._Unpickler):
-    """Builds what a state dict needs: dicts, lists, tuples, strings, numbers and `Tensor`.
+    """Builds dicts, lists, tuples, strings, numbers and `Tensor`.
 
     In Python: on a few damaged bytes the C version allocates gigabytes for its memo.
     """

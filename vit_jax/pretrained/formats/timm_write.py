@@ -24,7 +24,8 @@ from vit_jax.pretrained.formats.vit_parts import renamed
 _ACTIVATIONS = {exact: act for act, exact in GELUS.items()}
 # timm's architectures, without the resolution; `model_args` has the rest.
 _SIZES = {"Ti": "tiny", "S": "small", "M": "medium", "B": "base", "L": "large", "H": "huge"}
-_PLAIN = "tiny_16 small_16 small_32 base_8 base_16 base_32 large_14 large_16 large_32 huge_14"
+_PLAIN = "tiny_patch16 small_patch16 small_patch32 base_patch8 base_patch16 base_patch32 "
+_PLAIN += "large_patch14 large_patch16 large_patch32 huge_patch14"
 _HYBRIDS = {
     "R+Ti/16": "vit_tiny_r_s16_p8",
     "R26+S/32": "vit_small_r26_s32",
@@ -41,15 +42,13 @@ def _architecture(model: dict[str, Any]) -> str:
     sizes = tuple(model[key] for key in ("hidden_size", "num_layers", "mlp_dim", "num_heads"))
     size = next((name for name, row in SIZES.items() if row == sizes), "")
     if model.get("resnet_layers") is None:
-        name = f"{_SIZES.get(size)}_{model['patch_size']}"
-        name = name if name in _PLAIN.split() else "base_16"  # the closest
-        return f"vit_{name.replace('_', '_patch')}_224"
+        name = f"{_SIZES.get(size)}_patch{model['patch_size']}"
+        return f"vit_{name if name in _PLAIN.split() else 'base_patch16'}_224"
     row = (size, tuple(model["resnet_layers"]), model["patch_size"])
-    hybrids = {HYBRIDS[name]: known for name, known in _HYBRIDS.items()}
-    if row not in hybrids or model["resnet_width_factor"] != 1:
-        known = ", ".join(_HYBRIDS)
-        raise UserError(f"timm has no such hybrid; --format=timm can write {known}.")
-    return f"{hybrids[row]}_224"
+    for name, architecture in _HYBRIDS.items():
+        if row == HYBRIDS[name] and model["resnet_width_factor"] == 1:
+            return f"{architecture}_224"
+    raise UserError(f"timm has no such hybrid; --format=timm can write {', '.join(_HYBRIDS)}.")
 
 
 def _common_args(description: Description, mlp_dim: int) -> dict[str, Any]:
@@ -66,7 +65,6 @@ def _common_args(description: Description, mlp_dim: int) -> dict[str, Any]:
 def write_vit(params: Arrays, description: Description, inputs: InputSettings) -> Written:
     """Arrays and `config.json` for `timm.create_model("local-dir:FOLDER", pretrained=True)`."""
     model = description.model
-    architecture = _architecture(model)
     if "pre_logits/kernel" in params:
         raise UserError(
             "--format=timm has no pre_logits layer, without which the head is meaningless; use "
@@ -79,31 +77,25 @@ def write_vit(params: Arrays, description: Description, inputs: InputSettings) -
         args["patch_size"] = model["patch_size"]
     if model["name"] != "deit":
         args |= {"global_pool": pooling, "fc_norm": False, "class_token": "cls" in params}
-    config = to_config(description, inputs, architecture, args, pooling)
-    return write_names(params), {"config.json": config}
-
-
-def write_names(params: Arrays) -> Arrays:
-    """Our flat names -> timm's; UserError for a parameter without a timm name."""
+    config = to_config(description, inputs, _architecture(model), args, pooling)
     stem = "stem." if "block1/unit1/conv1/kernel" in params else ""
-    return write_table(timm.vit_table(stem=stem), params, "timm")
+    return write_table(timm.vit_table(stem=stem), params, "timm"), {"config.json": config}
 
 
 def write_mae(params: Arrays, description: Description, inputs: InputSettings) -> Written:
     """Arrays for facebookresearch/mae, and a `config.json` with the arguments of its model."""
     model = description.model
     vit_parts.check_square("timm", description)
-    args = _common_args(description, model["mlp_dim"])
+    args = _common_args(description, model["mlp_dim"]) | {"img_size": description.image_shape[0]}
     args |= renamed(model, "decoder_embed_dim=decoder_hidden_size decoder_depth=decoder_num_layers")
     args |= renamed(model, "decoder_num_heads patch_size")
-    args["img_size"] = description.image_shape[0]
     if int(args["decoder_embed_dim"] * args["mlp_ratio"]) != model["decoder_mlp_dim"]:
         raise UserError(
             f"--format=timm cannot store model.decoder_mlp_dim={model['decoder_mlp_dim']}: encoder "
             "and decoder there have the same ratio of MLP and width; use --format=huggingface."
         )
     config = to_config(description, inputs, "mae_vit", args, "token")
-    return write_names(params), {"config.json": config}
+    return write_table(timm.vit_table(), params, "timm"), {"config.json": config}
 
 
 # By the class, the kind of norms and their epsilon; and by the MLP, where this is no argument.

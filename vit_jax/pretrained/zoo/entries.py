@@ -2,18 +2,14 @@
 
 `checkpoints.jsonl` has the fields of a `ZooEntry` that differ from their defaults. Its sources:
 
-* Sizes of imagenet21k, imagenet21k+imagenet2012 and sam: listing of the buckets in the official
-  vit_jax.ipynb; of augreg: table in the official README. Whether a file has the tanh layer before
-  its head, and the resolution of the two ViT-B_8, follow from the size, which a test recomputes.
-* "timm" in the source of an accuracy means pytorch-image-models, results/results-imagenet.csv:
-  measured on these weights after conversion, with timm's preprocessing (bicubic; 0.9 of the side at
-  224 pixels). Repositories of timm: the names in timm's default_cfgs.
-* Sizes of Mixers trained with SAM and GSAM: the same listing.
-* DeiT: README_deit.md and README_revenge.md of facebookresearch/deit; the eight hex digits in a
-  file's name begin its SHA-256.
-* MAE: README.md and FINETUNE.md of facebookresearch/mae.
-* Rows of timm's hub: resolution, preprocessing and licence from its pretrained_cfg, attributes from
-  its modules (timm 1.0.31), accuracies of heads from results-imagenet.csv as above.
+* Sizes of imagenet21k, imagenet21k+imagenet2012, sam, and Mixers trained with SAM and GSAM: listing
+  of the buckets in the official vit_jax.ipynb; of augreg: the official README. A file's tanh layer
+  before its head, and the resolution of the two ViT-B_8, follow from the size (a test says so).
+* "timm" in the source of an accuracy: pytorch-image-models, results/results-imagenet.csv, of these
+  weights after conversion, with timm's preprocessing. Its hub: resolution, preprocessing, licence
+  from pretrained_cfg, attributes from its modules (timm 1.0.31).
+* DeiT, MAE: README_deit.md, README_revenge.md, README.md and FINETUNE.md of facebookresearch; the
+  eight hex digits in the name of a DeiT's file begin its SHA-256.
 * Linear, k-NN and zero-shot accuracies: tables of the repository that the source names, of the
   weights before timm or Hugging Face converted them.
 """
