@@ -103,10 +103,8 @@ def check_same(
         difference = np.max(np.abs(actual - expected)) if is_alike else np.inf
         worst = float(np.maximum(worst, difference))  # unlike max, propagates NaN
     if not worst <= tolerance:
-        raise UserError(
-            f"{what} was written and read back, and differs by {worst:.2g} {unit} from the model "
-            f"(allowed: {tolerance:.2g}); it was removed. Please report this."
-        )
+        text = f"{what} was written and read back, and differs by {worst:.2g} {unit}"
+        raise UserError(f"{text} (allowed: {tolerance:.2g}); it was removed. Please report this.")
     return {"max_difference": worst, "tolerance": tolerance, "unit": unit}
 
 

@@ -152,10 +152,8 @@ def _inline(
         elif name in EMITTERS:
             results = [EMITTERS[name](graph, eqn, *inputs)]
         else:
-            raise UserError(
-                f"--format=onnx: the model uses the JAX primitive {name!r}, which has no "
-                "ONNX conversion; use --format=stablehlo, or add it to vit_jax/export/onnx.py."
-            )
+            text = f"--format=onnx: no row of vit_jax/export/onnx.py has the JAX primitive {name!r}"
+            raise UserError(f"{text}; add one, or use --format=stablehlo.")
         known.update(zip(eqn.outvars, results, strict=True))
     return [read(atom) for atom in jaxpr.outvars]
 

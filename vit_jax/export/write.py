@@ -96,9 +96,7 @@ def export_model(
     try:
         cpu = jax.local_devices(backend="cpu")[0]
     except RuntimeError as error:
-        raise UserError(
-            "the file is verified on the CPU, which JAX_PLATFORMS excludes; add ',cpu' to it."
-        ) from error
+        raise UserError("the file is verified on the CPU; add ',cpu' to JAX_PLATFORMS.") from error
     with convert.unfinished(target) as folder:
         folder.mkdir()
         write = {"stablehlo": _write_stablehlo, "onnx": _write_onnx}[format]

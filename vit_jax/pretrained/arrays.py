@@ -67,11 +67,9 @@ def read_arrays(path: str | os.PathLike[str], entry: str = "") -> Arrays:
     except OSError as error:
         raise as_user_error(f"cannot read {path}: {error.strerror or error}.", error) from error
     except Exception as error:  # a hostile file makes the libraries raise anything
-        reason = f"{type(error).__name__}: {error}"
-        raise UserError(
-            f"cannot read {path}: it is incomplete or damaged, download it again ({reason!r:.90})"
-            f"{_cache_hint(path)}."
-        ) from error
+        reason = f"{f'{type(error).__name__}: {error}'!r:.90}"
+        text = f"cannot read {path}: it is incomplete or damaged, download it again ({reason})"
+        raise UserError(f"{text}{_cache_hint(path)}.") from error
 
 
 def _cache_hint(path: Path) -> str:
@@ -117,10 +115,8 @@ def _read_file(path: Path, entry: str) -> Arrays:
     kind = f"of an unknown format, or damaged; it starts with {head[:40]!r}" if head else "empty"
     for magic, text in _OTHER_FORMATS.items():
         kind = text if head.lstrip().lower().startswith(magic) else kind
-    raise UserError(
-        f"it is {kind}; .npz, .safetensors, PyTorch's .pth/.pt/.bin, Flax's .msgpack files and the "
-        ".json index of several are supported"
-    )
+    supported = ".npz, .safetensors, PyTorch's, Flax's .msgpack files, the .json index of several"
+    raise UserError(f"it is {kind}; supported: {supported}")
 
 
 def _open_zip(file: BinaryIO) -> zipfile.ZipFile:

@@ -110,10 +110,7 @@ def infer_description(
     elif size is not None and grid is None:
         grid, shape = module.token_grid(size), size
     elif grid is None:
-        raise UserError(
-            "no position embedding of each token is stored, so the image size cannot be "
-            "inferred; give it (--image_size)."
-        )
+        raise UserError("without positions no array tells the image size; give --image_size.")
     height, width = shape or (grid[0] * pixels[0], grid[1] * pixels[1])
     # Without that array, or with other axes, the file will not fit.
     num_channels = axis_of(params, table_of(kind).image_kernel(params), 4, 2) or 3

@@ -139,10 +139,9 @@ def read_source(
         if not np.isfinite(np.sum(array)) and not np.isfinite(array).all():
             raise UserError(f"{source}: {name} has NaN or infinite values; the file is damaged.")
     if stored.unexpected:
-        raise UserError(
-            f"{source}: {counted(len(stored.unexpected), 'unexpected array')}: "
-            f"{list_names(stored.unexpected)}. Detected format: {stored.format}."
-        )
+        count, names = len(stored.unexpected), list_names(stored.unexpected)
+        text = f"{source}: {counted(count, 'unexpected array')}: {names}"
+        raise UserError(f"{text}. Detected format: {stored.format}.")
     return stored
 
 

@@ -94,10 +94,8 @@ def _read_tensors(
         root = root[entry]
     state_dict = _find_state_dict(root)
     if state_dict is None:
-        raise UserError(
-            "it has no state dict, i.e. no dict of tensors (code in pickles is never run); "
-            "torch.save(model.state_dict(), PATH) writes one"
-        )
+        text = "it has no state dict, i.e. no dict of tensors (code in pickles is never run)"
+        raise UserError(f"{text}; torch.save(model.state_dict(), PATH) writes one")
     arrays = {}
     for name, value in state_dict.items():
         if not isinstance(value, Tensor):
@@ -125,10 +123,8 @@ def _find_state_dict(level: Any) -> dict[Any, Any] | None:
         names, last = list_names(map(repr, state_dicts)), list(state_dicts)[-1]
         if not known:
             raise UserError(f"it holds several state dicts ({names}); choose one, as FILE#{last}")
-        logging.warning(
-            f"The file holds {names}: {next(iter(known))!r} is used, as in timm; #{last} after its "
-            "name selects the other."
-        )
+        text = f"The file holds {names}: {next(iter(known))!r} is used, as in timm"
+        logging.warning(f"{text}; #{last} after its name selects the other.")
     return next(iter(state_dicts.values()), None)
 
 

@@ -171,14 +171,10 @@ def find_source_grid(
     if min(height, width) >= 1 and height * width == num_tokens:
         return height, width
     if source_grid is None:
-        raise UserError(
-            f"{shape[1]} position embeddings minus {num_prefix_tokens} class tokens is not a "
-            "square; give their rows and columns (pretrained.grid, --grid)."
-        )
-    raise UserError(
-        f"pretrained.grid={(height, width)} needs {height * width} position embeddings; the file "
-        f"has {num_tokens}, plus {num_prefix_tokens} for class tokens."
-    )
+        text = f"{num_tokens} positions of patches are not a square; give their rows and columns"
+        raise UserError(f"{text} (pretrained.grid, --grid).")
+    text = f"pretrained.grid={(height, width)} needs {height * width} positions of patches"
+    raise UserError(f"{text}; the file has {num_tokens}.")
 
 
 def replace_prefix(

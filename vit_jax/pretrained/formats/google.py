@@ -136,10 +136,8 @@ def _place_posemb(stored: Stored, name: str, grid: Grid | None) -> None:
         return count == math.prod(grid) if grid else count > 0 and math.isqrt(count) ** 2 == count
 
     if is_grid(num_rows) == is_grid(num_rows - 1):
-        raise UserError(
-            f"{name!r} has {num_rows} rows, which with or without one for the class token is not a "
-            "square; give the rows and columns of tokens (pretrained.grid)."
-        )
+        text = f"{name!r} has {num_rows} rows, maybe one for the class token, and is not a square"
+        raise UserError(f"{text}; give the rows and columns of tokens (pretrained.grid, --grid).")
     if is_grid(num_rows):
         stored.params[POSITIONS] = np.pad(posemb, ((0, 0), (1, 0), (0, 0)))  # [1, 1 + h*w, D]
         stored.changed[POSITIONS] = "row of zeros added for the class token"

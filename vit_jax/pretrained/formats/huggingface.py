@@ -78,10 +78,8 @@ def _square(stored: Stored) -> Grid | None:
     size, patch = stored.image_size, stored.params["embedding/kernel"].shape[:2]
     grid = (size[0] // patch[0], size[1] // patch[1]) if size else None
     if grid and grid[0] != grid[1]:
-        raise UserError(
-            f"relative positions of {grid[0]}x{grid[1]} patches are not supported: transformers "
-            "takes rows for columns in these, unless the image is square."
-        )
+        text = f"relative positions of {grid[0]}x{grid[1]} patches are not supported"
+        raise UserError(f"{text}: unless these are equal, transformers takes rows for columns.")
     return grid
 
 

@@ -49,10 +49,7 @@ def write(cls: _Class, params: Arrays, description: Description, inputs: InputSe
     model, params, others = description.model, dict(params), dict[str, np.ndarray]()
     name, width = cls.stem + cls.ends[bool(model["num_classes"])], model["hidden_size"]
     if "pre_logits/kernel" in params and "head/kernel" in params:
-        raise UserError(
-            "--format=huggingface has no layer between pooling and head: a model with pre_logits "
-            "can be written without its head (--drop_head), as the pooler of a ViTModel."
-        )
+        raise UserError("--format=huggingface has no pre_logits before a head; use --drop_head.")
     if cls not in _RECTANGLES:
         vit_parts.check_square("huggingface", description, name)
     if modern_vit.POSITIONS in params:  # a row for the class token is part of that token here
@@ -61,10 +58,7 @@ def write(cls: _Class, params: Arrays, description: Description, inputs: InputSe
     folder = f"{cls.prefix}encoder.layer.{{}}.attention.attention.relative_position_bias"
     others |= vit_parts.write_relative_biases(params, folder)
     if cls is _CLIP and np.any(params.pop("head/bias", np.zeros(1))):
-        raise UserError(
-            f"--format=huggingface cannot store a head with a bias: {name} has a projection; "
-            "write the model without its head (--drop_head)."
-        )
+        raise UserError(f"{name} of transformers has no bias in its head; use --drop_head.")
     if cls is _DINOV3:
         params.setdefault("registers", np.zeros((1, 0, width), np.float32))
         others["embeddings.mask_token"] = np.zeros((1, 1, width), np.float32)
@@ -87,10 +81,8 @@ def _ratio(model: dict[str, Any]) -> int:
         width = (int(width * 2 / 3) + 7) // 8 * 8 if model["mlp"] == "swiglu" else width
         if width == model["mlp_dim"]:
             return ratio
-    raise UserError(
-        f"--format=huggingface cannot store model.mlp_dim={model['mlp_dim']}: DINOv2 there has "
-        "whole ratios of MLP and width; use --format=npz or orbax."
-    )
+    text = f"--format=huggingface cannot store model.mlp_dim={model['mlp_dim']}"
+    raise UserError(f"{text}, no multiple of the width as in DINOv2; use --format=npz or orbax.")
 
 
 def _settings(model: dict[str, Any], cls: _Class) -> dict[str, Any]:

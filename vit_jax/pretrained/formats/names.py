@@ -138,10 +138,8 @@ def read_table(
         try:
             parts = [row.op.read(part, heads) for part in np.split(array, len(row.ours))]
         except (ValueError, IndexError) as error:
-            raise UserError(
-                f"{row.theirs} of shape {array.shape} cannot be {', '.join(row.ours)} with "
-                f"{heads} heads: {error}."
-            ) from error
+            text = f"{row.theirs} of shape {array.shape} cannot be {', '.join(row.ours)}"
+            raise UserError(f"{text} with {heads} heads: {error}.") from error
         for name, part in zip(row.ours, parts, strict=True):
             stored.add(name, part)
     for name in arrays:

@@ -103,10 +103,7 @@ class Beside(NamedTuple):
                 return heads
         if default := self.default_heads or default:
             return default
-        raise UserError(
-            "cannot infer num_heads: it is not in the file, and the sizes match no known model; "
-            "give it (num_heads, --num_heads)."
-        )
+        raise UserError("cannot infer num_heads from the file; give it (num_heads, --num_heads).")
 
 
 _BLOCK = re.compile(r"(?:blocks|layers?)\.(\d+)\.")
@@ -148,9 +145,7 @@ def check_description(description: Description, names: str = "class_names") -> D
     module = create_model(**{"num_classes": 0, **model})
     expected = module.token_grid(size) if description.grid else None
     if description.grid != expected:
-        raise UserError(
-            f"it has grid={description.grid}, but images of {size} have {expected} tokens."
-        )
+        raise UserError(f"grid={description.grid}, but images of {size} have {expected} tokens.")
     count, num_classes = len(description.class_names), model.get("num_classes")
     if count and num_classes and count != num_classes:
         raise UserError(f"{count} class names ({names}), but {num_classes} outputs.")

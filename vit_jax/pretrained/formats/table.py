@@ -117,11 +117,8 @@ def read_weights(
     try:
         arrays, others, read = _recognise(arrays, part)
         if read is None:
-            raise UserError(
-                f"it holds {len(arrays)} arrays ({', '.join(list(arrays)[:4])}, ...), whose names "
-                "match no supported Vision Transformer or ResNet: Google's .npz, BiT, "
-                "big_vision, timm, transformers, open_clip, DINO, DINOv2."
-            )
+            names = list_names(list(arrays), 4)
+            raise UserError(f"its names match no supported Vision Transformer or ResNet: {names}.")
         weights = read(arrays, beside)
         model_args = beside.settings.get("model_args") or {}
         stated = model_args.get("depth") or beside.settings.get("num_hidden_layers")
@@ -199,6 +196,5 @@ def _log_guesses(path: Path, weights: Stored, beside: Beside) -> None:
         guesses += [f"decoder_num_heads={DECODER_HEADS}"]
     guesses += [f"{key}={value}" for key, value in weights.conventions.items()]
     guesses += ["pooling by the class token"] if "cls" in weights.params else []
-    logging.warning(
-        "%s: no config.json found; guessed: %s.", path, list_names([*guesses, "pre-norm blocks"], 9)
-    )
+    text = list_names([*guesses, "pre-norm blocks"], 9)
+    logging.warning("%s: no config.json found; guessed: %s.", path, text)

@@ -173,10 +173,7 @@ def _guess(stored: Stored, arrays: Arrays) -> None:
         return  # BEiT
     eva = any(f"blocks.0.attn.{name}" in arrays for name in ("q_proj.weight", "q_bias"))
     if eva or "pos_embed" not in arrays:
-        raise UserError(
-            "it may have rotary positions (EVA, DINOv3), which no array shows; put the config.json "
-            "of its architecture beside it."
-        )
+        raise UserError("it may have rotary positions (EVA, DINOv3): its config.json is needed.")
 
 
 def _prepare(arrays: Arrays, num_heads: int) -> None:

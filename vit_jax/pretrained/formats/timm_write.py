@@ -66,10 +66,7 @@ def write_vit(params: Arrays, description: Description, inputs: InputSettings) -
     """Arrays and `config.json` for `timm.create_model("local-dir:FOLDER", pretrained=True)`."""
     model = description.model
     if "pre_logits/kernel" in params:
-        raise UserError(
-            "--format=timm has no pre_logits layer, without which the head is meaningless; use "
-            "--drop_head to write the model without pre_logits and head."
-        )
+        raise UserError("--format=timm has no pre_logits layer before a head; use --drop_head.")
     pooling = POOL[model["classifier"]]
     args = _common_args(description, model["mlp_dim"])
     args["act_layer"] = _ACTIVATIONS[model["gelu"]]
@@ -90,10 +87,8 @@ def write_mae(params: Arrays, description: Description, inputs: InputSettings) -
     args |= renamed(model, "decoder_embed_dim=decoder_hidden_size decoder_depth=decoder_num_layers")
     args |= renamed(model, "decoder_num_heads patch_size")
     if int(args["decoder_embed_dim"] * args["mlp_ratio"]) != model["decoder_mlp_dim"]:
-        raise UserError(
-            f"--format=timm cannot store model.decoder_mlp_dim={model['decoder_mlp_dim']}: encoder "
-            "and decoder there have the same ratio of MLP and width; use --format=huggingface."
-        )
+        text = f"--format=timm cannot store model.decoder_mlp_dim={model['decoder_mlp_dim']}"
+        raise UserError(f"{text}, another ratio than the encoder's; use --format=huggingface.")
     config = to_config(description, inputs, "mae_vit", args, "token")
     return write_table(timm.vit_table(), params, "timm"), {"config.json": config}
 

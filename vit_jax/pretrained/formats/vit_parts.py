@@ -55,11 +55,9 @@ def check_square(format: str, description: Description, what: str = "it") -> Non
     """UserError unless patches and image are square, as some models of others need."""
     (height, width), model = description.grid, description.model
     if height != width or not isinstance(model["patch_size"], int):
-        raise UserError(
-            f"--format={format} cannot store model.name={model['name']!r} for {height}x{width} "
-            f"patches of {model['patch_size']} pixels: {what} has square images and patches; use "
-            "--format=npz or orbax."
-        )
+        patches = f"{height}x{width} patches of {model['patch_size']} pixels"
+        text = f"--format={format} cannot store model.name={model['name']!r} for {patches}"
+        raise UserError(f"{text}: {what} has squares only; use --format=npz or orbax.")
 
 
 def defaults(attributes: str) -> dict[str, tuple[Any, ...]]:
@@ -113,10 +111,8 @@ def read_relative_bias(stored: Stored, number: int, table: np.ndarray, grid: Gri
     side = math.isqrt(max(count - 3, 0))
     height, width = (2 * n - 1 for n in grid) if grid else (side, side)
     if height * width + 3 != count:
-        raise UserError(
-            f"relative positions of shape {table.shape} are not of {grid or 'a square grid'}; give "
-            "its rows and columns (pretrained.grid, --grid)."
-        )
+        text = f"relative positions of shape {table.shape} are not of {grid or 'a square grid'}"
+        raise UserError(f"{text}; give its rows and columns (pretrained.grid, --grid).")
     name = RELATIVE_BIAS.format(number)
     stored.add(f"{name}offsets", table[:-3].reshape(height, width, -1))
     stored.add(f"{name}tokens", table[-3:])

@@ -55,10 +55,8 @@ def select(
     UserError for a value that is not in the index.
     """
     if resolution is not None and not adapt_ds:
-        raise UserError(
-            f"resolution={resolution} selects among fine-tunings: add adapt_ds, one of "
-            f"{', '.join(augreg_names.ADAPTATION)}."
-        )
+        known = ", ".join(augreg_names.ADAPTATION)
+        raise UserError(f"resolution={resolution} is of a fine-tuning: add adapt_ds ({known}).")
     rows = _filter(index, "name", augreg_names.MODELS.get(name, name))
     best = max(_filter(rows, "ds", ds), key=lambda row: row["final_val"])
     entry = augreg_entry(best["filename"])

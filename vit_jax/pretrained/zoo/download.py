@@ -84,10 +84,8 @@ def _fetch_with_retries(url: str, *arguments: Any) -> None:
                 reason = f"the server returned {error.code} {' '.join(error.msg.split()):.80}"
                 is_transient = error.code in (408, 429) or error.code >= 500
             if not is_transient or attempt == ATTEMPTS:
-                raise UserError(
-                    f"{shown}: {reason}, attempt {attempt}; check the address, the network, "
-                    f"HTTPS_PROXY and SSL_CERT_FILE, or {_HINT}"
-                ) from error
+                ways = f"check the address, the network, HTTPS_PROXY and SSL_CERT_FILE, or {_HINT}"
+                raise UserError(f"{shown}: {reason}, attempt {attempt}; {ways}") from error
             logging.warning("%s: %s; retrying.", shown, reason, extra={"urgent": True})
             time.sleep(PAUSE * 2 ** (attempt - 1))
 

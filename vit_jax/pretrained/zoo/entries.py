@@ -167,15 +167,11 @@ def get_entry(name: str) -> ZooEntry:
     has_family = name.partition("/")[0] in {row.family for row in entries().values()}
     size = name if name in VARIANTS else "" if meant or has_family else variant_called(name)
     if size:
-        raise UserError(
-            f"{name!r} is a model without weights: `python scripts/zoo.py list "
-            f"--variant={size}` lists weights, create_model({size!r}, ...) makes a new one."
-        )
+        text = f"{name!r} is a model without weights; `python scripts/zoo.py list --variant={size}`"
+        raise UserError(f"{text} lists weights, create_model({size!r}, ...) makes a new model.")
     hint = f" Did you mean {' or '.join(meant)}?" if meant else nearest(name, entries())
-    raise UserError(
-        f"{name!r} is not in the zoo, and there is no such file or folder.{hint} "
-        "`python scripts/zoo.py list` lists the zoo."
-    )
+    text = f"{name!r} is not in the zoo, and there is no such file or folder.{hint}"
+    raise UserError(f"{text} `python scripts/zoo.py list` lists the zoo.")
 
 
 def list_models(pattern: str = "*") -> list[str]:

@@ -146,10 +146,7 @@ def fetch_from_hub(address: str) -> Path:
             if any(path for pattern in weights for path in folder.glob(pattern)):
                 return folder
     except Exception as error:  # from the client, its HTTP library or the disk
-        raise UserError(
-            f"{address}: {one_line(error)} (if it needs a login: `hf auth login`, or set HF_TOKEN)"
-        ) from error
-    raise UserError(
-        f"{address} has neither model.safetensors nor pytorch_model.bin; name a file of it as "
-        f"{_HUB}{repository}/FILE."
-    )
+        hint = "if it needs a login: `hf auth login`, or set HF_TOKEN"
+        raise UserError(f"{address}: {one_line(error)} ({hint})") from error
+    text = f"{address} has neither model.safetensors nor pytorch_model.bin"
+    raise UserError(f"{text}; name a file of it as {_HUB}{repository}/FILE.")
