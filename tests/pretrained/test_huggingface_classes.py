@@ -288,7 +288,7 @@ def test_larger_images_as_transformers_takes_them(cls: str, method: str, tmp_pat
         ({"norm_kind": "rms"}, "model.norm_kind='rms': Dinov2Model, the nearest"),
         ({"rope": "mixed"}, "model.rope='mixed'.*DINOv3ViTModel, the nearest"),
         ({"num_registers": 2, "classifier": "token"}, "num_classes=7: Dinov2WithRegistersModel"),
-        ({"mlp_dim": 40}, "model.mlp_dim=40: DINOv2 there has whole ratios"),
+        ({"mlp_dim": 40}, "model.mlp_dim=40, no multiple of the width"),
     ],
 )
 def test_what_no_class_computes(changes: dict[str, Any], message: str, tmp_path: Path) -> None:

@@ -257,19 +257,9 @@ CALLS = {"custom_jvp_call": "call_jaxpr", "jit": "jaxpr", "remat2": "jaxpr"}
 
 # Primitives that are ONNX operators under another name.
 DIRECT = {
-    "add": "Add",
-    "div": "Div",
-    "exp": "Exp",
-    "gt": "Greater",
-    "logistic": "Sigmoid",
-    "lt": "Less",
-    "max": "Max",
-    "mul": "Mul",
-    "neg": "Neg",
-    "sqrt": "Sqrt",
-    "sub": "Sub",
-    "tanh": "Tanh",
+    name.lower(): name for name in ["Add", "Div", "Exp", "Max", "Mul", "Neg", "Sqrt", "Sub", "Tanh"]
 }
+DIRECT |= {"gt": "Greater", "logistic": "Sigmoid", "lt": "Less"}
 
 EMITTERS: dict[str, Callable[..., Operand]] = {
     "broadcast_in_dim": _broadcast_in_dim,

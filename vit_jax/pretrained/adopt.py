@@ -89,10 +89,9 @@ def _adopt_scale(config: ConfigDict, source: str, spec: str, rescales: bool) -> 
         is_gray = any(isinstance(op, Decode) and op.channels == 1 for op in ops)
         own = any(isinstance(op, Normalize | ValueRange) for op in ops)
         if own or is_gray or not rescales:
-            logging.warning(
-                f"{source} was trained on pixels in {theirs or 'the range [-1, 1]'}, but {key} has "
-                f"{ours or 'the range [-1, 1]'}."
-            )
+            usual = "the range [-1, 1]"
+            text = f"{source} was trained on pixels in {theirs or usual}"
+            logging.warning(f"{text}, but {key} has {ours or usual}.")
             continue
         if isinstance(theirs, ValueRange):
             text = f"value_range({theirs.low}, {theirs.high})"

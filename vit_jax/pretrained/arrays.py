@@ -11,7 +11,6 @@ import os
 import re
 import zipfile
 from pathlib import Path
-from typing import BinaryIO
 
 import ml_dtypes
 import numpy as np
@@ -100,7 +99,10 @@ def _read_file(path: Path, entry: str) -> Arrays:
             return _read_shards(path)
         file.seek(0)
         if head.startswith(b"PK"):
-            archive = _open_zip(file)
+            archive = zipfile.ZipFile(file)
+            file.seek(-12 - len(archive.comment), os.SEEK_END)  # `zipfile` does not check the count
+            if int.from_bytes(file.read(2), "little") not in (len(archive.infolist()), 0xFFFF):
+                raise UserError("its zip directory is damaged, download it again")
             is_torch = any(name.endswith("/data.pkl") for name in archive.namelist())
             return torch_file.read_zip(archive, entry) if is_torch else _read_npz(archive)
         if head.startswith(torch_file.STREAM_MAGIC):
@@ -117,15 +119,6 @@ def _read_file(path: Path, entry: str) -> Arrays:
         kind = text if head.lstrip().lower().startswith(magic) else kind
     supported = ".npz, .safetensors, PyTorch's, Flax's .msgpack files, the .json index of several"
     raise UserError(f"it is {kind}; supported: {supported}")
-
-
-def _open_zip(file: BinaryIO) -> zipfile.ZipFile:
-    """UserError if its directory lacks members, which `zipfile` does not check."""
-    archive = zipfile.ZipFile(file)
-    file.seek(-12 - len(archive.comment), os.SEEK_END)
-    if int.from_bytes(file.read(2), "little") not in (len(archive.infolist()), 0xFFFF):
-        raise UserError("its zip directory is damaged, download it again")
-    return archive
 
 
 def _read_npz(archive: zipfile.ZipFile) -> Arrays:

@@ -40,12 +40,9 @@ def model_sizes(params: Shapes, kind: str) -> dict[str, Any]:
 
 def missing_sizes(sizes: Mapping[str, Any]) -> list[str]:
     """Required attributes of the model that cannot be inferred."""
-    keys = MODELS[sizes["name"]].keys
-    return [
-        key
-        for key, value in sizes.items()
-        if not value and key in keys and keys[key].default is dataclasses.MISSING
-    ]
+    fields = MODELS[sizes["name"]].keys.items()
+    required = {key for key, field in fields if field.default is dataclasses.MISSING}
+    return [key for key, value in sizes.items() if not value and key in required]
 
 
 def infer_model(params: Shapes, kind: str, conventions: Mapping[str, Any]) -> dict[str, Any]:

@@ -259,7 +259,5 @@ def _warn_of_conventions(
     known = stored.conventions | (stored.description.model if stored.description else {})
     for key in conventions:
         if key in known and key in model and model[key] != known[key]:
-            logging.warning(
-                f"{source} was trained with {key}={known[key]} but model.{key}={model[key]}; "
-                f"--config.model.{key}={known[key]} matches it."
-            )
+            text = f"{source} was trained with {key}={known[key]} but model.{key}={model[key]}"
+            logging.warning(f"{text}; --config.model.{key}={known[key]} matches it.")

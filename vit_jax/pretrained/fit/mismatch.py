@@ -27,19 +27,16 @@ def describe_mismatch(arrays: Shapes, like: Shapes, original: Shapes, kinds: Kin
             if name in arrays and tuple(arrays[name].shape) != tuple(like[name].shape)
         ],
     }
-    parts = [
-        f"{len(names)} {kind} ({list_names(names)})" for kind, names in problems.items() if names
-    ]
-    if not parts:
+    lists = {kind: names for kind, names in problems.items() if names}
+    if not lists:
         return ""
+    text = ", ".join(f"{len(names)} {kind} ({list_names(names)})" for kind, names in lists.items())
     hints = _option_hints(arrays, like, kinds)
     known = " ".join(hints)
     hints += [x for x in _size_hints(arrays, like, kinds) if x.partition("=")[0] not in known]
     hints = hints or ["check that the file is complete and matches the model (model.*)"]
-    return (
-        f"the pre-trained parameters do not fit the model: {', '.join(parts)}. "
-        f"To fix: {'; '.join(hints)}."
-    )
+    text = f"the pre-trained parameters do not fit the model: {text}"
+    return f"{text}. To fix: {'; '.join(hints)}."
 
 
 def _option_hints(arrays: Shapes, like: Shapes, kinds: Kinds) -> list[str]:
@@ -52,10 +49,8 @@ def _option_hints(arrays: Shapes, like: Shapes, kinds: Kinds) -> list[str]:
             hints.append(f"pretrained.resize_patches=True or model.patch_size={size}")
     old, new = (axis_of(params, ours.image_kernel(like), 4, 2) for params in (arrays, like))
     if old and new and old != new:
-        hints.append(
-            f"pretrained.channels=sum, mean or tile, or images of {counted(old, 'channel')} "
-            f"(now {new})"
-        )
+        images = f"images of {counted(old, 'channel')} (now {new})"
+        hints.append(f"pretrained.channels=sum, mean or tile, or {images}")
     tokens = {*ours.with_role("token", like)} ^ {*theirs.with_role("token", arrays)}
     if not all(any(row.role == "token" for row in MODELS[kind].rows) for kind in kinds):
         tokens = set()  # a ResNet never has one

@@ -204,9 +204,8 @@ def resize_patch_kernel(kernel: np.ndarray, patch: tuple[int, int]) -> np.ndarra
 def mix_channels(kernel: np.ndarray, new_channels: int, method: str) -> np.ndarray:
     """Adapts a kernel to images of `new_channels` channels: [h, w, C, D] -> [h, w, C', D]."""
     channels = kernel.shape[2]
-    mixing = np.full(
-        (channels, new_channels), 1.0 / (new_channels if method == "sum" else channels)
-    )
+    total = new_channels if method == "sum" else channels
+    mixing = np.full((channels, new_channels), 1.0 / total)
     if method == "tile":
         repeated = np.arange(new_channels)[None, :] % channels == np.arange(channels)[:, None]
         mixing = repeated * (channels / new_channels)

@@ -49,7 +49,9 @@ def write(cls: _Class, params: Arrays, description: Description, inputs: InputSe
     model, params, others = description.model, dict(params), dict[str, np.ndarray]()
     name, width = cls.stem + cls.ends[bool(model["num_classes"])], model["hidden_size"]
     if "pre_logits/kernel" in params and "head/kernel" in params:
-        raise UserError("--format=huggingface has no pre_logits before a head; use --drop_head.")
+        raise UserError(
+            "--format=huggingface has no layer between pooling and head; use --drop_head."
+        )
     if cls not in _RECTANGLES:
         vit_parts.check_square("huggingface", description, name)
     if modern_vit.POSITIONS in params:  # a row for the class token is part of that token here

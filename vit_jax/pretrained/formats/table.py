@@ -57,9 +57,8 @@ class Format(NamedTuple):
         elif wrong != ["name"]:
             text += f", only {', '.join(map(repr, nearest.values[wrong[0]]))}"
         able = [name for name, row in FORMATS.items() if not all(h.wrong(model) for h in row.holds)]
-        raise UserError(
-            f"this format cannot store {text}; use --format={', '.join(able)} or orbax."
-        )
+        formats = ", ".join(able)
+        raise UserError(f"this format cannot store {text}; use --format={formats} or orbax.")
 
     def write(
         self, path: Path, params: Arrays, description: Description, inputs: InputSettings | None
@@ -118,7 +117,7 @@ def read_weights(
         arrays, others, read = _recognise(arrays, part)
         if read is None:
             names = list_names(list(arrays), 4)
-            raise UserError(f"its names match no supported Vision Transformer or ResNet: {names}.")
+            raise UserError(f"{names}: names match no supported Vision Transformer or ResNet.")
         weights = read(arrays, beside)
         model_args = beside.settings.get("model_args") or {}
         stated = model_args.get("depth") or beside.settings.get("num_hidden_layers")

@@ -108,14 +108,19 @@ def read_vit(arrays: Arrays, beside: Beside) -> Stored:
     check_names(arrays)
     stored = timm_config.read_settings(beside.settings)
     args = timm_config.arguments_of(beside.settings)
-    stated = stored.num_heads or beside.num_heads or _heads_by_name(arrays, beside.settings)
+    out, before, after = (
+        arrays.get(f"blocks.0.{name}.weight") for name in ("attn.proj", "mlp.fc1", "mlp.fc2")
+    )
+    stated = stored.num_heads or beside.num_heads
+    has_name = timm_config.architecture_of(beside.settings) != ""
+    if has_name and not stated and out is not None and after is not None:
+        stated = timm_config.usual_heads(len(out), after.shape[-1])
     stored.num_heads = beside.heads_of(arrays, stated)
     if not beside.settings:
         _guess(stored, arrays)
     _prepare(arrays, stored.num_heads)
     blocks = sorted(i for (i,) in numbers("blocks.{}.", arrays))
     has_bias = "blocks.0.norm1.bias" in arrays
-    before, after = (arrays.get(f"blocks.0.mlp.fc{k}.weight") for k in (1, 2))
     packed = before is not None and after is not None and len(before) == 2 * after.shape[-1]
     frequencies = arrays.pop("rope.freqs", None)  # [2, L, H, d / 2]
     bias = f"{RELATIVE_BIAS}.relative_position_bias_table".format
@@ -151,14 +156,6 @@ def check_names(arrays: Arrays) -> None:
                 raise UserError(f"this model has {part} ({name}), which is not supported.")
         if name == "patch_embed.proj.weight" and array.ndim != 4:
             raise UserError(f"{name} of {array.ndim} axes is for videos or volumes, not images.")
-
-
-def _heads_by_name(arrays: Arrays, settings: Mapping[str, Any]) -> int | None:
-    """The number of heads of the architecture in `settings`; None: there is none."""
-    out, after = (arrays.get(f"blocks.0.{name}.weight") for name in ("attn.proj", "mlp.fc2"))
-    if not timm_config.architecture_of(settings) or out is None or after is None:
-        return None
-    return timm_config.usual_heads(len(out), after.shape[-1])
 
 
 def _guess(stored: Stored, arrays: Arrays) -> None:

@@ -143,7 +143,21 @@ def write_modern(
         **{"Beit": _beit, "Eva": _eva}.get(name, _plain)(model),
     }
     config = to_config(description, inputs, architecture, args, pooling)
-    return _modern_arrays(params, model, name, args), {"config.json": config}
+    params = {key.replace("/RMSNorm_", "/LayerNorm_"): array for key, array in params.items()}
+    if model["rope"] != "none":
+        order = timm.pair_order(model["hidden_size"] // model["num_heads"], args)
+        timm.reorder(params, np.argsort(order))
+    others = vit_parts.write_relative_biases(params, timm.RELATIVE_BIAS)
+    if model["rope"] == "mixed":
+        names = [timm.FREQUENCIES.format(i) for i in range(model["num_layers"])]
+        others["rope.freqs"] = np.stack([params.pop(name) for name in names], axis=1)
+    # Two layers where a norm follows, and in AIMv2 and BEiT; else one.
+    is_aim = (name, model["norm_kind"]) == ("VisionTransformer", "rms")
+    swiglu = timm.SPLIT if model["mlp_norm"] or name == "Beit" or is_aim else timm.PACKED
+    forms = [swiglu] if model["mlp"] == "swiglu" else []
+    forms += [timm.GAMMAS] if name != "VisionTransformer" else []
+    arrays = write_table(timm.vit_table(*forms), params, "timm") | others
+    return arrays, {"config.json": config}
 
 
 def _plain(model: dict[str, Any]) -> dict[str, Any]:
@@ -200,25 +214,6 @@ def _beit(model: dict[str, Any]) -> dict[str, Any]:
         "swiglu_mlp": model["mlp"] == "swiglu",
         "scale_mlp": model["mlp_norm"],
     }
-
-
-def _modern_arrays(
-    params: Arrays, model: dict[str, Any], name: str, args: dict[str, Any]
-) -> Arrays:
-    params = {key.replace("/RMSNorm_", "/LayerNorm_"): array for key, array in params.items()}
-    if model["rope"] != "none":
-        order = timm.pair_order(model["hidden_size"] // model["num_heads"], args)
-        timm.reorder(params, np.argsort(order))
-    others = vit_parts.write_relative_biases(params, timm.RELATIVE_BIAS)
-    if model["rope"] == "mixed":
-        names = [timm.FREQUENCIES.format(i) for i in range(model["num_layers"])]
-        others["rope.freqs"] = np.stack([params.pop(name) for name in names], axis=1)
-    # Two layers where a norm follows, and in AIMv2 and BEiT; else one.
-    is_aim = (name, model["norm_kind"]) == ("VisionTransformer", "rms")
-    swiglu = timm.SPLIT if model["mlp_norm"] or name == "Beit" or is_aim else timm.PACKED
-    forms = [swiglu] if model["mlp"] == "swiglu" else []
-    forms += [timm.GAMMAS] if name != "VisionTransformer" else []
-    return write_table(timm.vit_table(*forms), params, "timm") | others
 
 
 _POOLED = {"classifier": tuple(POOL)}

@@ -14,30 +14,13 @@ from typing import NamedTuple
 
 from vit_jax.errors import UserError
 
-# name in files: key of create.VARIANTS, and `name` in the index
-MODELS = {
-    "Ti_16": "Ti/16",
-    "S_32": "S/32",
-    "S_16": "S/16",
-    "B_32": "B/32",
-    "B_16": "B/16",
-    "B_8": "B/8",
-    "L_16": "L/16",
-    "R_Ti_16": "R+Ti/16",
-    "R26_S_32": "R26+S/32",
-    "R50_L_32": "R50+L/32",
-}
+_VARIANTS = "Ti/16 S/32 S/16 B/32 B/16 B/8 L/16 R+Ti/16 R26+S/32 R50+L/32"
+# name in files, such as R_Ti_16: key of create.VARIANTS, and `name` in the index
+MODELS = {re.sub(r"\W", "_", variant): variant for variant in _VARIANTS.split()}
 DATASETS = {"i1k": "imagenet2012", "i21k": "imagenet21k"}  # of pre-training
 # name in file names: name in the paper's table of augmentations
-AUGMENTATIONS = {
-    "none": "none",
-    "light0": "light1",
-    "light1": "light2",
-    "medium1": "medium1",
-    "medium2": "medium2",
-    "strong1": "strong1",
-    "strong2": "strong2",
-}
+AUGMENTATIONS = {"none": "none", "light0": "light1", "light1": "light2"}
+AUGMENTATIONS |= {name: name for name in ("medium1", "medium2", "strong1", "strong2")}
 # Of fine-tuning: number of classes.
 ADAPTATION = {
     "imagenet2012": 1000,

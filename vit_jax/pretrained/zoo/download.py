@@ -76,9 +76,8 @@ def _fetch_with_retries(url: str, *arguments: Any) -> None:
             return _fetch(url, *arguments)
         except (urllib.error.URLError, HTTPException, ConnectionError, TimeoutError) as error:
             reason = f"the connection failed ({one_line(error)})"
-            is_transient = not isinstance(
-                getattr(error, "reason", None), ssl.SSLCertVerificationError
-            )
+            cause = getattr(error, "reason", None)
+            is_transient = not isinstance(cause, ssl.SSLCertVerificationError)
             if isinstance(error, urllib.error.HTTPError):
                 error.close()
                 reason = f"the server returned {error.code} {' '.join(error.msg.split()):.80}"
