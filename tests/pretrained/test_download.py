@@ -182,8 +182,8 @@ def test_a_certificate_has_to_be_trusted(server: FileServer, tmp_path: Path) -> 
     with pytest.raises(UserError, match="self-signed.*attempt 1; .*SSL_CERT_FILE"):
         download(url, tmp_path / "cache" / "file.npz")
     # In another process: the variable is read when it starts.
-    program = "from vit_jax.pretrained.zoo.download import download\n"
-    program += f"download({url!r}, {str(tmp_path / 'file.npz')!r})"
+    program = "from pathlib import Path\nfrom vit_jax.pretrained.zoo.download import download\n"
+    program += f"download({url!r}, Path({str(tmp_path / 'file.npz')!r}))"
     subprocess.run([sys.executable, "-c", program], env={"SSL_CERT_FILE": str(chain)}, check=True)
     assert (tmp_path / "file.npz").read_bytes() == BODY
 

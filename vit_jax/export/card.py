@@ -57,7 +57,7 @@ def write_card(
         output=output,
     )
     limit = f"differed from vit_jax by at most {check['tolerance']:.2g} {check['unit']}"
-    found = {**_facts(model, batch, dtype), "Checked": f"read back, it {limit}", **(facts or {})}
+    lines = {**_facts(model, batch, dtype), "Checked": f"read back, it {limit}", **(facts or {})}
     card = (
         (_CARDS / "card.md")
         .read_text()
@@ -68,7 +68,7 @@ def write_card(
             kind=MODELS[description.model["name"]].title,
             format=format,
             snippet=snippet,
-            facts="\n".join(f"- {name}: {value}" for name, value in found.items()),
+            facts="\n".join(f"- {name}: {value}" for name, value in lines.items()),
         )
     )
     path = target / "README.md" if target.is_dir() else target.with_suffix(".md")

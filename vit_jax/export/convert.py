@@ -26,6 +26,7 @@ from vit_jax.kinds import check_known
 from vit_jax.models.description import Description, InputSettings
 from vit_jax.models.vit import HEAD_NORM_EPSILON
 from vit_jax.pretrained.fit.adapt import report_text as arrays_text
+from vit_jax.pretrained.formats.stored import Arrays
 from vit_jax.pretrained.formats.table import FORMATS
 from vit_jax.trees import count_parameters, fingerprint, flatten_names, unflatten_names
 from vit_jax.workdir.checkpoints import CheckpointManager
@@ -141,7 +142,7 @@ def report_text(report: dict[str, Any]) -> str:
     return "\n  ".join(lines)
 
 
-def write(path: Path, format: str, params: dict[str, np.ndarray], description: Description) -> None:
+def write(path: Path, format: str, params: Arrays, description: Description) -> None:
     """Writes flat parameters and their description, in the files of the format."""
     if format == ORBAX:
         path.mkdir()
@@ -161,9 +162,7 @@ def write(path: Path, format: str, params: dict[str, np.ndarray], description: D
     write_json(beside, description.to_json())
 
 
-def fold_head_norm(
-    params: dict[str, np.ndarray], description: Description
-) -> tuple[dict[str, np.ndarray], Description]:
+def fold_head_norm(params: Arrays, description: Description) -> tuple[Arrays, Description]:
     """The same model without `head_norm`: its statistics become part of the head.
 
     W' = W / sqrt(var + epsilon) and b' = b - mean W', since only our code has a norm there.

@@ -136,9 +136,7 @@ def _read_npz(archive: zipfile.ZipFile) -> Arrays:
     return arrays
 
 
-def write_safetensors(
-    path: str | os.PathLike[str], arrays: Arrays, metadata: dict[str, str]
-) -> None:
+def write_safetensors(path: Path, arrays: Arrays, metadata: dict[str, str]) -> None:
     """Writes a safetensors file atomically; same bytes for the same arrays in any order."""
     # The library writes memory as it is laid out.
     contiguous = {name: np.asarray(array, order="C") for name, array in arrays.items()}

@@ -12,7 +12,7 @@ from vit_jax.models.description import Description
 from vit_jax.models.family import Shapes, axis_of, layer_width
 from vit_jax.parameters.table import ParameterTable, table_of
 from vit_jax.pretrained.fit.resize import find_source_grid
-from vit_jax.pretrained.formats.stored import Stored, check_description
+from vit_jax.pretrained.formats.stored import Grid, Stored, check_description
 
 
 def position_tokens(names: Collection[str], table: ParameterTable) -> list[str]:
@@ -61,9 +61,7 @@ def infer_model(params: Shapes, kind: str, conventions: Mapping[str, Any]) -> di
     return {**sizes, "num_classes": next(filter(None, widths), 0), **stated}
 
 
-def grid_of_images(
-    params: Shapes, kind: str, image_size: tuple[int, int] | None
-) -> tuple[int, int] | None:
+def grid_of_images(params: Shapes, kind: str, image_size: Grid | None) -> Grid | None:
     """Rows and columns of tokens for images [height, width]; None if either is unknown."""
     if image_size is None or missing_sizes(model_sizes(params, kind)):
         return None
@@ -71,7 +69,7 @@ def grid_of_images(
     return image_size[0] // pixels[0], image_size[1] // pixels[1]
 
 
-def known_grid(stored: Stored) -> tuple[int, int] | None:
+def known_grid(stored: Stored) -> Grid | None:
     """Rows and columns of tokens, if known from something other than the arrays."""
     if stored.description is not None:
         return stored.description.grid
@@ -83,10 +81,7 @@ def known_grid(stored: Stored) -> tuple[int, int] | None:
 
 
 def infer_description(
-    stored: Stored,
-    *,
-    grid: tuple[int, int] | None = None,
-    image_size: tuple[int, int] | None = None,
+    stored: Stored, *, grid: Grid | None = None, image_size: Grid | None = None
 ) -> Description:
     """Infers the description of `stored`, which has none, from its arrays and the files beside it.
 

@@ -45,8 +45,7 @@ def load_pretrained(
       like: parameter tree of a new model, either form of the blocks; arrays or only shapes.
       kind: of that model, a name in `MODELS`.
       target_grid: rows and columns of tokens of that model; None: square.
-      model: attributes of the model, to warn of those that parameters do not show
-        (`Family.conventions`) and that differ from the file's.
+      model: its attributes, to warn of conventions that differ from the file's.
       **options: which adaptations are allowed, see `adapt_params`.
 
     Returns:
@@ -92,9 +91,6 @@ def read_source(
 ) -> Stored:
     """Reads parameters of any source and format in our names, loop form, float32.
 
-    Files we wrote, with our description, are trusted; files of others are detected by their
-    contents.
-
     Args:
       source: a file; a folder of timm, Hugging Face or ours (a work directory means its finished
         `params.npz`, else its newest valid checkpoint; `RUN/best` the best one); or anything
@@ -130,8 +126,9 @@ def read_source(
             else:
                 from vit_jax.pretrained.formats.table import read_weights  # of other projects
 
+                known = {"num_heads": num_heads, "default_heads": default_heads, "part": part}
                 grid = grid or (description.grid if description else None)
-                stored = read_weights(local, arrays, num_heads, default_heads, grid, part)
+                stored = read_weights(local, arrays, grid=grid, **known)
                 stored.description = description
     if entry is not None:
         _add_entry(stored, entry)

@@ -46,17 +46,16 @@ def adapt_params(
       grid, source_grid: rows and columns of tokens of `like` and `loaded`; None: square.
       reset_head: take `head` and `head_dist` from `like`; if False they must fit.
       posemb: interpolation of position embeddings, a key of `resize.METHODS`.
-      resize_patches: resize the patch embedding to the model's patch size (`resize_patch_kernel`).
+      resize_patches: resize the patch embedding to the model's patch size.
       channels: how to change the input channels, one of `resize.CHANNEL_METHODS`, or "".
       class_token: "add" adds class and distillation tokens that `loaded` lacks, as zeros with
         zero positions; "drop" removes those that `like` lacks; "" requires the same tokens.
       dropped, changed: names that the reader left out, or did not read bit for bit -> why.
 
     Returns:
-      (flat names to float32 arrays as in `like`, report). What is reset is taken from `like`; if
-      that is a shape, the kernel of a head is zero. The
-      report has every name of `like` in exactly one of `loaded` (unchanged), `adapted` (name ->
-      how, such as "bilinear 14x14 -> 24x18") and `reset`; `dropped` (name -> why) has other names.
+      (flat names to float32 arrays as in `like`, report). The report has every name of `like` in
+      exactly one of `loaded` (unchanged), `adapted` (name -> how, such as "bilinear 14x14 ->
+      24x18") and `reset` (taken from `like`); `dropped` (name -> why) has other names.
 
     Raises:
       UserError: arrays are missing, unexpected or have another shape (all are listed, with the

@@ -22,6 +22,7 @@ import numpy as np
 
 from vit_jax.errors import UserError
 
+Grid = tuple[int, int]  # rows and columns
 CHANNEL_METHODS = ("sum", "mean", "tile")
 
 
@@ -55,8 +56,7 @@ def antialiased_cubic(size_in: int, size_out: int) -> np.ndarray:
 def repeating_cubic(size_in: int, size_out: int, offset: float = 0.0) -> np.ndarray:
     """Keys' cubic with a = -3/4, not antialiased, of a border that is repeated, [out, in].
 
-    Output i is at (i + 1/2) * in / (out + offset) - 1/2: PyTorch's `mode="bicubic",
-    align_corners=False`, with a `scale_factor` of (out + offset) / in.
+    PyTorch's `mode="bicubic", align_corners=False`, with a `scale_factor` of (out + offset) / in.
     """
     centres = (np.arange(size_out) + 0.5) * size_in / (size_out + offset) - 0.5
     first, rows = np.floor(centres).astype(int), np.arange(size_out)
@@ -99,20 +99,17 @@ METHODS: dict[str, Callable[[int, int], np.ndarray]] = {
 
 def interpolate_posembed(
     posemb: np.ndarray,
-    grid: tuple[int, int],
+    grid: Grid,
     num_prefix_tokens: int = 1,
-    source_grid: tuple[int, int] | None = None,
+    source_grid: Grid | None = None,
     method: str = "bilinear",
 ) -> np.ndarray:
     """2-D interpolation of position embeddings by location in the image (paper, section 3.2).
 
     From [1, P + h*w, D] to [1, P + grid[0] * grid[1], D], the same array for the same grid; the
-    first P rows, of the class and distillation tokens, are kept.
-
-    `bilinear` aligns corners, as the official code (scipy's zoom of order 1). `bicubic` is
-    antialiased and uses pixel centres, as timm's `resample_abs_pos_embed`; `transformers` is not
-    antialiased, nor is `dinov2`, whose centres are off a little. For `source_grid` and errors see
-    `find_source_grid`.
+    first P rows, of the class and distillation tokens, are kept. `bilinear` aligns corners, as the
+    official code; `bicubic` is antialiased, as timm's `resample_abs_pos_embed`; `transformers` and
+    `dinov2` are not, as these do it. For `source_grid` and errors see `find_source_grid`.
     """
     source_grid = find_source_grid(posemb.shape, grid, num_prefix_tokens, source_grid)
     if source_grid == grid:
@@ -122,15 +119,13 @@ def interpolate_posembed(
     return np.concatenate([prefix, cells.reshape(grid[0] * grid[1], -1)])[None]  # [1, P + H*W, D]
 
 
-def interpolate_grid(cells: np.ndarray, shape: tuple[int, int], method: str) -> np.ndarray:
+def interpolate_grid(cells: np.ndarray, shape: Grid, method: str) -> np.ndarray:
     """2-D interpolation of embeddings of offsets, or of cells: [h, w, d] -> [*shape, d]."""
     rows, columns = (METHODS[method](*n) for n in zip(cells.shape[:2], shape, strict=True))
     return _resize(cells, rows, columns)
 
 
-def interpolate_offsets(
-    embedding: np.ndarray, grid: tuple[int, int], source_grid: tuple[int, int], method: str
-) -> np.ndarray:
+def interpolate_offsets(x: np.ndarray, grid: Grid, source_grid: Grid, method: str) -> np.ndarray:
     """2-D interpolation of relative embeddings by location, as in `models/positions.py`.
 
     From [2 * (P + h*w) - 1, d] to [2 * (P + grid[0] * grid[1]) - 1, d], the same array for the same
@@ -139,11 +134,11 @@ def interpolate_offsets(
     and the last patches, are kept.
     """
     (height, width), (new_height, new_width) = source_grid, grid
-    num_prefix_tokens = (len(embedding) + 1) // 2 - height * width
-    ends = num_prefix_tokens, len(embedding) - num_prefix_tokens
-    first, embedding, last = np.split(embedding, ends)  # [P, d], [2*h*w - 1, d], [P, d]
+    num_prefix_tokens = (len(x) + 1) // 2 - height * width
+    ends = num_prefix_tokens, len(x) - num_prefix_tokens
+    first, x, last = np.split(x, ends)  # [P, d], [2*h*w - 1, d], [P, d]
     rows, columns = np.ogrid[1 - height : height, 1 - width : width]
-    cells = embedding[rows * width + columns + height * width - 1]  # [2h - 1, 2w - 1, d]
+    cells = x[rows * width + columns + height * width - 1]  # [2h - 1, 2w - 1, d]
     shape = 2 * new_height - 1, 2 * new_width - 1
     cells = interpolate_grid(cells, shape, method)  # [2H - 1, 2W - 1, d]
     offsets = np.arange(1 - new_height * new_width, new_height * new_width)
@@ -153,11 +148,8 @@ def interpolate_offsets(
 
 
 def find_source_grid(
-    shape: tuple[int, ...],
-    grid: tuple[int, int],
-    num_prefix_tokens: int,
-    source_grid: tuple[int, int] | None = None,
-) -> tuple[int, int]:
+    shape: tuple[int, ...], grid: Grid, num_prefix_tokens: int, source_grid: Grid | None = None
+) -> Grid:
     """Rows and columns of tokens for position embeddings of `shape` [1, P + h*w, D].
 
     `source_grid` if given; else a square; else `grid` if the count matches; else UserError.
@@ -186,7 +178,7 @@ def replace_prefix(
     return np.concatenate([*rows, posemb[:, len(tokens) :]], axis=1)
 
 
-def resize_patch_kernel(kernel: np.ndarray, patch: tuple[int, int]) -> np.ndarray:
+def resize_patch_kernel(kernel: np.ndarray, patch: Grid) -> np.ndarray:
     """Patch embedding kernel for another patch size ("FlexiViT", 2212.08013).
 
     From [h, w, C, D] to [*patch, C, D]. With B the matrix of the bilinear resize of a patch (pixel

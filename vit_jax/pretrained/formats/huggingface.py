@@ -48,7 +48,7 @@ def read(arrays: Arrays, beside: Beside) -> Stored:
     blocks = {i for folder in FOLDERS[kind] for (i,) in numbers(prefix + folder, arrays)}
     biases = _take_relative_biases(arrays, sorted(blocks), settings)
     table = names_table(kind, prefix, settings=settings)
-    read_table(stored, arrays, table, num_heads=stored.num_heads)
+    read_table(stored, arrays, table, stored.num_heads)
     if biases:
         grid = _square(stored)
         for i, bias in biases.items():

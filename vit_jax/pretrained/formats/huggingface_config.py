@@ -51,9 +51,7 @@ def of_images(settings: dict[str, Any]) -> dict[str, Any]:
     return {**settings, **(settings.get("vision_config") or {}), **own}
 
 
-def read_settings(
-    settings: dict[str, Any], preprocessor: dict[str, Any], kind: str = "vit"
-) -> Stored:
+def read_settings(settings: dict[str, Any], preprocessor: dict[str, Any], kind: str) -> Stored:
     """Reads `config.json` and `preprocessor_config.json`; UserError for an unsupported model."""
     is_msn = settings.get("model_type") == "vit_msn"
     activation, epsilon, usual_heads = _DEFAULTS["msn" if is_msn else kind]

@@ -1,16 +1,8 @@
 """Hugging Face transformers' names of Vision Transformers.
 
 Those of files on the hub, which every version of transformers understands and which we write, and
-those of transformers 5. A bare `ViTModel` has no `vit.` prefix.
-
-| kind     | classes                                  | model here                             |
-|----------|------------------------------------------|----------------------------------------|
-| `vit`    | ViT, DeiT, ViTMAE, ViTMSN, IJepa         | `vit`, `deit`, `mae`                   |
-|          | BEiT, Data2VecVision                     | `modern_vit`                           |
-| `dinov2` | Dinov2, Dinov2WithRegisters              | `modern_vit`                           |
-| `dinov3` | DINOv3ViT                                | `modern_vit`                           |
-| `clip`   | CLIP's tower of images                   | `modern_vit`                           |
-| `siglip` | that of SigLIP and of SigLIP 2           | `vit`                                  |
+those of transformers 5. A bare `ViTModel` has no `vit.` prefix. Kinds of names: `vit` (ViT, DeiT,
+ViTMAE, ViTMSN, IJepa, BEiT, Data2VecVision), `dinov2`, `dinov3`, `clip`, `siglip`.
 """
 
 from __future__ import annotations
@@ -122,10 +114,7 @@ _DECODER_FOLDERS = ("decoder.decoder_layers.{}.", "decoder.decoder_encoder.layer
 
 
 def find_kind(names: Collection[str]) -> tuple[str, str, str] | None:
-    """The kind of the table above, the prefix of the names, and that of the patches' kernel.
-
-    None if they are not of such a model.
-    """
+    """The kind of the names, their prefix, and the patches' kernel; None: no such model."""
     for prefix in _PREFIXES:
         embeddings = f"{prefix}embeddings."
         if (name := f"{embeddings}patch_embeddings.projection.weight") in names:

@@ -127,9 +127,7 @@ def _leaves(ours: list[str], theirs: str, op: Op | None, part: Part) -> Iterator
         yield _Row([name + leaf for name in ours], theirs + their_leaf, chosen, part.num_heads)
 
 
-def read_table(
-    stored: Stored, arrays: Arrays, table: Iterable[Part], *, num_heads: int = 1
-) -> None:
+def read_table(stored: Stored, arrays: Arrays, table: Iterable[Part], num_heads: int = 1) -> None:
     """Moves arrays into `stored`; UserError for a shape that does not fit the row or the heads."""
     for row in _rows(table, list(arrays)):
         if row.theirs not in arrays or stored.params.keys() & {*row.ours}:

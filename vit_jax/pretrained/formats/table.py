@@ -27,7 +27,7 @@ from vit_jax.pretrained.formats import (
     translations,
 )
 from vit_jax.pretrained.formats.names import numbers
-from vit_jax.pretrained.formats.stored import Arrays, Beside, Grid, Holds, Stored
+from vit_jax.pretrained.formats.stored import Arrays, Beside, Holds, Stored
 from vit_jax.pretrained.formats.vit_parts import DECODER_HEADS
 from vit_jax.pretrained.infer import num_prefix_tokens
 from vit_jax.wording import list_names
@@ -100,21 +100,14 @@ FORMATS: dict[str, Format] = {
 }
 
 
-def read_weights(
-    path: Path,
-    arrays: Arrays,
-    num_heads: int | None = None,
-    default_heads: int | None = None,
-    grid: Grid | None = None,
-    part: str = "",
-) -> Stored:
+def read_weights(path: Path, arrays: Arrays, **known: Any) -> Stored:
     """Converts `arrays` of the file `path` to our names; detects the format by their names.
 
-    For the other arguments see `Beside`. UserError if no reader knows the names.
+    `known` are fields of `Beside`. UserError if no reader knows the names.
     """
-    beside = Beside(*_read_settings(path), num_heads, default_heads, grid, part)
+    beside = Beside(*_read_settings(path), **known)
     try:
-        arrays, others, read = _recognise(arrays, part)
+        arrays, others, read = _recognise(arrays, beside.part)
         if read is None:
             names = list_names(list(arrays), 4)
             raise UserError(f"{names}: names match no supported Vision Transformer or ResNet.")

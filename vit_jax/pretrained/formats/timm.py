@@ -128,7 +128,7 @@ def read_vit(arrays: Arrays, beside: Beside) -> Stored:
     # Without stages (R+Ti/16) the stem is timm's whole backbone.
     stem = "" if "patch_embed.backbone.conv.weight" in arrays else "stem."
     table = vit_table(PACKED if packed else SPLIT, GAMMAS, args=args, stem=stem)
-    read_table(stored, arrays, table, num_heads=stored.num_heads)
+    read_table(stored, arrays, table, stored.num_heads)
     for i, table_of_block in biases.items():
         vit_parts.read_relative_bias(stored, i, table_of_block, _grid(stored, beside))
     if frequencies is not None:

@@ -1,8 +1,8 @@
 """Writes Vision Transformers, hybrids, DeiTs and masked autoencoders as models of timm.
 
-Today's become one of three classes that compute the same: `Beit` has relative biases, `Eva` rotary
-positions and biases of queries and values alone, `VisionTransformer` the rest. An architecture
-gives what a `config.json` cannot: the epsilon and the kind of MLP; `model_args` give all the rest.
+Today's are of three classes: `Beit` has relative biases, `Eva` rotary positions and biases of
+queries and values alone, `VisionTransformer` the rest. An architecture gives what `model_args`
+cannot: the epsilon and the kind of MLP.
 """
 
 from __future__ import annotations

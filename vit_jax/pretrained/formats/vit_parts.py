@@ -1,6 +1,5 @@
 """What timm's and transformers' files of Vision Transformers share, in both directions.
 
-Of a masked autoencoder's decoder, they have the same names but for its blocks. Of today's models,
 `modern_vit.py` has one form of each part, theirs have several that compute the same: positions with
 rows for the class token, features of rotary pairs side by side, relative biases as one table.
 """
@@ -38,10 +37,9 @@ _DECODER: Names = {
 def decoder(
     folders: Sequence[str], blocks: Iterable[Names], settings: Mapping[str, Any], key: str
 ) -> list[Part]:
-    """The names of a decoder.
+    """The names of a masked autoencoder's decoder, whose number of heads is `settings[key]`.
 
-    `folders` are their names of a block, with {} for its number, `blocks` the names within, of both
-    first those to write; `settings[key]` is the number of heads (UserError: not a positive int).
+    `folders` are their names of a block, `blocks` the names within, of both first those to write.
     """
     with reading("config.json"):
         num_heads = positive(settings.get(key, DECODER_HEADS))

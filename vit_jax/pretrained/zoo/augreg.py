@@ -33,25 +33,13 @@ def read_index(path: str | os.PathLike[str]) -> list[Row]:
 
 
 def select(
-    index: list[Row],
-    *,
-    name: str,
-    ds: str = "i21k",
-    adapt_ds: str = "",
-    resolution: int | None = None,
+    index: list[Row], name: str, ds: str = "i21k", adapt_ds: str = "", resolution: int | None = None
 ) -> ZooEntry:
     """The checkpoint that the official code would select, without using a test set.
 
     The pre-trained file is the one with the best held-out accuracy in its own pre-training
-    (`final_val`); among its fine-tunings, the one with the best `adapt_final_val`.
-
-    Args:
-      index: see `read_index`.
-      name: architecture, such as B/16 or B_16.
-      ds: pre-training: i1k, i21k (300 epochs) or i21k_30.
-      adapt_ds: dataset of the fine-tuning; "" for the pre-trained file.
-      resolution: of a fine-tuning, 224 or 384; None: the better one.
-
+    (`final_val`); among its fine-tunings, the one with the best `adapt_final_val`. `name` is like
+    B/16 or B_16, `ds` i1k, i21k (300 epochs) or i21k_30; `resolution` None: the better one.
     UserError for a value that is not in the index.
     """
     if resolution is not None and not adapt_ds:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import logging
-import os
 import re
 import ssl
 import tempfile
@@ -30,23 +29,15 @@ _HINT = "copy the file another way (`gcloud storage cp`) and use its path."
 
 
 def download(
-    url: str,
-    destination: str | os.PathLike[str],
-    *,
-    size: tuple[int, int] | None = None,
-    sha256: str = "",
+    url: str, destination: Path, *, size: tuple[int, int] | None = None, sha256: str = ""
 ) -> Path:
     """Downloads a file unless it exists, and returns its path; UserError on failure.
 
     Several processes may do so at once: each writes its own file and renames it when complete.
-
-    Args:
-      url: https:// or http://. Proxies are taken from the environment.
-      destination: path of the file; folders are created.
-      size: minimum and maximum bytes; None: from 1 to 64 GiB.
-      sha256: in hex; a prefix is enough. The MD5 that Google's servers send is always checked.
+    `size` is the minimum and maximum in bytes (None: from 1 to 64 GiB), `sha256` hex or a prefix of
+    it. The MD5 that Google's servers send is always checked.
     """
-    destination, (low, high) = Path(destination), size or (1, LARGEST)
+    low, high = size or (1, LARGEST)
     try:
         if destination.is_file() and low <= destination.stat().st_size <= high:
             return destination
