@@ -34,7 +34,6 @@ from vit_jax.workdir.description import MODEL_FILE
 
 ORBAX = "orbax"
 FORMAT_NAMES = (*FORMATS, ORBAX)
-OF_TORCH = ("timm", "huggingface")
 # big_vision's class token is the sum of two of our parameters, so float32 rounds differently
 # once; everything else is moved, not computed.
 LOGITS_TOLERANCE = 1e-5
@@ -94,10 +93,7 @@ def check_destination(target: Path, format: str, *, is_file: bool = False) -> No
 def check_same(
     pairs: Iterable[tuple[Any, Any]], what: str, tolerance: float, unit: str
 ) -> dict[str, Any]:
-    """The `max_difference` of pairs of arrays, its `tolerance`, and the `unit` of both.
-
-    UserError if it is larger, or if shapes or dtypes differ.
-    """
+    """The largest difference of pairs; UserError above `tolerance`, or for other shapes."""
     worst = 0.0
     for expected, actual in pairs:
         is_alike = (actual.shape, actual.dtype) == (expected.shape, expected.dtype)
@@ -154,8 +150,8 @@ def write(path: Path, format: str, params: Arrays, description: Description) -> 
     row = FORMATS[format]
     params, description = fold_head_norm(params, description)
     row.write(path, params, description, input_settings(description)[0] if row.is_folder else None)
-    # Those formats only have positions as parameters.
-    if format in OF_TORCH and "position_embedding" in description.model:
+    # Folders only have positions as parameters.
+    if row.is_folder and "position_embedding" in description.model:
         sizes = {**description.model, "position_embedding": "learned"}
         description = dataclasses.replace(description, model=sizes)
     beside = path / MODEL_FILE if row.is_folder else path.with_suffix(".json")
@@ -167,22 +163,17 @@ def fold_head_norm(params: Arrays, description: Description) -> tuple[Arrays, De
 
     W' = W / sqrt(var + epsilon) and b' = b - mean W', since only our code has a norm there.
     """
-    if not description.model.get("head_norm"):
+    if "head_norm/mean" not in params:
         return params, description
-    params = dict(params)
-    if "head/kernel" in params:
-        mean, var = params.pop("head_norm/mean"), params.pop("head_norm/var")
-        kernel = params["head/kernel"] / np.sqrt(var + HEAD_NORM_EPSILON)[:, None]  # [D, K]
-        params |= {"head/kernel": kernel, "head/bias": params["head/bias"] - mean @ kernel}
-    model = {**description.model, "head_norm": False}
+    params, model = dict(params), {**description.model, "head_norm": False}
+    mean, var = params.pop("head_norm/mean"), params.pop("head_norm/var")
+    kernel = params["head/kernel"] / np.sqrt(var + HEAD_NORM_EPSILON)[:, None]  # [D, K]
+    params |= {"head/kernel": kernel, "head/bias": params["head/bias"] - mean @ kernel}
     return params, dataclasses.replace(description, model=model)
 
 
 def input_settings(description: Description) -> tuple[InputSettings, list[str]]:
-    """The part of the preprocessing that timm and Hugging Face store, and notes on what is lost.
-
-    Ops that they cannot express (random ones, another order) become a plain resize.
-    """
+    """What timm and Hugging Face store of the preprocessing, and notes on what is lost."""
     height, width, channels = description.image_shape
     half, lost, notes = (0.5,) * channels, [], []
     settings = InputSettings("bilinear", (height, width), None, half, half)
@@ -218,8 +209,9 @@ def lost_conventions(name: str, description: Description) -> list[str]:
     model, by = description.model, description.probabilities_by
     if name == ORBAX:
         return []  # ours stores everything
-    notes = input_settings(description)[1] if name in OF_TORCH else []
-    if name in OF_TORCH and model.get("position_embedding", "learned") != "learned":
+    is_folder = FORMATS[name].is_folder
+    notes = input_settings(description)[1] if is_folder else []
+    if is_folder and model.get("position_embedding", "learned") != "learned":
         notes.append("Fixed positions are stored as learned ones: this format has no others.")
     for key, assumed in FORMATS[name].choose(model).assumed.items():
         if model.get(key, assumed) != assumed:

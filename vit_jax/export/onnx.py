@@ -90,11 +90,7 @@ def write_onnx(
     *,
     output_name: str,
 ) -> None:
-    """Writes a pure function with one array as result, and checks that the file is valid.
-
-    Constants of a large model go into `PATH.data`; the first size of `images` may be symbolic.
-    UserError if the package onnx is missing, or a primitive of the model is not in the table.
-    """
+    """Writes a valid file of a pure function with one result; UserError: no such primitive."""
     onnx = import_extra("--format=onnx", "onnx", "export")
     helper = onnx.helper
     closed, result = jax.make_jaxpr(function, return_shape=True)(dict(params), images)

@@ -46,10 +46,7 @@ def missing_sizes(sizes: Mapping[str, Any]) -> list[str]:
 
 
 def infer_model(params: Shapes, kind: str, conventions: Mapping[str, Any]) -> dict[str, Any]:
-    """Keyword arguments of `create_model`; `conventions` are those that no shape shows.
-
-    UserError: an array that the model requires is missing or damaged.
-    """
+    """For `create_model`; `conventions`: what no shape shows. UserError: an array is missing."""
     sizes, family = model_sizes(params, kind), MODELS[kind]
     if missing := missing_sizes(sizes):
         title = family.title.partition(" (")[0]

@@ -82,10 +82,7 @@ def read_stream(file: BinaryIO, entry: str = "") -> dict[str, np.ndarray]:
 def _read_tensors(
     root: Any, load: Callable[[Storage], np.ndarray], entry: str
 ) -> dict[str, np.ndarray]:
-    """Reads with `load` the tensors of the state dict that the saved object `root` is or has.
-
-    UserError if there is none, or none called `entry` if given; or a tensor exceeds its storage.
-    """
+    """Reads with `load` the tensors of the state dict, or `entry`, in the saved object `root`."""
     if entry:
         level = root if isinstance(root, dict) else {}
         entries = [str(key) for key, value in level.items() if _find_state_dict(value) is not None]

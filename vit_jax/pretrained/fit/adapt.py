@@ -175,10 +175,7 @@ class _Fit:
         return heads if reset_head else []
 
     def last_norm(self) -> list[str]:
-        """Drops the file's norm before the head for another of the model's, which is reset.
-
-        So MAE is fine-tuned (2111.06377; `main_finetune.py`): with the norm after pooling.
-        """
+        """Drops the file's last norm for another of the model's, which is reset (2111.06377)."""
         ours = set(self.ours.last_norms(self.like))
         theirs = set(self.theirs.last_norms(self.arrays))
         if ours <= theirs or theirs <= ours:
@@ -206,10 +203,7 @@ class _Fit:
         return []
 
     def shapes_of_like(self, tokens: list[str], grids: Grids, method: str, patches: bool) -> None:
-        """Adapts positions of every kind, and patches if allowed, to the shapes of `like`.
-
-        `tokens` of the file have rows among its positions.
-        """
+        """Adapts positions, `tokens` of the file among them, and patches if allowed."""
         for name in [name for name in self.like if name in self.arrays]:
             before, after = np.asarray(self.arrays[name]), self.like[name].shape
             match self.ours.role_of(name):

@@ -14,10 +14,7 @@ Kinds = tuple[str, str]  # names in `MODELS`: of the file's model, and of the on
 
 
 def describe_mismatch(arrays: Shapes, like: Shapes, original: Shapes, kinds: Kinds) -> str:
-    """One line that lists what does not fit and how to fix it; "" if everything fits.
-
-    `original` has the shapes before adapting, without anything dropped or reset.
-    """
+    """What does not fit, and how to fix it; "" if all fits. `original`: before adapting."""
     problems = {
         "missing": [name for name in like if name not in arrays],
         "unexpected": [name for name in arrays if name not in like],
@@ -69,10 +66,7 @@ def _option_hints(arrays: Shapes, like: Shapes, kinds: Kinds) -> list[str]:
 
 
 def _different(arrays: Shapes, like: Shapes, kinds: Kinds) -> list[tuple[str, Any, Any]]:
-    """Attributes that differ between file and model, the kind of model first.
-
-    Omits what cannot be inferred from a damaged file.
-    """
+    """Attributes that differ and can be inferred, the kind of model first."""
     before, after = model_sizes(arrays, kinds[0]), model_sizes(like, kinds[1])
     family, is_whole = MODELS[kinds[0]], not missing_sizes(before)
     conventions = (*family.head_conventions, *family.conventions)

@@ -100,10 +100,7 @@ def _class_names(settings: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _preprocess(settings: dict[str, Any], image_size: tuple[int, int] | None) -> str:
-    """Ops for a `preprocessor_config.json`; "" if it is incomplete, or has unsupported steps.
-
-    They give images of the size of the positions, if the processor does not (DINOv2).
-    """
+    """Ops for images of the size of the positions; "" if steps are missing or unsupported."""
     size, resample = settings.get("size"), settings.get("resample", 2)
     factor = settings.get("rescale_factor", 1 / 255) if settings.get("do_rescale", True) else 1
     if not math.isclose(factor, 1 / 255, rel_tol=1e-3):

@@ -130,11 +130,7 @@ def find_kind(names: Collection[str]) -> tuple[str, str, str] | None:
 def names_table(
     kind: str, prefix: str, *forms: Names, head: str = "classifier.", settings: Any = None
 ) -> list[Part]:
-    """The names of all arrays of a kind.
-
-    The first name of a head is `head`, those of `forms` come before the usual ones of a block, and
-    `settings` are those of a decoder.
-    """
+    """All names of a kind; `forms` before the usual ones of a block, `head` before other heads."""
     table = [Part(_TOPS[kind], theirs=prefix), Part({"head_dist/": "distillation_classifier."})]
     heads = (head, "classifier.", "cls_classifier.", "visual_projection.")
     table += [Part({"head/": name}) for name in heads]

@@ -148,10 +148,7 @@ def read_table(stored: Stored, arrays: Arrays, table: Iterable[Part], num_heads:
 
 
 def write_table(table: Iterable[Part], params: Arrays, format: str) -> Arrays:
-    """Our flat names -> theirs, contiguous; UserError if the format has no name for one.
-
-    Where a table has several names for one of ours, the first is written.
-    """
+    """Our flat names -> theirs (the first of several); UserError if there is none."""
     left, arrays = dict(params), {}
     for row in _rows(table, list(params)):
         if left.keys() >= {*row.ours}:

@@ -135,10 +135,7 @@ class Holds(NamedTuple):
 
 
 def check_description(description: Description, names: str = "class_names") -> Description:
-    """UserError if it is inconsistent; `names` is the key of the classes, for the message.
-
-    KeyError if it names no kind of model.
-    """
+    """UserError if it is inconsistent, KeyError: no such model; `names`: the key of classes."""
     model, size = description.model, description.image_shape[:2]
     if model["name"] not in MODELS:
         raise KeyError(model["name"])

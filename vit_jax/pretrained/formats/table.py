@@ -63,10 +63,7 @@ class Format(NamedTuple):
     def write(
         self, path: Path, params: Arrays, description: Description, inputs: InputSettings | None
     ) -> Path:
-        """Writes a model and returns the weight file; UserError if the format cannot store it.
-
-        `inputs` is only used for folders.
-        """
+        """Writes a model and returns the weight file; UserError: the format cannot store it."""
         write = self.choose(description.model).write
         if not self.is_folder:
             return write_arrays(path, write(params))
@@ -101,10 +98,7 @@ FORMATS: dict[str, Format] = {
 
 
 def read_weights(path: Path, arrays: Arrays, **known: Any) -> Stored:
-    """Converts `arrays` of the file `path` to our names; detects the format by their names.
-
-    `known` are fields of `Beside`. UserError if no reader knows the names.
-    """
+    """Arrays of a file of any format in our names; `known` are fields of `Beside`."""
     beside = Beside(*_read_settings(path), **known)
     try:
         arrays, others, read = _recognise(arrays, beside.part)

@@ -82,11 +82,7 @@ _UNSUPPORTED = {
 
 
 def vit_table(*forms: Names, args: Mapping[str, Any] | None = None, stem: str = "") -> list[Part]:
-    """The names of all arrays; `args` are timm's arguments of the model.
-
-    Those of `forms` come before the usual ones of a block; `stem` is the folder of the first
-    convolution of a hybrid.
-    """
+    """All names for timm's arguments; `forms` before the usual ones of a block."""
     args, folder = args or {}, "patch_embed.backbone."
     return [
         Part(_TOP),

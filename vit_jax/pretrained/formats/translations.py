@@ -109,10 +109,7 @@ _PLAIN = {"pool_type": "tok", "global_average_pool": False, "final_ln_after_pool
 
 
 def open_clip_settings(content: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """`open_clip_config.json` as settings of transformers, and of their preprocessor; or timm's.
-
-    UserError for a tower that transformers' CLIP is not.
-    """
+    """`open_clip_config.json` as settings of transformers' CLIP and its preprocessor, or timm."""
     with reading(OPEN_CLIP_CONFIG):
         model, images = content["model_cfg"], content.get("preprocess_cfg") or {}
         tower = model["vision_cfg"]

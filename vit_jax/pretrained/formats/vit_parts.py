@@ -37,10 +37,7 @@ _DECODER: Names = {
 def decoder(
     folders: Sequence[str], blocks: Iterable[Names], settings: Mapping[str, Any], key: str
 ) -> list[Part]:
-    """The names of a masked autoencoder's decoder, whose number of heads is `settings[key]`.
-
-    `folders` are their names of a block, `blocks` the names within, of both first those to write.
-    """
+    """A masked autoencoder's decoder; of `folders` and `blocks` the first are written."""
     with reading("config.json"):
         num_heads = positive(settings.get(key, DECODER_HEADS))
     table = [Part(_DECODER, theirs=folders[0].rpartition("decoder_")[0])]
@@ -101,10 +98,7 @@ RELATIVE_BIAS = f"{BLOCKS}_{{}}/{ATTENTION}/relative_bias/"
 
 
 def read_relative_bias(stored: Stored, number: int, table: np.ndarray, grid: Grid | None) -> None:
-    """Adds BEiT's table [(2h - 1) (2w - 1) + 3, H] of a block; UserError: it is not of this grid.
-
-    Its last rows are scores of the class token with patches, of patches with it, and with itself.
-    """
+    """Adds BEiT's table [(2h - 1) (2w - 1) + 3, H] of a block; UserError: of another grid."""
     count = len(table) if table.ndim == 2 else 0
     side = math.isqrt(max(count - 3, 0))
     height, width = (2 * n - 1 for n in grid) if grid else (side, side)

@@ -79,8 +79,7 @@ class ZooEntry:
     @property
     def imagenet_top1(self) -> float | None:
         """Published ImageNet top-1 of its own head, in percent."""
-        own = (accuracy.percent for accuracy in self.on_imagenet if accuracy.by == "head")
-        return next(own, None)
+        return next((row.percent for row in self.on_imagenet if row.by == "head"), None)
 
     @property
     def on_imagenet(self) -> list[Accuracy]:
@@ -180,10 +179,7 @@ def list_models(pattern: str = "*") -> list[str]:
 
 
 def filter_entries(*, min_accuracy: float | None = None, **fields: Any) -> list[ZooEntry]:
-    """Rows that match every argument that is not None; UserError if there are none.
-
-    `fields` are those of a `ZooEntry`, or its `family`; `min_accuracy` is ImageNet's, in percent.
-    """
+    """Rows with these `fields` (None: any), and ImageNet accuracy in percent; UserError: none."""
     rows = list(entries().values())
     filters = {key: value for key, value in fields.items() if value is not None}
     for key, value in filters.items():

@@ -87,10 +87,7 @@ def resolve(source: str | os.PathLike[str]) -> Path:
 
 
 def describe_source(source: str | os.PathLike[str]) -> ZooEntry | None:
-    """The zoo's entry for `source`, a name, an address or its cached copy; else None.
-
-    UserError for `augreg:` with values that its index, which is downloaded, does not have.
-    """
+    """The zoo's entry for `source`, a name, an address or its cached copy; else None."""
     text = os.fspath(source)
     path = _existing(source)
     if path is not None:
