@@ -102,7 +102,9 @@ def read_source(
     Raises:
       UserError: the source does not exist, has no weights, is damaged, or is of an unknown model.
     """
-    source, part = _split_part(source)
+    head, _, part = os.fspath(source).rpartition("#")
+    has_part = head and part.isidentifier() and not os.path.exists(os.path.expanduser(source))
+    source, part = (head, part) if has_part else (source, "")
     run, _, is_best = os.fspath(source).rpartition("/")
     if is_best == "best" and not to_path(source).exists() and (to_path(run) / CONFIG_FILE).exists():
         source = best_checkpoint(run)
@@ -126,9 +128,9 @@ def read_source(
             else:
                 from vit_jax.pretrained.formats.table import read_weights  # of other projects
 
-                known = {"num_heads": num_heads, "default_heads": default_heads, "part": part}
                 grid = grid or (description.grid if description else None)
-                stored = read_weights(local, arrays, grid=grid, **known)
+                heads = {"num_heads": num_heads, "default_heads": default_heads}
+                stored = read_weights(local, arrays, grid=grid, part=part, **heads)
                 stored.description = description
     if entry is not None:
         _add_entry(stored, entry)
@@ -140,14 +142,6 @@ def read_source(
         text = f"{source}: {counted(count, 'unexpected array')}: {names}"
         raise UserError(f"{text}. Detected format: {stored.format}.")
     return stored
-
-
-def _split_part(source: str | os.PathLike[str]) -> tuple[str | os.PathLike[str], str]:
-    """`SOURCE#PART` -> (SOURCE, PART); "" if there is no part."""
-    head, _, part = os.fspath(source).rpartition("#")
-    if head and part.isidentifier() and not os.path.exists(os.path.expanduser(source)):
-        return head, part
-    return source, ""
 
 
 class _Ours(NamedTuple):

@@ -234,22 +234,21 @@ class _Fit:
         grid = grids[0] or resize.find_source_grid(shapes[0], (1, 1), len(new))
         source_grid = resize.find_source_grid(shapes[1], grid, len(tokens), grids[1])
         how = [] if source_grid == grid else [_resized(method, source_grid, grid)]
-        what, rows = ("{} and its position", "position")
+        dropped = [self._title(token) for token in tokens if token not in new]
+        added = [self._title(token) for token in new if token not in tokens]
         if is_offsets:
-            what, rows = ("offsets of the {}", "offsets")
-        how += [f"{what.format(self._title(t))} dropped" for t in tokens if t not in new]
-        how += [f"zero {rows} of the {self._title(t)} added" for t in new if t not in tokens]
-        if not how:
-            return
-        if is_offsets:
-            array, added = resize.interpolate_offsets(before, grid, source_grid, method), len(new)
-            added -= len(tokens)
-            array = np.pad(array, ((added, added), (0, 0))) if added > 0 else array
-            array = array[-added:added] if added < 0 else array
+            how += [f"offsets of the {title} dropped" for title in dropped]
+            how += [f"zero offsets of the {title} added" for title in added]
+            array = resize.interpolate_offsets(before, grid, source_grid, method)
+            padded = np.pad(array, ((len(added), len(added)), (0, 0)))
+            array = padded[len(dropped) : len(padded) - len(dropped)]
         else:
+            how += [f"{title} and its position dropped" for title in dropped]
+            how += [f"zero position of the {title} added" for title in added]
             array = resize.interpolate_posembed(before, grid, len(tokens), source_grid, method)
             array = resize.replace_prefix(array, tokens, new)
-        self._replace(name, array, ", ".join(how))
+        if how:
+            self._replace(name, array, ", ".join(how))
 
     def channels(self, method: str) -> None:
         name = self.ours.image_kernel(self.like)

@@ -101,8 +101,7 @@ def _take_relative_biases(
 
 def _place_head(stored: Stored, kind: str, is_projection: bool) -> None:
     """Says what the head's input is; drops what is no input of it."""
-    params = stored.params
-    other = "not an input of the head"
+    params, other = stored.params, "not an input of the head"
     if "registers" in params and not params["registers"].size:
         stored.drop("registers", "there are none")
     if "head_dist/kernel" not in params and {"dist", "head/kernel"} <= params.keys():
@@ -136,10 +135,7 @@ def _is_modern(stored: Stored) -> bool:
 
 
 def _make_modern(stored: Stored, kind: str, settings: dict[str, Any]) -> None:
-    """Parameters of `vit.py` -> those of `modern_vit.py`; UserError: an array is missing.
-
-    What is missing would be taken for a model without it.
-    """
+    """Parameters of `modern_vit.py`, of `vit.py`'s; UserError if an array is missing."""
     params, block = stored.params, f"{BLOCKS}_0/{ATTENTION}"
     is_mean = stored.conventions.get("classifier") == "gap"
     needed = [] if kind == "clip" else ["embedding/bias"]
@@ -154,9 +150,8 @@ def _make_modern(stored: Stored, kind: str, settings: dict[str, Any]) -> None:
         needed += [POSITIONS]
     if kind in ("vit", "dinov2") and "model_type" in settings and settings.get("qkv_bias", True):
         needed += [f"{block}/{name}/bias" for name in ("query", "key", "value")]
-    of_two = settings.get("model_type") == "dinov2_with_registers"
-    if settings.get("num_register_tokens", 4 if of_two else 0):
-        needed += ["registers"]
+    usual = 4 * (settings.get("model_type") == "dinov2_with_registers")
+    needed += ["registers"] if settings.get("num_register_tokens", usual) else []
     if missing := [name for name in needed if name not in params]:
         raise UserError(f"{list_names(missing)} missing; make sure that the file is whole.")
     stored.conventions.pop("position_embedding")

@@ -87,10 +87,7 @@ class Beside(NamedTuple):
     part: str = ""  # one of several models in the file
 
     def heads_of(self, arrays: Arrays, stated: int | None, default: int | None = None) -> int:
-        """The number of heads: as given or `stated`, else of a known size, else the default.
-
-        UserError if it cannot be inferred, or if `num_heads` contradicts the file.
-        """
+        """As given or `stated`, else of a known size, else the default; else UserError."""
         if self.num_heads and stated and self.num_heads != stated:
             raise UserError(f"num_heads={self.num_heads}, but config.json says {stated}.")
         if heads := self.num_heads or stated:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from vit_jax.errors import UserError
-from vit_jax.files.paths import read_object, write_arrays, write_json
+from vit_jax.files.paths import read_object, reading, write_arrays, write_json
 from vit_jax.models.create import MODELS
 from vit_jax.models.description import Description, InputSettings
 from vit_jax.models.tokens import sincos2d
@@ -101,19 +101,20 @@ def read_weights(path: Path, arrays: Arrays, **known: Any) -> Stored:
     """Arrays of a file of any format in our names; `known` are fields of `Beside`."""
     beside = Beside(*_read_settings(path), **known)
     try:
-        arrays, others, read = _recognise(arrays, beside.part)
-        if read is None:
-            names = list_names(list(arrays), 4)
-            raise UserError(f"{names}: names match no supported Vision Transformer or ResNet.")
-        weights = read(arrays, beside)
-        model_args = beside.settings.get("model_args") or {}
-        stated = model_args.get("depth") or beside.settings.get("num_hidden_layers")
-        depth = len(numbers(f"{BLOCKS}_{{}}/", weights.params))
-        if stated and stated != depth:
-            raise UserError(f"config.json has {stated} blocks, but the file has {depth}.")
-        weights.dropped |= others
-        if not beside.settings and FORMATS[weights.format].is_folder:
-            _log_guesses(path, weights, beside)
+        with reading("it"):  # also arrays of shapes that do not fit each other
+            arrays, others, read = _recognise(arrays, beside.part)
+            if read is None:
+                names = list_names(list(arrays), 4)
+                raise UserError(f"{names}: names match no supported Vision Transformer or ResNet.")
+            weights = read(arrays, beside)
+            model_args = beside.settings.get("model_args") or {}
+            stated = model_args.get("depth") or beside.settings.get("num_hidden_layers")
+            depth = len(numbers(f"{BLOCKS}_{{}}/", weights.params))
+            if stated and stated != depth:
+                raise UserError(f"config.json has {stated} blocks, but the file has {depth}.")
+            weights.dropped |= others
+            if not beside.settings and FORMATS[weights.format].is_folder:
+                _log_guesses(path, weights, beside)
     except UserError as error:
         raise UserError(f"{path}: {error}") from error
     return weights

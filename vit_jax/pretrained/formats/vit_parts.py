@@ -99,10 +99,9 @@ RELATIVE_BIAS = f"{BLOCKS}_{{}}/{ATTENTION}/relative_bias/"
 
 def read_relative_bias(stored: Stored, number: int, table: np.ndarray, grid: Grid | None) -> None:
     """Adds BEiT's table [(2h - 1) (2w - 1) + 3, H] of a block; UserError: of another grid."""
-    count = len(table) if table.ndim == 2 else 0
-    side = math.isqrt(max(count - 3, 0))
+    side = math.isqrt(max(len(table) - 3, 0))
     height, width = (2 * n - 1 for n in grid) if grid else (side, side)
-    if height * width + 3 != count:
+    if height * width + 3 != len(table):
         text = f"relative positions of shape {table.shape} are not of {grid or 'a square grid'}"
         raise UserError(f"{text}; give its rows and columns (pretrained.grid, --grid).")
     name = RELATIVE_BIAS.format(number)
