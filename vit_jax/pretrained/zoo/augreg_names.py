@@ -67,9 +67,10 @@ def parse(name: str) -> FileName:
     if match is None:
         raise UserError(
             f"{name!r} is not an AugReg file; names look like Ti_16-i21k-300ep-lr_0.001-aug_none-"
-            "wd_0.03-do_0.0-sd_0.0, with a suffix such as --imagenet2012-steps_20k-lr_0.03-res_384 "
-            f"if fine-tuned; models: {', '.join(MODELS)}; aug: {', '.join(AUGMENTATIONS)}; "
-            f"fine-tuned on: {', '.join(ADAPTATION)}."
+            "wd_0.03-do_0.0-sd_0.0 (i1k: 300ep only; wd_0.1; do_0.1-sd_0.1), with a suffix such as "
+            "--imagenet2012-steps_20k-lr_0.03-res_384 if fine-tuned; "
+            f"models: {', '.join(MODELS)}; aug: {', '.join(AUGMENTATIONS)}; fine-tuned on: "
+            f"{', '.join(ADAPTATION)}; steps: {', '.join(STEPS)}."
         )
     return FileName(
         upstream=match["upstream"],
