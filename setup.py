@@ -10,13 +10,12 @@ from setuptools.command.build_py import build_py
 # this package can be installed next to others and still be installed exactly as tested.
 INSTALL_REQUIRES = [
     "absl-py>=2.1",
-    "aiohttp>=3.12",  # downloads
     "array_record>=0.8.3",
     "clu>=0.0.12",
     "docstring_parser>=0.16",  # of tensorflow-datasets; --help
     "etils[epath]>=1.12",
     "flax>=0.12.8",
-    "fsspec>=2026.1",  # of etils; the thread of downloads
+    "fsspec>=2026.1",  # of etils
     "grain>=0.2.18",
     "importlib_resources>=6.0",  # tensorflow-datasets imports it without declaring it
     "jax>=0.10.2",

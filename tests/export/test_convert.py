@@ -22,6 +22,7 @@ from vit_jax.inference.load import load_model
 from vit_jax.inference.model import Model
 from vit_jax.models.create import create_model
 from vit_jax.models.vit import POSITIONS
+from vit_jax.pretrained.arrays import read_arrays
 from vit_jax.pretrained.formats import google
 from vit_jax.pretrained.zoo.entries import entries
 from vit_jax.trees import flatten_names
@@ -81,6 +82,46 @@ def test_rectangles(name: str, tmp_path: Path) -> None:
     assert report["arrays"]["adapted"][POSITIONS].endswith("bilinear 4x6 -> 6x8")
     description = load_model(again).description
     assert (description.image_shape, description.grid) == ((48, 64, 3), (6, 8))
+
+
+@pytest.mark.parametrize("name", ["npz", "timm", "huggingface"])
+def test_the_norm_before_a_head_becomes_part_of_it(name: str, tmp_path: Path) -> None:
+    module = create_model(**weights.SMALL, num_classes=7, head_norm=True)
+    params = weights.seeded(module, (32, 32, 3))
+    params["head_norm/var"] = np.square(params["head_norm/var"]) + 0.5
+    source = write_arrays(tmp_path / "a.npz", params)
+    target = tmp_path / (name if name in FOLDERS else f"{name}.npz")
+    report = convert_checkpoint(str(source), str(target), format=name)
+    assert report["max_difference"] <= report["tolerance"]
+    model = load_model(target)
+    assert not model.description.model["head_norm"]
+    assert flatten_names(model.params).keys() == params.keys() - {"head_norm/mean", "head_norm/var"}
+
+
+@pytest.mark.parametrize("name", ["npz_published", "big_vision", "timm", "huggingface"])
+def test_batch_norms_of_a_hybrid_are_refused(name: str, tmp_path: Path) -> None:
+    sizes = {"resnet_layers": (1,), "resnet_batch_norm": True, "patch_size": 2}
+    module = create_model(**{**weights.SMALL, **sizes}, num_classes=7)
+    source = write_arrays(tmp_path / "a.npz", weights.seeded(module, (32, 32, 3)))
+    target = tmp_path / (name if name in FOLDERS else f"{name}.npz")
+    with pytest.raises(UserError, match=r"cannot store model\.resnet_.*use --format=npz or orbax"):
+        convert_checkpoint(str(source), str(target), format=name)
+    assert not target.exists()
+
+
+def test_frozen_norms_do_not_matter_to_files(tmp_path: Path) -> None:
+    sizes = {"stage_layers": (1,), "stage_widths": (8,), "group_width": 4}
+    written = []
+    for frozen in (False, True):
+        module = create_model("regnet", num_classes=3, frozen_norms=frozen, **sizes)
+        source = write_arrays(tmp_path / f"{frozen}.npz", weights.seeded(module, (32, 32, 3)))
+        description = load_model(source, image_size=32).description
+        model = {**description.model, "frozen_norms": frozen}
+        described = dataclasses.replace(description, model=model)
+        write_json(tmp_path / f"{frozen}.json", described.to_json())
+        convert_checkpoint(str(source), str(tmp_path / f"{frozen}-b.npz"), format="npz")
+        written.append(read_arrays(tmp_path / f"{frozen}-b.npz"))
+    np.testing.assert_equal(*written)
 
 
 def test_fixed_positions_are_written_as_learned_ones(tmp_path: Path) -> None:

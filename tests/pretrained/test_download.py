@@ -101,7 +101,6 @@ def test_faults_that_pass(server: FileServer, tmp_path: Path) -> None:
     [
         (Served(b""), "has 0 bytes instead of 1 to"),
         (Served(b"\n<!DOCTYPE html><html>Sign in"), "it is a web page; discarded"),
-        (Served(BODY, {"Content-Encoding": "gzip"}), "connection failed"),
         (Served(BODY, {}, [{"break_after": 70}] * 9), "failed .* attempt 3"),
         (Served(BODY, {}, [{"status": 503}] * 9), "returned 503 Service Unavailable, attempt 3"),
         (Served(BODY, {}, [{"status": 401}]), "returned 401 Unauthorized, attempt 1; check the"),
@@ -147,7 +146,7 @@ def test_the_servers_own_hash_is_checked(server: FileServer, tmp_path: Path) -> 
 def test_no_network(tmp_path: Path) -> None:
     with serve_files() as server:
         pass  # nobody listens at its port any more
-    refused(server, tmp_path, "connection failed .*127.0.0.1.* the network, HTTPS_PROXY")
+    refused(server, tmp_path, "127.0.0.1.*connection failed .* the network, HTTPS_PROXY")
 
 
 def test_a_certificate_has_to_be_trusted(server: FileServer, tmp_path: Path) -> None:
@@ -175,8 +174,8 @@ def test_a_certificate_has_to_be_trusted(server: FileServer, tmp_path: Path) -> 
     with pytest.raises(UserError, match="self-signed.*attempt 1; .*SSL_CERT_FILE"):
         download(url, tmp_path / "cache" / "file.npz")
     # In another process: the variable is read when it starts.
-    program = "from vit_jax.pretrained.zoo.download import download\n"
-    program += f"download({url!r}, {str(tmp_path / 'file.npz')!r})"
+    program = "from pathlib import Path\nfrom vit_jax.pretrained.zoo.download import download\n"
+    program += f"download({url!r}, Path({str(tmp_path / 'file.npz')!r}))"
     subprocess.run([sys.executable, "-c", program], env={"SSL_CERT_FILE": str(chain)}, check=True)
     assert (tmp_path / "file.npz").read_bytes() == BODY
 

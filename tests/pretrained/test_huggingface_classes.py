@@ -251,7 +251,7 @@ def test_what_no_class_computes(tmp_path: Path) -> None:
         ({"norm_kind": "rms"}, "model.norm_kind='rms': Dinov2Model, the nearest"),
         (rope, "model.rope='mixed'.*DINOv3ViTModel, the nearest"),
         (registers, "num_classes=7: Dinov2WithRegistersModel"),
-        ({"mlp_dim": 40}, "model.mlp_dim=40: DINOv2 there has whole ratios"),
+        ({"mlp_dim": 40}, "model.mlp_dim=40, no multiple of the width"),
     ):
         module = create_model(**{**sizes, **changes})
         params = weights.seeded(module, (32, 32, 3))

@@ -106,7 +106,7 @@ CROPPED_AS = "'pillow_bicubic', 'down')|central_crop({0}, {0}, rounding='nearest
 )
 def test_preprocessor_settings(settings: dict[str, Any], image_size: Any, expected: str) -> None:
     sizes = {"image_size": image_size} if image_size else {}
-    stated = huggingface_config.read_settings(sizes, settings)
+    stated = huggingface_config.read_settings(sizes, settings, "vit")
     assert stated.eval_preprocess == (expected and f"decode|{expected.format(image_size)}")
 
 
@@ -135,7 +135,7 @@ def test_pixels_of_each_processor(
     settings = json.loads((tmp_path / "preprocessor_config.json").read_text())
     image.save(tmp_path / "a.png")
     ours: Any = (tmp_path / "a.png").read_bytes()
-    for op in parse(huggingface_config.read_settings({}, settings).eval_preprocess).ops:
+    for op in parse(huggingface_config.read_settings({}, settings, "vit").eval_preprocess).ops:
         ours = op.apply(ours, np.random.default_rng(0))
     ours = ours / 127.5 - 1 if ours.dtype == np.uint8 else ours
     np.testing.assert_allclose(ours, theirs, rtol=0, atol=tolerance)

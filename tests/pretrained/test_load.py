@@ -19,7 +19,8 @@ from vit_jax.models.vit import POSITIONS
 from vit_jax.pretrained import load
 from vit_jax.pretrained.arrays import write_safetensors
 from vit_jax.pretrained.formats import google
-from vit_jax.pretrained.formats.timm_write import write_names
+from vit_jax.pretrained.formats.names import write_table
+from vit_jax.pretrained.formats.timm import vit_table
 from vit_jax.pretrained.load import load_pretrained, read_source
 from vit_jax.pretrained.zoo import entries as zoo
 from vit_jax.pretrained.zoo import resolve as sources
@@ -185,7 +186,7 @@ def test_a_file_of_the_zoo_is_the_model_that_the_zoo_says(
 def test_the_zoo_knows_how_many_heads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As of DINOv2's g/14, of which Facebook's file says nothing."""
     module = small(num_classes=0)
-    params = write_names(weights.seeded(module, (16, 16, 3)))
+    params = write_table(vit_table(), weights.seeded(module, (16, 16, 3)), "timm")
     write_safetensors(tmp_path / "a.safetensors", params, {})
     with pytest.raises(UserError, match="cannot infer num_heads"):
         load_model(tmp_path / "a.safetensors")

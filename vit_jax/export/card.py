@@ -35,10 +35,7 @@ def write_card(
     images: jax.ShapeDtypeStruct | None = None,
     output: str = "logits",
 ) -> None:
-    """Writes the card of weights that are complete on disk, in the folder or beside the file.
-
-    `images`: the model's input, if not any number of scaled images; `output`: the result's name.
-    """
+    """Writes the card of weights on disk; `images` is their input, if not scaled images."""
     description, library = model.description, LIBRARIES.get(format, "vit_jax")
     batch, dtype = None, np.dtype(np.int32 if model.is_text else np.float32)
     if images is not None:
@@ -57,19 +54,16 @@ def write_card(
         output=output,
     )
     limit = f"differed from vit_jax by at most {check['tolerance']:.2g} {check['unit']}"
-    found = {**_facts(model, batch, dtype), "Checked": f"read back, it {limit}", **(facts or {})}
-    card = (
-        (_CARDS / "card.md")
-        .read_text()
-        .format(
-            library=library,
-            task="image-classification" if num_classes else "image-feature-extraction",
-            name=target.name if target.is_dir() else target.stem,
-            kind=MODELS[description.model["name"]].title,
-            format=format,
-            snippet=snippet,
-            facts="\n".join(f"- {name}: {value}" for name, value in found.items()),
-        )
+    lines = {**_facts(model, batch, dtype), "Checked": f"read back, it {limit}", **(facts or {})}
+    template = (_CARDS / "card.md").read_text()
+    card = template.format(
+        library=library,
+        task="image-classification" if num_classes else "image-feature-extraction",
+        name=target.name if target.is_dir() else target.stem,
+        kind=MODELS[description.model["name"]].title,
+        format=format,
+        snippet=snippet,
+        facts="\n".join(f"- {name}: {value}" for name, value in lines.items()),
     )
     path = target / "README.md" if target.is_dir() else target.with_suffix(".md")
     path.write_text(card, encoding="utf-8")

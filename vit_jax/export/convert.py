@@ -24,7 +24,9 @@ from vit_jax.inference.load import load_model
 from vit_jax.inference.model import Model
 from vit_jax.kinds import check_known
 from vit_jax.models.description import Description, InputSettings
+from vit_jax.models.vit import HEAD_NORM_EPSILON
 from vit_jax.pretrained.fit.adapt import report_text as arrays_text
+from vit_jax.pretrained.formats.stored import Arrays
 from vit_jax.pretrained.formats.table import FORMATS
 from vit_jax.trees import count_parameters, fingerprint, flatten_names, unflatten_names
 from vit_jax.workdir.checkpoints import CheckpointManager
@@ -32,7 +34,6 @@ from vit_jax.workdir.description import MODEL_FILE
 
 ORBAX = "orbax"
 FORMAT_NAMES = (*FORMATS, ORBAX)
-OF_TORCH = ("timm", "huggingface")
 # big_vision's class token is the sum of two of our parameters, so float32 rounds differently
 # once; everything else is moved, not computed.
 LOGITS_TOLERANCE = 1e-5
@@ -68,9 +69,9 @@ def convert_checkpoint(
     with unfinished(target) as path:
         write(path, format, flatten_names(model.params), model.description)
         again = load_model(path)
-        logits, found = (compute_logits(x.module, x.params, images) for x in (model, again))
-        tolerance = LOGITS_TOLERANCE * max(1.0, float(np.std(logits)))
-        check = check_same([(logits, found)], destination, tolerance, "in the logits")
+        before, after = (compute_logits(x.module, x.params, images) for x in (model, again))
+        tolerance = LOGITS_TOLERANCE * max(1.0, float(np.std(before)))
+        check = check_same([(before, after)], destination, tolerance, "in the logits")
         report = finish(path, target, model, format, check)
     return {
         **report,
@@ -92,31 +93,22 @@ def check_destination(target: Path, format: str, *, is_file: bool = False) -> No
 def check_same(
     pairs: Iterable[tuple[Any, Any]], what: str, tolerance: float, unit: str
 ) -> dict[str, Any]:
-    """The `max_difference` of pairs of arrays, its `tolerance`, and the `unit` of both.
-
-    UserError if it is larger, or if shapes or dtypes differ.
-    """
+    """The largest difference of pairs; UserError above `tolerance`, or for other shapes."""
     worst = 0.0
-    for expected, found in pairs:
-        same = (found.shape, found.dtype) == (expected.shape, expected.dtype)
-        difference = np.max(np.abs(found - expected)) if same else np.inf
+    for expected, actual in pairs:
+        is_alike = (actual.shape, actual.dtype) == (expected.shape, expected.dtype)
+        difference = np.max(np.abs(actual - expected)) if is_alike else np.inf
         worst = float(np.maximum(worst, difference))  # unlike max, propagates NaN
     if not worst <= tolerance:
-        raise UserError(
-            f"{what} was written and read back, and differs by {worst:.2g} {unit} from the model "
-            f"(allowed: {tolerance:.2g}); it was removed. Please report this."
-        )
+        text = f"{what} was written and read back, and differs by {worst:.2g} {unit}"
+        raise UserError(f"{text} (allowed: {tolerance:.2g}); it was removed. Please report this.")
     return {"max_difference": worst, "tolerance": tolerance, "unit": unit}
 
 
 def finish(
     path: Path, target: Path, model: Model, format: str, check: dict[str, Any], **card: Any
 ) -> dict[str, Any]:
-    """Writes the card of the result at `path`, which will become `target`; returns the report.
-
-    That is `source`, `source_format`, `destination`, `format`, `files`, `num_parameters`, `arrays`
-    (what happened to each), and the result of `check_same`.
-    """
+    """Writes the card of the result at `path`, which will become `target`; returns the report."""
     write_card(path, model, format, check, **card)
     files = (file.relative_to(path.parent) for file in path.parent.rglob("*") if file.is_file())
     return {
@@ -146,7 +138,7 @@ def report_text(report: dict[str, Any]) -> str:
     return "\n  ".join(lines)
 
 
-def write(path: Path, format: str, params: dict[str, np.ndarray], description: Description) -> None:
+def write(path: Path, format: str, params: Arrays, description: Description) -> None:
     """Writes flat parameters and their description, in the files of the format."""
     if format == ORBAX:
         path.mkdir()
@@ -156,46 +148,60 @@ def write(path: Path, format: str, params: dict[str, np.ndarray], description: D
         write_json(path / MODEL_FILE, description.to_json())
         return
     row = FORMATS[format]
+    params, description = fold_head_norm(params, description)
     row.write(path, params, description, input_settings(description)[0] if row.is_folder else None)
-    # Those formats only have positions as parameters.
-    if format in OF_TORCH and "position_embedding" in description.model:
+    # Folders only have positions as parameters.
+    if row.is_folder and "position_embedding" in description.model:
         sizes = {**description.model, "position_embedding": "learned"}
         description = dataclasses.replace(description, model=sizes)
     beside = path / MODEL_FILE if row.is_folder else path.with_suffix(".json")
     write_json(beside, description.to_json())
 
 
-def input_settings(description: Description) -> tuple[InputSettings, list[str]]:
-    """The part of the preprocessing that timm and Hugging Face store, and notes on what is lost.
+def fold_head_norm(params: Arrays, description: Description) -> tuple[Arrays, Description]:
+    """The same model without `head_norm`: its statistics become part of the head.
 
-    Ops that they cannot express (random ones, another order) become a plain resize.
+    W' = W / sqrt(var + epsilon) and b' = b - mean W', since only our code has a norm there.
     """
+    if "head_norm/mean" not in params:
+        return params, description
+    params, model = dict(params), {**description.model, "head_norm": False}
+    mean, var = params.pop("head_norm/mean"), params.pop("head_norm/var")
+    kernel = params["head/kernel"] / np.sqrt(var + HEAD_NORM_EPSILON)[:, None]  # [D, K]
+    params |= {"head/kernel": kernel, "head/bias": params["head/bias"] - mean @ kernel}
+    return params, dataclasses.replace(description, model=model)
+
+
+def input_settings(description: Description) -> tuple[InputSettings, list[str]]:
+    """What timm and Hugging Face store of the preprocessing, and notes on what is lost."""
     height, width, channels = description.image_shape
-    found: dict[str, Any] = {"method": "bilinear", "resize": (height, width), "crop": None}
-    found |= dict.fromkeys(("mean", "std"), (0.5,) * channels)
-    lost, notes = [], []
+    half, lost, notes = (0.5,) * channels, [], []
+    settings = InputSettings("bilinear", (height, width), None, half, half)
 
     def per_channel(value: Any) -> tuple[float, ...]:
         return value if isinstance(value, tuple) else (value,) * channels
 
     for op in preprocess.parse(description.eval_preprocess).ops:
-        if isinstance(op, Resize | ResizeSmall):
-            found["method"] = "bicubic" if "bicubic" in op.method else "bilinear"
-            found["resize"] = op.size if isinstance(op, ResizeSmall) else op.shape
-            if "pillow" not in op.method:
-                notes.append("resizing there is antialiased, as in Pillow; here it is not.")
-        elif isinstance(op, CentralCrop):
-            found["crop"] = op.shape
-        elif isinstance(op, Normalize):
-            found |= {"mean": per_channel(op.mean), "std": per_channel(op.std)}
-        elif isinstance(op, ValueRange):  # (x - mean) / std = x * (high - low) + low
-            scale = 1.0 / (op.high - op.low)
-            found |= {"mean": per_channel(-op.low * scale), "std": per_channel(scale)}
-        elif not isinstance(op, Decode):
-            lost.append(type(op).__name__)
+        change: dict[str, Any] = {}
+        match op:
+            case Resize() | ResizeSmall():
+                change["method"] = "bicubic" if "bicubic" in op.method else "bilinear"
+                change["resize"] = op.size if isinstance(op, ResizeSmall) else op.shape
+                if "pillow" not in op.method:
+                    notes.append("resizing there is antialiased, as in Pillow; here it is not.")
+            case CentralCrop():
+                change["crop"] = op.shape
+            case Normalize():
+                change = {"mean": per_channel(op.mean), "std": per_channel(op.std)}
+            case ValueRange():  # (x - mean) / std = x * (high - low) + low
+                scale = 1.0 / (op.high - op.low)
+                change = {"mean": per_channel(-op.low * scale), "std": per_channel(scale)}
+            case _ if not isinstance(op, Decode):
+                lost.append(type(op).__name__)
+        settings = dataclasses.replace(settings, **change)
     if lost:
         notes.append(f"not stored of the preprocessing: {', '.join(lost)}.")
-    return InputSettings(**found), notes
+    return settings, notes
 
 
 def lost_conventions(name: str, description: Description) -> list[str]:
@@ -203,8 +209,9 @@ def lost_conventions(name: str, description: Description) -> list[str]:
     model, by = description.model, description.probabilities_by
     if name == ORBAX:
         return []  # ours stores everything
-    notes = input_settings(description)[1] if name in OF_TORCH else []
-    if name in OF_TORCH and model.get("position_embedding", "learned") != "learned":
+    is_folder = FORMATS[name].is_folder
+    notes = input_settings(description)[1] if is_folder else []
+    if is_folder and model.get("position_embedding", "learned") != "learned":
         notes.append("Fixed positions are stored as learned ones: this format has no others.")
     for key, assumed in FORMATS[name].choose(model).assumed.items():
         if model.get(key, assumed) != assumed:

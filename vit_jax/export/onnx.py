@@ -2,14 +2,13 @@
 
 The function is traced once, with a symbolic size if the batch is free. Calls are inlined, what
 depends only on parameters is computed immediately (weight standardisation becomes a plain kernel),
-and every other equation goes through a table of the primitives that our models use.
-
-This is our own because jax2onnx 0.17 cannot be installed with the orbax-checkpoint that we need,
-and its max pooling is rejected by ONNX Runtime; BiT and pre_logits have no PyTorch equivalent.
+and every other equation goes through a table of the primitives that our models use. (jax2onnx 0.17
+cannot be installed with the orbax-checkpoint that we need; ONNX Runtime rejects its max pooling.)
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -91,13 +90,7 @@ def write_onnx(
     *,
     output_name: str,
 ) -> None:
-    """Writes a pure function with one array as result, and checks that the file is valid.
-
-    Constants of a large model go into `PATH.data`; the first size of `images` may be symbolic.
-
-    Raises:
-      UserError: the package onnx is missing, or a primitive of the model is not in the table.
-    """
+    """Writes a valid file of a pure function with one result; UserError: no such primitive."""
     onnx = import_extra("--format=onnx", "onnx", "export")
     helper = onnx.helper
     closed, result = jax.make_jaxpr(function, return_shape=True)(dict(params), images)
@@ -155,10 +148,8 @@ def _inline(
         elif name in EMITTERS:
             results = [EMITTERS[name](graph, eqn, *inputs)]
         else:
-            raise UserError(
-                f"--format=onnx: the model uses the JAX primitive {name!r}, which has no "
-                "ONNX conversion; use --format=stablehlo, or add it to vit_jax/export/onnx.py."
-            )
+            text = f"--format=onnx: no row of vit_jax/export/onnx.py has the JAX primitive {name!r}"
+            raise UserError(f"{text}; add one, or use --format=stablehlo.")
         known.update(zip(eqn.outvars, results, strict=True))
     return [read(atom) for atom in jaxpr.outvars]
 
@@ -172,10 +163,10 @@ def _integer_pow(graph: Graph, eqn: Any, x: Operand) -> Operand:
 
 
 def _broadcast_in_dim(graph: Graph, eqn: Any, x: Operand) -> Operand:
-    given, shape = eqn.invars[0].aval.shape, eqn.params["shape"]
-    sizes = dict(zip(eqn.params["broadcast_dimensions"], given, strict=True))
+    before, shape = eqn.invars[0].aval.shape, eqn.params["shape"]
+    sizes = dict(zip(eqn.params["broadcast_dimensions"], before, strict=True))
     aligned = [sizes.get(axis, 1) for axis in range(len(shape))]
-    x = x if aligned == list(given) else graph.reshape(x, aligned)
+    x = x if aligned == list(before) else graph.reshape(x, aligned)
     if aligned == list(shape):
         return x
     # 1 keeps a size, including a free one.
@@ -232,8 +223,8 @@ def _conv_general_dilated(graph: Graph, eqn: Any, x: Operand, kernel: Operand) -
     return graph.transpose(result, np.argsort(axes.out_spec).tolist())
 
 
-def _reduce_window_max(graph: Graph, eqn: Any, x: Operand) -> Operand:
-    return _pool("MaxPool", graph, eqn, x)
+def _reduce(op_type: str, graph: Graph, eqn: Any, x: Operand) -> Operand:
+    return graph.add(op_type, x, integers(eqn.params["axes"]), keepdims=0)
 
 
 def _reduce_window_sum(graph: Graph, eqn: Any, x: Operand) -> Operand:
@@ -262,19 +253,9 @@ CALLS = {"custom_jvp_call": "call_jaxpr", "jit": "jaxpr", "remat2": "jaxpr"}
 
 # Primitives that are ONNX operators under another name.
 DIRECT = {
-    "add": "Add",
-    "div": "Div",
-    "exp": "Exp",
-    "gt": "Greater",
-    "logistic": "Sigmoid",
-    "lt": "Less",
-    "max": "Max",
-    "mul": "Mul",
-    "neg": "Neg",
-    "sqrt": "Sqrt",
-    "sub": "Sub",
-    "tanh": "Tanh",
+    name.lower(): name for name in ["Add", "Div", "Exp", "Max", "Mul", "Neg", "Sqrt", "Sub", "Tanh"]
 }
+DIRECT |= {"gt": "Greater", "logistic": "Sigmoid", "lt": "Less"}
 
 EMITTERS: dict[str, Callable[..., Operand]] = {
     "broadcast_in_dim": _broadcast_in_dim,
@@ -283,19 +264,14 @@ EMITTERS: dict[str, Callable[..., Operand]] = {
     "convert_element_type": lambda graph, eqn, x: graph.add(
         "Cast", x, to=element_type(eqn.params["new_dtype"])
     ),
-    "copy": lambda _, __, x: x,
+    **dict.fromkeys(("copy", "name", "stop_gradient"), lambda _, __, x: x),
     "dot_general": _dot_general,
     "erfc": lambda graph, _, x: graph.add("Sub", np.ones((), np.float32), graph.add("Erf", x)),
     "gather": _gather,
     "integer_pow": _integer_pow,
-    "name": lambda _, __, x: x,
-    "reduce_max": lambda graph, eqn, x: graph.add(
-        "ReduceMax", x, integers(eqn.params["axes"]), keepdims=0
-    ),
-    "reduce_sum": lambda graph, eqn, x: graph.add(
-        "ReduceSum", x, integers(eqn.params["axes"]), keepdims=0
-    ),
-    "reduce_window_max": _reduce_window_max,
+    "reduce_max": functools.partial(_reduce, "ReduceMax"),
+    "reduce_sum": functools.partial(_reduce, "ReduceSum"),
+    "reduce_window_max": functools.partial(_pool, "MaxPool"),
     "reduce_window_sum": _reduce_window_sum,
     "reshape": lambda graph, eqn, x: graph.reshape(x, eqn.outvars[0].aval.shape),
     "rsqrt": lambda graph, _, x: graph.add("Reciprocal", graph.add("Sqrt", x)),
@@ -303,7 +279,6 @@ EMITTERS: dict[str, Callable[..., Operand]] = {
     "slice": _slice,
     "square": lambda graph, _, x: graph.add("Mul", x, x),
     "squeeze": lambda graph, eqn, x: graph.reshape(x, eqn.outvars[0].aval.shape),
-    "stop_gradient": lambda _, __, x: x,
     "tile": lambda graph, eqn, x: graph.add("Tile", x, graph.sizes(eqn.params["reps"])),
     "transpose": lambda graph, eqn, x: graph.transpose(x, eqn.params["permutation"]),
 }

@@ -1,8 +1,4 @@
-"""Exports finished models for other programs: StableHLO and ONNX.
-
-The written files are read back and must reproduce the logits of the original model, or
-nothing is left on disk.
-"""
+"""Exports finished models for other programs, StableHLO and ONNX, and reads the files back."""
 
 from __future__ import annotations
 
@@ -27,9 +23,9 @@ from vit_jax.kinds import check_known
 from vit_jax.trees import flatten_names, unflatten_names
 from vit_jax.workdir.description import MODEL_FILE, PARAMS_FILE
 
-# Largest difference, in standard deviations of the logits. JAX compiles the same operations twice,
-# so only the order of float32 sums may change (measured: 0 for B/16). ONNX Runtime has its own
-# kernels: 6e-6 for B/16, 8e-6 for H/14 and R50+B/16; B/16 with the other form of GELU: 3e-4.
+# Largest difference, in standard deviations of the logits. StableHLO: only the order of float32
+# sums may change (measured: 0 for B/16). ONNX Runtime has its own kernels: 6e-6 for B/16, 8e-6 for
+# H/14 and R50+B/16; B/16 with the other form of GELU: 3e-4.
 TOLERANCES = {"stablehlo": 1e-5, "onnx": 1e-4}
 # One bfloat16 rounding is 4e-3 of a value.
 BFLOAT16_TOLERANCE = 5e-2
@@ -41,6 +37,7 @@ OUTPUTS: dict[str, tuple[str, Callable[[jax.Array], jax.Array]]] = {
     "softmax": ("probabilities", jax.nn.softmax),
     "sigmoid": ("probabilities", jax.nn.sigmoid),
 }
+Reopened = Callable[[np.ndarray], Any]  # what was written and read back: images -> output
 PLATFORMS = ("cpu", "cuda", "rocm", "tpu")  # of StableHLO, compiled into one file
 READERS = {
     "stablehlo": f"jax {jax.__version__} and releases up to six months later, as it promises; on "
@@ -72,12 +69,8 @@ def export_model(
       output: `logits`, or probabilities by `softmax` or `sigmoid` (the loss it was trained with).
       batch: number of images; None leaves it free.
 
-    Returns:
-      The result of `convert.finish`.
-
-    Raises:
-      UserError: an unknown setting; the destination exists; a package is missing; the model has
-        an operation without ONNX equivalent; or the written files compute something else.
+    Returns the result of `convert.finish`. UserError for an unknown setting, a destination that
+    exists, a package that is missing, or files that compute something else.
     """
     check_known("--format", format, TOLERANCES)
     check_known("--input", input, INPUTS)
@@ -96,9 +89,7 @@ def export_model(
     try:
         cpu = jax.local_devices(backend="cpu")[0]
     except RuntimeError as error:
-        raise UserError(
-            "the file is verified on the CPU, which JAX_PLATFORMS excludes; add ',cpu' to it."
-        ) from error
+        raise UserError("the file is verified on the CPU; add ',cpu' to JAX_PLATFORMS.") from error
     with convert.unfinished(target) as folder:
         folder.mkdir()
         write = {"stablehlo": _write_stablehlo, "onnx": _write_onnx}[format]
@@ -138,13 +129,8 @@ def scale_pixels(model: Model, images: Any) -> jax.Array:
     return jnp.asarray(images, jnp.float32) * ((white - black) / np.float32(255)) + black
 
 
-def _write_stablehlo(
-    model: Model, folder: Path, images: jax.ShapeDtypeStruct, output: str
-) -> Callable[[np.ndarray], Any]:
-    """Writes, reads back, and returns the result as a function.
-
-    Parameters are stored separately: inside the program they would slow down compiling and loading.
-    """
+def _write_stablehlo(model: Model, folder: Path, images: Any, output: str) -> Reopened:
+    """Parameters are stored separately: inside the program they would slow down its loading."""
     import_extra("--format=stablehlo", "flatbuffers", "export")  # used by jax.export
     params = flatten_names(model.params)
     specs = {k: jax.ShapeDtypeStruct(v.shape, v.dtype) for k, v in params.items()}
@@ -164,10 +150,7 @@ def _write_stablehlo(
         return functools.partial(call, dict(arrays))
 
 
-def _write_onnx(
-    model: Model, folder: Path, images: jax.ShapeDtypeStruct, output: str
-) -> Callable[[np.ndarray], Any]:
-    """As `_write_stablehlo`."""
+def _write_onnx(model: Model, folder: Path, images: Any, output: str) -> Reopened:
     onnxruntime = import_extra("--format=onnx", "onnxruntime", "export")
     name, path, params = OUTPUTS[output][0], folder / "model.onnx", flatten_names(model.params)
     write_onnx(path, create_forward(model, output), params, images, output_name=name)
@@ -178,11 +161,7 @@ def _write_onnx(
 
 
 def compare(
-    reopened: Callable[[np.ndarray], Any],
-    model: Model,
-    format: str,
-    images: jax.ShapeDtypeStruct,
-    output: str,
+    reopened: Reopened, model: Model, format: str, images: jax.ShapeDtypeStruct, output: str
 ) -> dict[str, Any]:
     """Compares what was read back with the model itself on seeded images."""
     unit = "standard deviations of the logits" if output == "logits" else "in probabilities"
@@ -191,14 +170,14 @@ def compare(
     rng, pairs = np.random.default_rng(0), []
     # A free batch must work for several sizes.
     for batch in images.shape[:1] if isinstance(images.shape[0], int) else (1, 3):
-        given = inputs = model.sample(batch)
+        pixels = inputs = model.sample(batch)
         if not model.is_text:
-            given = rng.integers(0, 256, (batch, *images.shape[1:])).astype(np.uint8)
-            inputs = np.asarray(scale_pixels(model, given))
+            pixels = rng.integers(0, 256, (batch, *images.shape[1:])).astype(np.uint8)
+            inputs = np.asarray(scale_pixels(model, pixels))
         logits = convert.compute_logits(model.module, model.params, inputs)
         expected = np.asarray(OUTPUTS[output][1](logits))
-        found = np.asarray(reopened(given if images.dtype == np.uint8 else inputs))
+        actual = np.asarray(reopened(pixels if images.dtype == np.uint8 else inputs))
         is_flat = output != "logits" or np.std(expected) == 0.0  # a head may be zero
         scale = 1.0 if is_flat else float(np.std(expected))
-        pairs.append((expected / scale, found / scale))
+        pairs.append((expected / scale, actual / scale))
     return convert.check_same(pairs, f"the {format} file", tolerance, unit)

@@ -348,10 +348,11 @@ class VisionTransformer(nn.Module):
         if not self.num_classes:
             return x
         if self.head_norm:
-            x = BatchNorm(train, epsilon=1e-6, affine=False, name="head_norm")(x)
+            x = BatchNorm(train, epsilon=HEAD_NORM_EPSILON, affine=False, name="head_norm")(x)
         return head(self.num_classes, self.head_bias_init)(x)
 
 
+HEAD_NORM_EPSILON = 1e-6
 BLOCKS = "Transformer/encoderblock"
 _BLOCK = rf"{BLOCKS}(?:_(?P<block>\d+))?"
 ATTENTION = "MultiHeadDotProductAttention_0"

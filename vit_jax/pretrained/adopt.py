@@ -24,12 +24,9 @@ def adopt(config: ConfigDict, workdir: str, *, rescales: bool = True) -> ConfigD
     """Returns a copy of the config with the conventions and normalisation of `pretrained.source`.
 
     That is each convention of the model's family (GELU, epsilon, ...) except those in
-    `pretrained.keep`, and the normalisation of pixels, unless the config has its own. A run with
-    checkpoints resumes with what it adopted; its source need not exist any more. Without
-    `rescales`, a different normalisation is only reported.
-
-    Raises:
-      UserError: the source does not exist or cannot be read; see `read_source`.
+    `pretrained.keep`, and the normalisation of pixels, unless the config has its own or not
+    `rescales`: then a difference is reported. A run with checkpoints resumes with what it adopted;
+    its source need not exist any more. UserError if it cannot be read, see `read_source`.
     """
     keys, config = config.pretrained, copy.deepcopy(config)
     source, family = keys.source, MODELS[config.model.name]
@@ -89,10 +86,9 @@ def _adopt_scale(config: ConfigDict, source: str, spec: str, rescales: bool) -> 
         is_gray = any(isinstance(op, Decode) and op.channels == 1 for op in ops)
         own = any(isinstance(op, Normalize | ValueRange) for op in ops)
         if own or is_gray or not rescales:
-            logging.warning(
-                f"{source} was trained on pixels in {theirs or 'the range [-1, 1]'}, but {key} has "
-                f"{ours or 'the range [-1, 1]'}."
-            )
+            usual = "the range [-1, 1]"
+            text = f"{source} was trained on pixels in {theirs or usual}"
+            logging.warning(f"{text}, but {key} has {ours or usual}.")
             continue
         if isinstance(theirs, ValueRange):
             text = f"value_range({theirs.low}, {theirs.high})"

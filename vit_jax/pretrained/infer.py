@@ -12,7 +12,7 @@ from vit_jax.models.description import Description
 from vit_jax.models.family import Shapes, axis_of, layer_width
 from vit_jax.parameters.table import ParameterTable, table_of
 from vit_jax.pretrained.fit.resize import find_source_grid
-from vit_jax.pretrained.formats.stored import Stored, check_description
+from vit_jax.pretrained.formats.stored import Grid, Stored, check_description
 
 
 def position_tokens(names: Collection[str], table: ParameterTable) -> list[str]:
@@ -40,33 +40,25 @@ def model_sizes(params: Shapes, kind: str) -> dict[str, Any]:
 
 def missing_sizes(sizes: Mapping[str, Any]) -> list[str]:
     """Required attributes of the model that cannot be inferred."""
-    keys = MODELS[sizes["name"]].keys
-    return [
-        key
-        for key, value in sizes.items()
-        if not value and key in keys and keys[key].default is dataclasses.MISSING
-    ]
+    fields = MODELS[sizes["name"]].keys.items()
+    required = {key for key, field in fields if field.default is dataclasses.MISSING}
+    return [key for key, value in sizes.items() if not value and key in required]
 
 
 def infer_model(params: Shapes, kind: str, conventions: Mapping[str, Any]) -> dict[str, Any]:
-    """Keyword arguments of `create_model`; `conventions` are those that no shape shows.
-
-    UserError: an array that the model requires is missing or damaged.
-    """
+    """For `create_model`; `conventions`: what no shape shows. UserError: an array is missing."""
     sizes, family = model_sizes(params, kind), MODELS[kind]
     if missing := missing_sizes(sizes):
         title = family.title.partition(" (")[0]
         raise UserError(f"this {title} is incomplete: cannot infer its {missing[0]}.")
-    heads = [name.rpartition("/")[0] for name in table_of(kind).with_role("head", params)]
-    num_classes = (layer_width(params, heads[0]) if heads else None) or 0
+    heads = {name.rpartition("/")[0] for name in table_of(kind).with_role("head", params)}
+    widths = [layer_width(params, head) for head in sorted(heads)]  # None: of a norm
     unseen = (*family.conventions, *family.head_conventions)
-    kept = {key: value for key, value in conventions.items() if key in unseen}
-    return {**sizes, "num_classes": num_classes, **kept}
+    stated = {key: value for key, value in conventions.items() if key in unseen}
+    return {**sizes, "num_classes": next(filter(None, widths), 0), **stated}
 
 
-def grid_of_images(
-    params: Shapes, kind: str, image_size: tuple[int, int] | None
-) -> tuple[int, int] | None:
+def grid_of_images(params: Shapes, kind: str, image_size: Grid | None) -> Grid | None:
     """Rows and columns of tokens for images [height, width]; None if either is unknown."""
     if image_size is None or missing_sizes(model_sizes(params, kind)):
         return None
@@ -74,7 +66,7 @@ def grid_of_images(
     return image_size[0] // pixels[0], image_size[1] // pixels[1]
 
 
-def known_grid(stored: Stored) -> tuple[int, int] | None:
+def known_grid(stored: Stored) -> Grid | None:
     """Rows and columns of tokens, if known from something other than the arrays."""
     if stored.description is not None:
         return stored.description.grid
@@ -86,10 +78,7 @@ def known_grid(stored: Stored) -> tuple[int, int] | None:
 
 
 def infer_description(
-    stored: Stored,
-    *,
-    grid: tuple[int, int] | None = None,
-    image_size: tuple[int, int] | None = None,
+    stored: Stored, *, grid: Grid | None = None, image_size: Grid | None = None
 ) -> Description:
     """Infers the description of `stored`, which has none, from its arrays and the files beside it.
 
@@ -110,10 +99,7 @@ def infer_description(
     elif size is not None and grid is None:
         grid, shape = module.token_grid(size), size
     elif grid is None:
-        raise UserError(
-            "no position embedding of each token is stored, so the image size cannot be "
-            "inferred; give it (--image_size)."
-        )
+        raise UserError("without positions no array tells the image size; give --image_size.")
     height, width = shape or (grid[0] * pixels[0], grid[1] * pixels[1])
     # Without that array, or with other axes, the file will not fit.
     num_channels = axis_of(params, table_of(kind).image_kernel(params), 4, 2) or 3

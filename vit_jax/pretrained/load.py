@@ -13,18 +13,12 @@ import numpy as np
 
 from vit_jax.data.class_names import class_names
 from vit_jax.errors import UserError, as_user_error
-from vit_jax.files.paths import full_path, local_copy, read_object, to_path
+from vit_jax.files.paths import full_path, local_copy, read_object, reading, to_path
 from vit_jax.models.create import MODELS, recognise, variant_defaults
 from vit_jax.models.description import OBJECTIVE_PARAMETERS, Description, parts_from_json
 from vit_jax.parameters.table import table_of
 from vit_jax.pretrained.arrays import read_arrays
-from vit_jax.pretrained.formats.stored import (
-    OTHER_FILES,
-    TORCH_FILE,
-    WEIGHTS_FILE,
-    Stored,
-    check_description,
-)
+from vit_jax.pretrained.formats.stored import FOLDER_FILES, Stored, check_description
 from vit_jax.pretrained.zoo.entries import ZooEntry
 from vit_jax.pretrained.zoo.resolve import describe_source, resolve
 from vit_jax.trees import flatten_names, unflatten_names
@@ -51,8 +45,7 @@ def load_pretrained(
       like: parameter tree of a new model, either form of the blocks; arrays or only shapes.
       kind: of that model, a name in `MODELS`.
       target_grid: rows and columns of tokens of that model; None: square.
-      model: attributes of the model, to warn of those that parameters do not show
-        (`Family.conventions`) and that differ from the file's.
+      model: its attributes, to warn of conventions that differ from the file's.
       **options: which adaptations are allowed, see `adapt_params`.
 
     Returns:
@@ -98,14 +91,10 @@ def read_source(
 ) -> Stored:
     """Reads parameters of any source and format in our names, loop form, float32.
 
-    Files we wrote, with our description, are trusted; files of others are detected by their
-    contents.
-
     Args:
       source: a file; a folder of timm, Hugging Face or ours (a work directory means its finished
-        `params.npz`, or else its newest valid checkpoint; `RUN/best` the best one by
-        `checkpoint.best_metric`); or anything `resolve` can fetch. Of
-        several models in one file, the first, or the one after a `#`: `runs/lit#txt`.
+        `params.npz`, else its newest valid checkpoint; `RUN/best` the best one); or anything
+        `resolve` can fetch. Of several models in a file, the first, or the one after a `#`.
       num_heads: of the attention, if it is not in the file (PyTorch's do not have it).
       default_heads: the value if `num_heads`, the file and its sizes do not determine it.
       grid: rows and columns of its tokens, if they are not square and not in the file.
@@ -113,7 +102,9 @@ def read_source(
     Raises:
       UserError: the source does not exist, has no weights, is damaged, or is of an unknown model.
     """
-    source, part = _split_part(source)
+    head, _, part = os.fspath(source).rpartition("#")
+    has_part = head and part.isidentifier() and not os.path.exists(os.path.expanduser(source))
+    source, part = (head, part) if has_part else (source, "")
     run, _, is_best = os.fspath(source).rpartition("/")
     if is_best == "best" and not to_path(source).exists() and (to_path(run) / CONFIG_FILE).exists():
         source = best_checkpoint(run)
@@ -121,42 +112,36 @@ def read_source(
     if entry is not None:
         default_heads = entry.model.get("num_heads", default_heads)
     if path.is_dir():
-        names = [PARAMS_FILE, f"{WEIGHTS_FILE}.index.json", WEIGHTS_FILE]
-        names += [f"{TORCH_FILE}.index.json", TORCH_FILE, *OTHER_FILES]
-        path = next((path / name for name in names if (path / name).exists()), path)
+        files = (path / name for name in (PARAMS_FILE, *FOLDER_FILES))
+        path = next((file for file in files if file.exists()), path)
     if path.is_dir():
         stored = _read_checkpoint(full_path(path), part)
     else:
         ours = _description_of(path, part)
         with local_copy(path) as local:
             arrays = read_arrays(local, part := ours.part if ours else part)
-            if ours is not None and ours.names_all(arrays):
+            description = ours.description if ours else None
+            # Other projects' names may be beside our description, too.
+            table = table_of(description.model["name"]) if description else None
+            if ours and table and all(map(table.has, ours.split(arrays)[0])):
                 stored = _read_own("npz", local, arrays, ours)
             else:
                 from vit_jax.pretrained.formats.table import read_weights  # of other projects
 
-                grid = grid or (ours.description.grid if ours else None)
-                stored = read_weights(local, arrays, num_heads, default_heads, grid, part)
-                stored.description = ours.description if ours else None
+                grid = grid or (description.grid if description else None)
+                heads = {"num_heads": num_heads, "default_heads": default_heads}
+                stored = read_weights(local, arrays, grid=grid, part=part, **heads)
+                stored.description = description
     if entry is not None:
         _add_entry(stored, entry)
     for name, array in stored.params.items():
         if not np.isfinite(np.sum(array)) and not np.isfinite(array).all():
             raise UserError(f"{source}: {name} has NaN or infinite values; the file is damaged.")
     if stored.unexpected:
-        raise UserError(
-            f"{source}: {counted(len(stored.unexpected), 'unexpected array')}: "
-            f"{list_names(stored.unexpected)}. Detected format: {stored.format}."
-        )
+        count, names = len(stored.unexpected), list_names(stored.unexpected)
+        text = f"{source}: {counted(count, 'unexpected array')}: {names}"
+        raise UserError(f"{text}. Detected format: {stored.format}.")
     return stored
-
-
-def _split_part(source: str | os.PathLike[str]) -> tuple[str | os.PathLike[str], str]:
-    """`SOURCE#PART` -> (SOURCE, PART); "" if there is no part."""
-    head, _, part = os.fspath(source).rpartition("#")
-    if head and part.isidentifier() and not os.path.exists(os.path.expanduser(source)):
-        return head, part
-    return source, ""
 
 
 class _Ours(NamedTuple):
@@ -166,32 +151,30 @@ class _Ours(NamedTuple):
     part: str  # the prefix of its parameters
     others: frozenset[str]  # names of parameters that belong to the objective, not to a model
 
-    def own(self, arrays: Iterable[str]) -> dict[str, str]:
-        """{name in the file: our name} of this model's parameters."""
+    def split(self, arrays: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+        """This model's arrays by our names; the names of the others -> what they are."""
         prefix = f"{self.part}/" if self.part else ""
-        inside = (name for name in arrays if name.startswith(prefix) and name not in self.others)
-        return {name: name.removeprefix(prefix) for name in inside}
-
-    def names_all(self, arrays: Iterable[str]) -> bool:
-        """Whether the file has our names, not those of another project."""
-        table = table_of(self.description.model["name"])
-        return all(map(table.has, self.own(arrays).values()))
+        own, dropped = {}, {}
+        for name, array in arrays.items():
+            if name in self.others:
+                dropped[name] = "of the training objective"
+            elif name.startswith(prefix):
+                own[name.removeprefix(prefix)] = array
+            else:
+                dropped[name] = f"not part of {self.part!r}"
+        return own, dropped
 
 
 def _read_own(format: str, path: Path, arrays: Mapping[str, Any], ours: _Ours) -> Stored:
-    """One of the models in a file of ours; notes the rest as dropped."""
-    stored = Stored(format, description=ours.description)
-    names = ours.own(arrays)
-    for name in arrays:
-        if name in ours.others:
-            stored.dropped[name] = "of the training objective"
-        elif name not in names:
-            stored.dropped[name] = f"not part of {ours.part!r}"
+    """One of the models in a file of ours."""
+    own, dropped = ours.split(arrays)
+    stored = Stored(format, description=ours.description, dropped=dropped)
+    if not own:
+        only = list_names(list(arrays))
+        raise UserError(f"{path}: no parameters of {ours.part!r}, only of {only}.")
     try:
-        if not names:
-            raise UserError(f"no parameters of {ours.part!r}, only of {list_names(list(arrays))}.")
-        tree = unflatten_names({ours_name: arrays[name] for name, ours_name in names.items()})
-        for name, array in flatten_names(table_of(stored.kind).unstack(tree)).items():
+        tree = table_of(stored.kind).unstack(unflatten_names(own))
+        for name, array in flatten_names(tree).items():
             stored.add(name, np.asarray(array))
     except UserError as error:
         raise UserError(f"{path}: {error}") from error
@@ -204,11 +187,9 @@ def _read_checkpoint(path: Path, part: str) -> Stored:
     weights = sorted(file.name for file in path.iterdir() if file.suffix in suffixes)
     if weights and not (path / CHECKPOINTS).is_dir() and not path.name.isdecimal():
         raise UserError(f"{path} is a folder; name one of its files: {list_names(weights)}.")
-    if others := sorted(f.name for f in path.iterdir() if f.suffix in (".h5", ".gguf")):
-        raise UserError(
-            f"{path} holds {list_names(others)} only, which is not supported; download its "
-            "model.safetensors or pytorch_model.bin."
-        )
+    if others := sorted(file.name for file in path.iterdir() if file.suffix in (".h5", ".gguf")):
+        safe = "which is not supported; download its safetensors file"
+        raise UserError(f"{path} holds {list_names(others)} only, {safe}.")
     flat = flatten_names(restore_params(str(path)))
     # A work directory, its folder of checkpoints, or a single checkpoint.
     workdir = next((p.parent for p in (path, path.parent) if p.name == CHECKPOINTS), path)
@@ -222,24 +203,19 @@ def _read_checkpoint(path: Path, part: str) -> Stored:
 
 def _description_of(file: Path, part: str) -> _Ours | None:
     """What is beside a file, NAME.json or `model.json` in our folders; of its first part if ""."""
-    in_folder = file.name.startswith((PARAMS_FILE, WEIGHTS_FILE, TORCH_FILE))
+    in_folder = file.name in (PARAMS_FILE, *FOLDER_FILES)
     path = file.parent / MODEL_FILE if in_folder else file.with_suffix(".json")
     if not path.is_file():
         return None
     try:
-        content = read_object(path)
-        parts = parts_from_json(content)
-        chosen = part or next(iter(parts))
-        if chosen in parts:
-            others = frozenset(map(str, content.get(OBJECTIVE_PARAMETERS, ())))
-            return _Ours(check_description(parts[chosen]), chosen, others)
+        with reading("it"):
+            content = read_object(path)
+            parts = parts_from_json(content)
+            if (chosen := part or next(iter(parts))) in parts:
+                others = frozenset(map(str, content.get(OBJECTIVE_PARAMETERS, ())))
+                return _Ours(check_description(parts[chosen]), chosen, others)
     except UserError as error:
         raise as_user_error(f"{path}: {error} Fix or delete it.", error) from error
-    except (ValueError, KeyError, TypeError, OverflowError) as error:
-        raise UserError(
-            f"{path} does not describe a model ({error!r}); restore it, or delete it and give "
-            "the sizes yourself."
-        ) from error
     known = f"its parts are {list_names(parts)}" if any(parts) else "it describes one model"
     raise UserError(f"{path} has no part {chosen!r}: {known}.")
 
@@ -264,12 +240,10 @@ def _add_entry(stored: Stored, entry: ZooEntry) -> None:
         is_start = key == "layer_scale_init" and value and expected  # a file does not tell which
         if value == expected or is_start:
             continue
+        text = f"the file of {entry.name} has {key}={value}, expected {key}={expected}"
         if key not in unverified:
-            raise UserError(
-                f"the file of {entry.name} has {key}={value}, expected "
-                f"{key}={expected}; it is damaged or another file: delete it and download it again."
-            )
-        logging.warning("%s: %s=%s in the file, not %s.", entry.name, key, value, expected)
+            raise UserError(f"{text}; it is another one: delete it and download it again.")
+        logging.warning(text)
 
 
 def _warn_of_conventions(
@@ -279,7 +253,5 @@ def _warn_of_conventions(
     known = stored.conventions | (stored.description.model if stored.description else {})
     for key in conventions:
         if key in known and key in model and model[key] != known[key]:
-            logging.warning(
-                f"{source} was trained with {key}={known[key]} but model.{key}={model[key]}; "
-                f"--config.model.{key}={known[key]} matches it."
-            )
+            text = f"{source} was trained with {key}={known[key]} but model.{key}={model[key]}"
+            logging.warning(f"{text}; --config.model.{key}={known[key]} matches it.")

@@ -19,8 +19,6 @@ from vit_jax.wording import list_names
 
 # Every file of the stream format starts with a pickle of this number.
 STREAM_MAGIC = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
-# A state dict takes about 200 bytes per array, three times that with an optimizer state.
-_MAX_PICKLE_BYTES = 4 << 20
 # Entries that hold the parameters, in order of preference: like timm, averaged weights first. The
 # teacher is DINO's, which is evaluated.
 _ENTRIES = ("state_dict_ema", "model_ema", "model", "state_dict", "teacher")
@@ -46,8 +44,6 @@ class Tensor(NamedTuple):
 def read_zip(archive: zipfile.ZipFile, entry: str = "") -> dict[str, np.ndarray]:
     """Reads the tensors of a file of torch >= 1.6, see `_read_tensors`."""
     (pickled,) = (n for n in archive.namelist() if n.endswith("/data.pkl") and n.count("/") == 1)
-    if archive.getinfo(pickled).file_size > _MAX_PICKLE_BYTES:
-        raise UserError(f"its pickle has more than {_MAX_PICKLE_BYTES} bytes")
     folder = pickled.removesuffix("/data.pkl")
     order = f"{folder}/byteorder"
     is_big_endian = order in archive.namelist() and archive.read(order) == b"big"
@@ -65,10 +61,9 @@ def read_stream(file: BinaryIO, entry: str = "") -> dict[str, np.ndarray]:
     Five pickles: a magic number, a version, sizes of types, the object, the storage keys;
     then for each storage its number of elements (8 bytes) and the elements.
     """
-    pickles = io.BytesIO(file.read(_MAX_PICKLE_BYTES))
-    unpickler = _Unpickler(pickles)
+    unpickler = _Unpickler(file)
     _, _, system, root, keys = (unpickler.load() for _ in range(5))
-    starts, position = {}, pickles.tell()
+    starts, position = {}, file.tell()
     for key in keys:
         _, dtype, num_elements = unpickler.storages[key]
         starts[key] = position + 8
@@ -87,11 +82,7 @@ def read_stream(file: BinaryIO, entry: str = "") -> dict[str, np.ndarray]:
 def _read_tensors(
     root: Any, load: Callable[[Storage], np.ndarray], entry: str
 ) -> dict[str, np.ndarray]:
-    """Reads with `load` the tensors of the state dict that the saved object `root` is or has.
-
-    UserError if there is no state dict, or none called `entry` if given, or a tensor exceeds its
-    storage.
-    """
+    """Reads with `load` the tensors of the state dict, or `entry`, in the saved object `root`."""
     if entry:
         level = root if isinstance(root, dict) else {}
         entries = [str(key) for key, value in level.items() if _find_state_dict(value) is not None]
@@ -100,10 +91,8 @@ def _read_tensors(
         root = root[entry]
     state_dict = _find_state_dict(root)
     if state_dict is None:
-        raise UserError(
-            "it has no state dict, i.e. no dict of tensors (code in pickles is never run); "
-            "torch.save(model.state_dict(), PATH) writes one"
-        )
+        text = "it has no state dict, i.e. no dict of tensors (code in pickles is never run)"
+        raise UserError(f"{text}; torch.save(model.state_dict(), PATH) writes one")
     arrays = {}
     for name, value in state_dict.items():
         if not isinstance(value, Tensor):
@@ -125,22 +114,15 @@ def _find_state_dict(level: Any) -> dict[Any, Any] | None:
     if not isinstance(level, dict) or _has_tensors(level):
         return level if isinstance(level, dict) else None
     entries = {key: _find_state_dict(level.get(key)) for key in _ENTRIES}
-    state_dicts = {key: value for key, value in entries.items() if value is not None}
-    if state_dicts:
-        taken, *others = state_dicts
-        if others:
-            logging.warning(
-                f"The file holds {list_names(map(repr, state_dicts))}: {taken!r} is used, as in "
-                f"timm; #{others[0]} after its name selects the other."
-            )
-        return state_dicts[taken]
-    candidates = {key: value for key, value in level.items() if _has_tensors(value)}
-    if len(candidates) > 1:
-        names = list_names(map(repr, candidates))
-        raise UserError(
-            f"it holds several state dicts ({names}); choose one, as FILE#{next(iter(candidates))}"
-        )
-    return next(iter(candidates.values()), None)
+    known = {key: value for key, value in entries.items() if value is not None}
+    state_dicts = known or {key: value for key, value in level.items() if _has_tensors(value)}
+    if len(state_dicts) > 1:
+        names, last = list_names(map(repr, state_dicts)), list(state_dicts)[-1]
+        if not known:
+            raise UserError(f"it holds several state dicts ({names}); choose one, as FILE#{last}")
+        text = f"The file holds {names}: {next(iter(known))!r} is used, as in timm"
+        logging.warning(f"{text}; #{last} after its name selects the other.")
+    return next(iter(state_dicts.values()), None)
 
 
 def _has_tensors(value: Any) -> bool:
@@ -148,17 +130,11 @@ def _has_tensors(value: Any) -> bool:
 
 
 class _Placeholder:
-    """A placeholder for any irrelevant object; accepts and ignores all state."""
+    """Any irrelevant object; accepts and ignores all state."""
 
     def __init__(self, *arguments: Any) -> None: ...
 
-    def __setstate__(self, state: Any) -> None: ...
-
-    def append(self, item: Any) -> None: ...
-
-    def extend(self, items: Any) -> None: ...
-
-    def __setitem__(self, key: Any, value: Any) -> None: ...
+    __setstate__ = append = extend = __setitem__ = __init__
 
 
 _DTYPES = {
@@ -185,12 +161,12 @@ _GLOBALS: dict[str, Any] = {f"torch.{name}": np.dtype(x) for name, x in _DTYPES.
 
 
 class _Unpickler(pickle._Unpickler):
-    """Builds what a state dict needs: dicts, lists, tuples, strings, numbers and `Tensor`.
+    """Builds dicts, lists, tuples, strings, numbers and `Tensor`.
 
     In Python: on a few damaged bytes the C version allocates gigabytes for its memo.
     """
 
-    def __init__(self, stream: io.BytesIO) -> None:
+    def __init__(self, stream: BinaryIO) -> None:
         super().__init__(stream)
         self.storages: dict[str, Storage] = {}  # referenced by the pickle
 

@@ -13,18 +13,8 @@ from vit_jax.errors import UserError
 from vit_jax.kinds import check_known
 from vit_jax.models.family import axis_of
 from vit_jax.parameters.table import ParameterTable, table_of
+from vit_jax.pretrained.fit import resize
 from vit_jax.pretrained.fit.mismatch import Kinds, describe_mismatch
-from vit_jax.pretrained.fit.resize import (
-    CHANNEL_METHODS,
-    METHODS,
-    find_source_grid,
-    interpolate_offset_grid,
-    interpolate_offsets,
-    interpolate_posembed,
-    mix_channels,
-    replace_prefix,
-    resize_patch_kernel,
-)
 from vit_jax.pretrained.formats.stored import Grid
 from vit_jax.pretrained.infer import position_tokens
 from vit_jax.wording import counted, list_names
@@ -56,24 +46,23 @@ def adapt_params(
       grid, source_grid: rows and columns of tokens of `like` and `loaded`; None: square.
       reset_head: take `head` and `head_dist` from `like`; if False they must fit.
       posemb: interpolation of position embeddings, a key of `resize.METHODS`.
-      resize_patches: resize the patch embedding to the model's patch size (`resize_patch_kernel`).
+      resize_patches: resize the patch embedding to the model's patch size.
       channels: how to change the input channels, one of `resize.CHANNEL_METHODS`, or "".
       class_token: "add" adds class and distillation tokens that `loaded` lacks, as zeros with
         zero positions; "drop" removes those that `like` lacks; "" requires the same tokens.
       dropped, changed: names that the reader left out, or did not read bit for bit -> why.
 
     Returns:
-      (flat names to float32 arrays as in `like`, report). What is reset is taken from `like`; if
-      that is a shape, the kernel of a head is zero. The
-      report has every name of `like` in exactly one of `loaded` (unchanged), `adapted` (name ->
-      how, such as "bilinear 14x14 -> 24x18") and `reset`; `dropped` (name -> why) has other names.
+      (flat names to float32 arrays as in `like`, report). The report has every name of `like` in
+      exactly one of `loaded` (unchanged), `adapted` (name -> how, such as "bilinear 14x14 ->
+      24x18") and `reset` (taken from `like`); `dropped` (name -> why) has other names.
 
     Raises:
       UserError: arrays are missing, unexpected or have another shape (all are listed, with the
         config key that resolves each); an unknown option or grid.
     """
-    check_known("pretrained.posemb", posemb, METHODS)
-    check_known("pretrained.channels", channels, ("", *CHANNEL_METHODS))
+    check_known("pretrained.posemb", posemb, resize.METHODS)
+    check_known("pretrained.channels", channels, ("", *resize.CHANNEL_METHODS))
     check_known("pretrained.class_token", class_token, ("", "add", "drop"))
     theirs, ours = map(table_of, kinds)
     fit = _Fit(dict(loaded), like, theirs, ours, dict(dropped or {}), dict(changed or {}))
@@ -83,36 +72,31 @@ def adapt_params(
     if reset_head:
         reset += fit.last_norm()
     tokens = fit.token_positions(tokens)
-    fit.all_positions(tokens, grid, source_grid, posemb)
-    if resize_patches:
-        fit.patches()
+    fit.shapes_of_like(tokens, (grid, source_grid), posemb, resize_patches)
     if channels:
         fit.channels(channels)
-    kept = {name: leaf for name, leaf in like.items() if name not in reset}
-    if problem := describe_mismatch(fit.arrays, kept, {**fit.arrays, **loaded}, kinds):
+    to_load = {name: leaf for name, leaf in like.items() if name not in reset}
+    if problem := describe_mismatch(fit.arrays, to_load, {**fit.arrays, **loaded}, kinds):
         raise UserError(problem)
     report = {
-        "loaded": [name for name in kept if name not in fit.adapted],
-        "adapted": {name: how for name, how in fit.adapted.items() if name in kept},
+        "loaded": [name for name in to_load if name not in fit.adapted],
+        "adapted": {name: how for name, how in fit.adapted.items() if name in to_load},
         "reset": reset,
         "dropped": fit.dropped,
     }
-    heads = ours.with_role("head", like)
-    new = {name: _zero_kernel(name, like[name]) if name in heads else like[name] for name in reset}
-    return {
-        name: new[name] if name in new else np.asarray(fit.arrays[name], np.float32)
-        for name in like
-    }, report
+    params = {}
+    for name, leaf in like.items():
+        if name in to_load:
+            params[name] = np.asarray(fit.arrays[name], np.float32)
+        elif isinstance(leaf, jax.ShapeDtypeStruct) and name.endswith("/kernel"):
+            params[name] = np.zeros(leaf.shape, np.float32)  # a head's (section 3.2)
+        else:
+            params[name] = leaf
+    return params, report
 
 
-def _interpolation(method: str, old: Grid, new: Grid) -> list[str]:
-    return [] if old == new else [f"{method} {old[0]}x{old[1]} -> {new[0]}x{new[1]}"]
-
-
-def _zero_kernel(name: str, leaf: Any) -> Any:
-    """Of a shape alone: a new head's kernel is zero (section 3.2), whatever a new model's is."""
-    is_shape = isinstance(leaf, jax.ShapeDtypeStruct) and name.endswith("/kernel")
-    return np.zeros(leaf.shape, np.float32) if is_shape else leaf
+def _resized(method: str, old: tuple[int, ...], new: tuple[int, ...]) -> str:
+    return f"{method} {old[0]}x{old[1]} -> {new[0]}x{new[1]}"
 
 
 def report_text(report: Mapping[str, Any]) -> str:
@@ -127,6 +111,9 @@ def report_text(report: Mapping[str, Any]) -> str:
             groups = (f"{list_names(group)}{reason}" for reason, group in names.items())
             lines.append(f"{kind}: {'; '.join(groups)}")
     return "\n".join(lines)
+
+
+Grids = tuple[Grid | None, Grid | None]  # of the model, and of the file; None: square
 
 
 @dataclasses.dataclass
@@ -188,10 +175,7 @@ class _Fit:
         return heads if reset_head else []
 
     def last_norm(self) -> list[str]:
-        """Drops the file's norm before the head for another of the model's, which is reset.
-
-        So MAE is fine-tuned (2111.06377; `main_finetune.py`): with the norm after pooling.
-        """
+        """Drops the file's last norm for another of the model's, which is reset (2111.06377)."""
         ours = set(self.ours.last_norms(self.like))
         theirs = set(self.theirs.last_norms(self.arrays))
         if ours <= theirs or theirs <= ours:
@@ -218,79 +202,53 @@ class _Fit:
         self._replace(ours[0], positions[:, len(tokens) :], "those of patches")
         return []
 
-    def all_positions(
-        self, tokens: list[str], grid: Grid | None, source_grid: Grid | None, method: str
-    ) -> None:
-        """Interpolates positions of every kind; `tokens` of the file have rows among them."""
-        both = self.like.keys() & self.arrays.keys()
-        for name in self.ours.with_role("positions", both):
-            self.positions(name, tokens, grid, source_grid, method)
-        for name in self.ours.with_role("axis_positions", both):
-            self.axis_positions(name, method)
-        for name in self.ours.with_role("offsets", both):
-            self.offsets(name, tokens, grid, source_grid, method)
-        for name in self.ours.with_role("offset_grid", both):
-            self.offset_grid(name, method)
+    def shapes_of_like(self, tokens: list[str], grids: Grids, method: str, patches: bool) -> None:
+        """Adapts positions, `tokens` of the file among them, and patches if allowed."""
+        for name in [name for name in self.like if name in self.arrays]:
+            before, after = np.asarray(self.arrays[name]), self.like[name].shape
+            match self.ours.role_of(name):
+                case "positions" | "offsets":
+                    self.positions(name, tokens, grids, method)
+                case "axis_positions" if before.ndim == 2 and 0 < len(before) != after[0]:
+                    matrix = resize.METHODS[method](len(before), after[0])
+                    array = (matrix @ before.astype(np.float64)).astype(before.dtype)
+                    self._replace(name, array, f"{method} {len(before)} -> {after[0]}")
+                case "offset_grid" if before.ndim == 3 and before.shape[:2] != after[:2]:
+                    grid = tuple((n + 1) // 2 for n in after[:2])
+                    old = tuple((n + 1) // 2 for n in before.shape[:2])
+                    array = resize.interpolate_grid(before, after[:2], method)
+                    self._replace(name, array, _resized(method, old, grid))
+                case "patches" if patches and before.ndim == 4 and before.shape[:2] != after[:2]:
+                    how = _resized("pseudo-inverse resize", before.shape, after)
+                    self._replace(name, resize.resize_patch_kernel(before, after[:2]), how)
 
-    def positions(
-        self, name: str, tokens: list[str], grid: Grid | None, source_grid: Grid | None, method: str
-    ) -> None:
-        """Adapts positions to the model's grid and tokens; `tokens` are those of the file's."""
+    def positions(self, name: str, tokens: list[str], grids: Grids, method: str) -> None:
+        """Adapts positions [1, N, D] or offsets [2 N - 1, d] to the model's grid and tokens."""
         new, before = position_tokens(self.like, self.ours), np.asarray(self.arrays[name])
-        grid = grid or find_source_grid(self.like[name].shape, (1, 1), len(new))
-        source_grid = find_source_grid(before.shape, grid, len(tokens), source_grid)
-        how = _interpolation(method, source_grid, grid)
-        how += [f"{self._title(t)} and its position dropped" for t in tokens if t not in new]
-        how += [f"zero position of the {self._title(t)} added" for t in new if t not in tokens]
+        shapes = [self.like[name].shape, before.shape]
+        is_offsets = self.ours.role_of(name) == "offsets"
+        if is_offsets:
+            if before.ndim != 2:
+                return  # reported as a mismatch
+            shapes = [(1, (shape[0] + 1) // 2, 1) for shape in shapes]
+        grid = grids[0] or resize.find_source_grid(shapes[0], (1, 1), len(new))
+        source_grid = resize.find_source_grid(shapes[1], grid, len(tokens), grids[1])
+        how = [] if source_grid == grid else [_resized(method, source_grid, grid)]
+        dropped = [self._title(token) for token in tokens if token not in new]
+        added = [self._title(token) for token in new if token not in tokens]
+        if is_offsets:
+            how += [f"offsets of the {title} dropped" for title in dropped]
+            how += [f"zero offsets of the {title} added" for title in added]
+            array = resize.interpolate_offsets(before, grid, source_grid, method)
+            padded = np.pad(array, ((len(added), len(added)), (0, 0)))
+            array = padded[len(dropped) : len(padded) - len(dropped)]
+        else:
+            how += [f"{title} and its position dropped" for title in dropped]
+            how += [f"zero position of the {title} added" for title in added]
+            array = resize.interpolate_posembed(before, grid, len(tokens), source_grid, method)
+            array = resize.replace_prefix(array, tokens, new)
         if how:
-            posemb = interpolate_posembed(before, grid, len(tokens), source_grid, method)
-            self._replace(name, replace_prefix(posemb, tokens, new), ", ".join(how))
-
-    def axis_positions(self, name: str, method: str) -> None:
-        """Adapts positions, or offsets, along an axis of the grid to another length."""
-        before, after = np.asarray(self.arrays[name]), self.like[name].shape[0]
-        if before.ndim == 2 and before.size and len(before) != after:
-            matrix = METHODS[method](len(before), after)
-            array = (matrix @ before.astype(np.float64)).astype(before.dtype)
-            self._replace(name, array, f"{method} {len(before)} -> {after}")
-
-    def offsets(
-        self, name: str, tokens: list[str], grid: Grid | None, source_grid: Grid | None, method: str
-    ) -> None:
-        """Adapts relative positions, [2 * N - 1, d], to the model's grid and tokens."""
-        new, before = position_tokens(self.like, self.ours), np.asarray(self.arrays[name])
-        if before.ndim != 2:
-            return  # reported as a mismatch
-        new_shape, old_shape = ((1, (x.shape[0] + 1) // 2, 1) for x in (self.like[name], before))
-        grid = grid or find_source_grid(new_shape, (1, 1), len(new))
-        source_grid = find_source_grid(old_shape, grid, len(tokens), source_grid)
-        how = _interpolation(method, source_grid, grid)
-        if how:
-            before = interpolate_offsets(before, grid, source_grid, method)
-        how += [f"offsets of the {self._title(t)} dropped" for t in tokens if t not in new]
-        how += [f"zero offsets of the {self._title(t)} added" for t in new if t not in tokens]
-        if (added := len(new) - len(tokens)) > 0:
-            before = np.pad(before, ((added, added), (0, 0)))
-        elif added:
-            before = before[-added:added]
-        if how:
-            self._replace(name, before, ", ".join(how))
-
-    def offset_grid(self, name: str, method: str) -> None:
-        """Adapts relative positions by row and column, [2 h - 1, 2 w - 1, d], to another grid."""
-        before, after = np.asarray(self.arrays[name]), self.like[name].shape
-        if before.ndim == 3 and before.shape[:2] != after[:2]:
-            old, new = ("x".join(str((n + 1) // 2) for n in s[:2]) for s in (before.shape, after))
-            array = interpolate_offset_grid(before, after[:2], method)
-            self._replace(name, array, f"{method} {old} -> {new}")
-
-    def patches(self) -> None:
-        for name in self.ours.with_role("patches", self.like.keys() & self.arrays.keys()):
-            before, after = (params[name].shape[:2] for params in (self.arrays, self.like))
-            if before != after and self.arrays[name].ndim == 4:
-                how = f"pseudo-inverse resize {before[0]}x{before[1]} -> {after[0]}x{after[1]}"
-                kernel = np.asarray(self.arrays[name])
-                self._replace(name, resize_patch_kernel(kernel, after), how)
+            self._replace(name, array, ", ".join(how))
 
     def channels(self, method: str) -> None:
         name = self.ours.image_kernel(self.like)
@@ -298,4 +256,4 @@ class _Fit:
         if before and after and before != after:
             how = f"{method} {before} -> {after} channels"
             kernel = np.asarray(self.arrays[name])
-            self._replace(name, mix_channels(kernel, after, method), how)
+            self._replace(name, resize.mix_channels(kernel, after, method), how)

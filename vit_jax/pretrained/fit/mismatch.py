@@ -8,41 +8,32 @@ from vit_jax.models.create import MODELS
 from vit_jax.models.family import Shapes, axis_of, patch_size_of
 from vit_jax.parameters.table import table_of
 from vit_jax.pretrained.infer import missing_sizes, model_sizes, num_tokens
-from vit_jax.wording import list_names
+from vit_jax.wording import counted, list_names
 
 Kinds = tuple[str, str]  # names in `MODELS`: of the file's model, and of the one to fill
 
 
 def describe_mismatch(arrays: Shapes, like: Shapes, original: Shapes, kinds: Kinds) -> str:
-    """One line that lists what does not fit and how to fix it; "" if everything fits.
-
-    `original` has the shapes before adapting, without anything dropped or reset.
-    """
-    different = [
-        f"{name} is {tuple(original[name].shape)} and must be {tuple(like[name].shape)}"
-        for name in like
-        if name in arrays and tuple(arrays[name].shape) != tuple(like[name].shape)
-    ]
+    """What does not fit, and how to fix it; "" if all fits. `original`: before adapting."""
     problems = {
         "missing": [name for name in like if name not in arrays],
         "unexpected": [name for name in arrays if name not in like],
-        "of another shape": different,
+        "of another shape": [
+            f"{name} is {tuple(original[name].shape)} and must be {tuple(like[name].shape)}"
+            for name in like
+            if name in arrays and tuple(arrays[name].shape) != tuple(like[name].shape)
+        ],
     }
-    parts = [
-        f"{len(names)} {kind} ({list_names(names)})" for kind, names in problems.items() if names
-    ]
-    if not parts:
+    lists = {kind: names for kind, names in problems.items() if names}
+    if not lists:
         return ""
+    text = ", ".join(f"{len(names)} {kind} ({list_names(names)})" for kind, names in lists.items())
     hints = _option_hints(arrays, like, kinds)
     known = " ".join(hints)
-    hints += [
-        hint for hint in _size_hints(arrays, like, kinds) if hint.partition("=")[0] not in known
-    ]
+    hints += [x for x in _size_hints(arrays, like, kinds) if x.partition("=")[0] not in known]
     hints = hints or ["check that the file is complete and matches the model (model.*)"]
-    return (
-        f"the pre-trained parameters do not fit the model: {', '.join(parts)}. "
-        f"To fix: {'; '.join(hints)}."
-    )
+    text = f"the pre-trained parameters do not fit the model: {text}"
+    return f"{text}. To fix: {'; '.join(hints)}."
 
 
 def _option_hints(arrays: Shapes, like: Shapes, kinds: Kinds) -> list[str]:
@@ -51,43 +42,31 @@ def _option_hints(arrays: Shapes, like: Shapes, kinds: Kinds) -> list[str]:
     theirs, ours = map(table_of, kinds)
     for name in ours.with_role("patches", like):
         size, now = patch_size_of(arrays, name), patch_size_of(like, name)
-        if None not in (size, now) and size != now:
+        if size and now and size != now:
             hints.append(f"pretrained.resize_patches=True or model.patch_size={size}")
     old, new = (axis_of(params, ours.image_kernel(like), 4, 2) for params in (arrays, like))
-    if None not in (old, new) and old != new:
-        hints.append(
-            f"pretrained.channels=sum, mean or tile, or images of {old} "
-            f"{'channel' if old == 1 else 'channels'} (now {new})"
-        )
-    tokens = [*ours.with_role("token", like), *theirs.with_role("token", arrays)]
+    if old and new and old != new:
+        images = f"images of {counted(old, 'channel')} (now {new})"
+        hints.append(f"pretrained.channels=sum, mean or tile, or {images}")
+    tokens = {*ours.with_role("token", like)} ^ {*theirs.with_role("token", arrays)}
     if not all(any(row.role == "token" for row in MODELS[kind].rows) for kind in kinds):
-        tokens = []  # a ResNet never has one
-    for token in dict.fromkeys(tokens):
-        if (token in arrays) != (token in like):
-            how, has = ("drop", "has") if token in arrays else ("add", "has no")
-            others = [
-                f" or model.{key}={old}" for key, old, _ in _different(arrays, like, kinds)[:1]
-            ]
-            hints.append(
-                f"pretrained.class_token={how}{''.join(others)} (the file {has} {token!r})"
-            )
+        tokens = set()  # a ResNet never has one
+    for token in sorted(tokens):
+        how, has = ("drop", "has") if token in arrays else ("add", "has no")
+        other = [f" or model.{key}={old}" for key, old, _ in _different(arrays, like, kinds)[:1]]
+        hints.append(f"pretrained.class_token={how}{''.join(other)} (the file {has} {token!r})")
     for name in ours.with_role("head", like):
-        if not name.endswith("/kernel"):
-            continue
-        head = name.removesuffix("/kernel")
         old, new = (axis_of(params, name, 2, 1) for params in (arrays, like))
-        if not any(other.startswith(f"{head}/") for other in arrays):
+        head = name.removesuffix("/kernel")
+        if new and not any(other.startswith(f"{head}/") for other in arrays):
             hints.append(f"pretrained.reset_head=True (the file has no {head})")
-        elif None not in (old, new) and old != new:
+        elif old and new and old != new:
             hints.append(f"pretrained.reset_head=True ({head} has {old} classes, the model {new})")
     return hints
 
 
 def _different(arrays: Shapes, like: Shapes, kinds: Kinds) -> list[tuple[str, Any, Any]]:
-    """Attributes that differ between file and model, the kind of model first.
-
-    Omits what cannot be inferred from a damaged file.
-    """
+    """Attributes that differ and can be inferred, the kind of model first."""
     before, after = model_sizes(arrays, kinds[0]), model_sizes(like, kinds[1])
     family, is_whole = MODELS[kinds[0]], not missing_sizes(before)
     conventions = (*family.head_conventions, *family.conventions)
@@ -110,6 +89,6 @@ def _size_hints(arrays: Shapes, like: Shapes, kinds: Kinds) -> list[str]:
     if theirs.with_role("pre_logits", arrays) and not ours.with_role("pre_logits", like):
         hints.append("pretrained.reset_head=True (the kept head depends on pre_logits)")
     old, new = num_tokens(arrays, kinds[0]), num_tokens(like, kinds[1])
-    if None not in (old, new) and old != new and not ours.with_role("positions", like):
+    if old and new and old != new and not ours.with_role("positions", like):
         hints.append(f"images with {old} tokens, as in the file (now {new})")
     return hints

@@ -8,9 +8,8 @@ a mixing matrix [C, C']: the new convolution of an image x' with C' channels is 
 * `tile`: M[k, c] = C / C' where c mod C = k, else 0. If C' is a multiple of C, an image repeated
   along its channels gives the same tokens. With C' < C the last C - C' channels are lost.
 
-A hybrid's `conv_root` is standardised at every call: `tile` to a multiple of C still gives the
-same model, up to the epsilons of two norms; `sum` and `mean` give the same model as each other,
-with features similar to the old ones, not equal.
+A hybrid's `conv_root` is standardised at every call: `sum` and `mean` are the same there, with
+features similar to the old ones, not equal.
 """
 
 from __future__ import annotations
@@ -23,6 +22,7 @@ import numpy as np
 
 from vit_jax.errors import UserError
 
+Grid = tuple[int, int]  # rows and columns
 CHANNEL_METHODS = ("sum", "mean", "tile")
 
 
@@ -38,10 +38,7 @@ def corner_aligned_linear(size_in: int, size_out: int) -> np.ndarray:
 
 
 def half_pixel_linear(size_in: int, size_out: int) -> np.ndarray:
-    """Linear between pixel centres, not antialiased: output i is at (i + 1/2) * in / out - 1/2.
-
-    The matrix of `jax.image.resize(..., "bilinear", antialias=False)` along one axis, [out, in].
-    """
+    """`jax.image.resize(..., "bilinear", antialias=False)` along one axis, [out, in]."""
     return _normalised(np.maximum(0.0, 1.0 - _half_pixel_distances(size_in, size_out)))
 
 
@@ -59,8 +56,7 @@ def antialiased_cubic(size_in: int, size_out: int) -> np.ndarray:
 def repeating_cubic(size_in: int, size_out: int, offset: float = 0.0) -> np.ndarray:
     """Keys' cubic with a = -3/4, not antialiased, of a border that is repeated, [out, in].
 
-    Output i is at (i + 1/2) * in / (out + offset) - 1/2: PyTorch's `mode="bicubic",
-    align_corners=False`, with a `scale_factor` of (out + offset) / in.
+    PyTorch's `mode="bicubic", align_corners=False`, with a `scale_factor` of (out + offset) / in.
     """
     centres = (np.arange(size_out) + 0.5) * size_in / (size_out + offset) - 0.5
     first, rows = np.floor(centres).astype(int), np.arange(size_out)
@@ -103,40 +99,33 @@ METHODS: dict[str, Callable[[int, int], np.ndarray]] = {
 
 def interpolate_posembed(
     posemb: np.ndarray,
-    grid: tuple[int, int],
+    grid: Grid,
     num_prefix_tokens: int = 1,
-    source_grid: tuple[int, int] | None = None,
+    source_grid: Grid | None = None,
     method: str = "bilinear",
 ) -> np.ndarray:
     """2-D interpolation of position embeddings by location in the image (paper, section 3.2).
 
     From [1, P + h*w, D] to [1, P + grid[0] * grid[1], D], the same array for the same grid; the
-    first P rows, of the class and distillation tokens, are kept.
-
-    `bilinear` aligns corners, as the official code (scipy's zoom of order 1). `bicubic` is
-    antialiased and uses pixel centres, as timm's `resample_abs_pos_embed`; `transformers` is not
-    antialiased, nor is `dinov2`, whose centres are off a little. For `source_grid` and errors see
-    `find_source_grid`.
+    first P rows, of the class and distillation tokens, are kept. `bilinear` aligns corners, as the
+    official code; `bicubic` is antialiased, as timm's `resample_abs_pos_embed`; `transformers` and
+    `dinov2` are not, as these do it. For `source_grid` and errors see `find_source_grid`.
     """
     source_grid = find_source_grid(posemb.shape, grid, num_prefix_tokens, source_grid)
     if source_grid == grid:
         return posemb
     prefix, cells = posemb[0, :num_prefix_tokens], posemb[0, num_prefix_tokens:]
-    rows, columns = (METHODS[method](old, new) for old, new in zip(source_grid, grid, strict=True))
-    cells = _resize(cells.reshape(*source_grid, -1), rows, columns)  # [H, W, D]
+    cells = interpolate_grid(cells.reshape(*source_grid, -1), grid, method)  # [H, W, D]
     return np.concatenate([prefix, cells.reshape(grid[0] * grid[1], -1)])[None]  # [1, P + H*W, D]
 
 
-def interpolate_offset_grid(cells: np.ndarray, shape: tuple[int, int], method: str) -> np.ndarray:
-    """2-D interpolation of embeddings of offsets: [2h - 1, 2w - 1, d] -> [*shape, d]."""
-    return _resize(
-        cells, *(METHODS[method](*sizes) for sizes in zip(cells.shape[:2], shape, strict=True))
-    )
+def interpolate_grid(cells: np.ndarray, shape: Grid, method: str) -> np.ndarray:
+    """2-D interpolation of embeddings of offsets, or of cells: [h, w, d] -> [*shape, d]."""
+    rows, columns = (METHODS[method](*n) for n in zip(cells.shape[:2], shape, strict=True))
+    return _resize(cells, rows, columns)
 
 
-def interpolate_offsets(
-    embedding: np.ndarray, grid: tuple[int, int], source_grid: tuple[int, int], method: str
-) -> np.ndarray:
+def interpolate_offsets(x: np.ndarray, grid: Grid, source_grid: Grid, method: str) -> np.ndarray:
     """2-D interpolation of relative embeddings by location, as in `models/positions.py`.
 
     From [2 * (P + h*w) - 1, d] to [2 * (P + grid[0] * grid[1]) - 1, d], the same array for the same
@@ -145,13 +134,13 @@ def interpolate_offsets(
     and the last patches, are kept.
     """
     (height, width), (new_height, new_width) = source_grid, grid
-    num_prefix_tokens = (len(embedding) + 1) // 2 - height * width
-    ends = num_prefix_tokens, len(embedding) - num_prefix_tokens
-    first, embedding, last = np.split(embedding, ends)  # [P, d], [2*h*w - 1, d], [P, d]
+    num_prefix_tokens = (len(x) + 1) // 2 - height * width
+    ends = num_prefix_tokens, len(x) - num_prefix_tokens
+    first, x, last = np.split(x, ends)  # [P, d], [2*h*w - 1, d], [P, d]
     rows, columns = np.ogrid[1 - height : height, 1 - width : width]
-    cells = embedding[rows * width + columns + height * width - 1]  # [2h - 1, 2w - 1, d]
+    cells = x[rows * width + columns + height * width - 1]  # [2h - 1, 2w - 1, d]
     shape = 2 * new_height - 1, 2 * new_width - 1
-    cells = interpolate_offset_grid(cells, shape, method)  # [2H - 1, 2W - 1, d]
+    cells = interpolate_grid(cells, shape, method)  # [2H - 1, 2W - 1, d]
     offsets = np.arange(1 - new_height * new_width, new_height * new_width)
     rows = np.rint(offsets / new_width).astype(int).clip(1 - new_height, new_height - 1)
     cells = cells[rows + new_height - 1, offsets - rows * new_width + new_width - 1]
@@ -159,11 +148,8 @@ def interpolate_offsets(
 
 
 def find_source_grid(
-    shape: tuple[int, ...],
-    grid: tuple[int, int],
-    num_prefix_tokens: int,
-    source_grid: tuple[int, int] | None = None,
-) -> tuple[int, int]:
+    shape: tuple[int, ...], grid: Grid, num_prefix_tokens: int, source_grid: Grid | None = None
+) -> Grid:
     """Rows and columns of tokens for position embeddings of `shape` [1, P + h*w, D].
 
     `source_grid` if given; else a square; else `grid` if the count matches; else UserError.
@@ -171,20 +157,16 @@ def find_source_grid(
     if len(shape) != 3 or shape[0] != 1:
         raise UserError(f"position embeddings must have shape [1, N, D], not {tuple(shape)}.")
     num_tokens = shape[1] - num_prefix_tokens
+    side = math.isqrt(max(num_tokens, 0))
+    square = (side, side) if side * side == num_tokens else grid
+    height, width = source_grid or square
+    if min(height, width) >= 1 and height * width == num_tokens:
+        return height, width
     if source_grid is None:
-        side = math.isqrt(max(num_tokens, 0))
-        source_grid = (side, side) if side * side == num_tokens else grid
-        if not num_tokens or math.prod(source_grid) != num_tokens:
-            raise UserError(
-                f"{shape[1]} position embeddings minus {num_prefix_tokens} class tokens is not a "
-                "square; give their rows and columns (pretrained.grid, --grid)."
-            )
-    if min(source_grid) < 1 or math.prod(source_grid) != num_tokens:
-        raise UserError(
-            f"pretrained.grid={tuple(source_grid)} needs {math.prod(source_grid)} position "
-            f"embeddings; the file has {num_tokens}, plus {num_prefix_tokens} for class tokens."
-        )
-    return source_grid[0], source_grid[1]
+        text = f"{num_tokens} positions of patches are not a square; give their rows and columns"
+        raise UserError(f"{text} (pretrained.grid, --grid).")
+    text = f"pretrained.grid={(height, width)} needs {height * width} positions of patches"
+    raise UserError(f"{text}; the file has {num_tokens}.")
 
 
 def replace_prefix(
@@ -196,15 +178,13 @@ def replace_prefix(
     return np.concatenate([*rows, posemb[:, len(tokens) :]], axis=1)
 
 
-def resize_patch_kernel(kernel: np.ndarray, patch: tuple[int, int]) -> np.ndarray:
+def resize_patch_kernel(kernel: np.ndarray, patch: Grid) -> np.ndarray:
     """Patch embedding kernel for another patch size ("FlexiViT", 2212.08013).
 
-    With B the matrix of the bilinear resize of a patch (pixel centres, not antialiased), the new
-    kernel is w' = pinv(B^T) w: the token <B x, w'> of the resized patch is closest to <x, w> in
-    mean square over white-noise patches x, and equal for larger patches. Below half the
-    size B skips pixels, and the tokens of smooth images shrink (to 1/4 for 16 -> 4): fine for
-    weights trained this way, as FlexiViT's, but a poor start for others.
-    From [h, w, C, D] to [*patch, C, D].
+    From [h, w, C, D] to [*patch, C, D]. With B the matrix of the bilinear resize of a patch (pixel
+    centres, not antialiased), the new kernel is w' = pinv(B^T) w: the token <B x, w'> of the
+    resized patch is closest to <x, w> in mean square over white-noise patches x, and equal for
+    larger patches. Below half the size B skips pixels: a poor start unless trained this way.
     """
     rows, columns = (
         np.linalg.pinv(half_pixel_linear(old, new).T)  # [new, old]
@@ -215,14 +195,10 @@ def resize_patch_kernel(kernel: np.ndarray, patch: tuple[int, int]) -> np.ndarra
 
 def mix_channels(kernel: np.ndarray, new_channels: int, method: str) -> np.ndarray:
     """Adapts a kernel to images of `new_channels` channels: [h, w, C, D] -> [h, w, C', D]."""
-    mixing = mixing_matrix(kernel.shape[2], new_channels, method)  # [C, C']
-    return (mixing.T @ kernel.astype(np.float64)).astype(kernel.dtype)  # [h, w, C', D]
-
-
-def mixing_matrix(channels: int, new_channels: int, method: str) -> np.ndarray:
-    """`M` [channels, new_channels], see the module's docstring."""
+    channels = kernel.shape[2]
+    total = new_channels if method == "sum" else channels
+    mixing = np.full((channels, new_channels), 1.0 / total)
     if method == "tile":
         repeated = np.arange(new_channels)[None, :] % channels == np.arange(channels)[:, None]
-        return repeated * (channels / new_channels)
-    total = new_channels if method == "sum" else channels
-    return np.full((channels, new_channels), 1.0 / total)
+        mixing = repeated * (channels / new_channels)
+    return (mixing.T @ kernel.astype(np.float64)).astype(kernel.dtype)  # [h, w, C', D]

@@ -2,21 +2,20 @@
 
 * `npz`: the official code's current names, which we use too.
 * `npz_published`: the published files. Before Linen, Flax numbered the parts of a block jointly,
-  and group norms have shape [1, 1, 1, C].
+  and group norms have shape [1, 1, 1, C]. In Big Transfer's files each group norm is below the
+  convolution that follows it (`a`, `b`, `c` of a unit), and the head is a 1x1 convolution.
 * `big_vision`: `params/` before every name (`params/img/` in two-tower models), position embeddings
   at the root and without a row for the class token, blocks possibly stacked for a scan, and in
   old files the attention-pooling head's parts at the root.
 
-Any historical mixture can be read, such as with a prefix `opt/target/` (a whole train state). In
-Big Transfer's files each group norm is below the convolution that follows it (`a`, `b`, `c` of
-a unit), and the head is a 1x1 convolution.
+Any historical mixture can be read, such as with a prefix `opt/target/` (a whole train state).
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
@@ -43,16 +42,14 @@ _PRE_LINEN = {
     "LayerNorm_2": "LayerNorm_1",
     "MlpBlock_3": "MlpBlock_0",
 }
-_LINEN = {new: old for old, new in _PRE_LINEN.items()}
 _GROUP_NORM = re.compile(r"(?:.*/)?(?:gn(?:\d+|_root|_proj)|norm-pre-head)/(?:scale|bias)")
 _MAP_HEAD_PARTS = ("probe", "MultiHeadDotProductAttention_0", "LayerNorm_0", "MlpBlock_0")
 # The rest of a train state stored in the same file as the parameters.
 _TRAIN_STATE = re.compile(r"(?:opt|optimizer|opt_state|state|chrono|extra|step|epoch)(?:/.*)?")
 
 
-def detects(format: str) -> Callable[[Arrays, str], bool]:
-    """Whether arrays, or a part of them, are of this one of the three formats."""
-    return lambda arrays, part: _format(arrays, part) == format
+def detect(arrays: Arrays, part: str) -> bool:
+    return _format(arrays, part) != ""
 
 
 def _find_prefix(names: Collection[str], part: str) -> str | None:
@@ -84,17 +81,22 @@ def read(arrays: Arrays, beside: Beside) -> Stored:
     stored = Stored(_format(arrays, beside.part))
     prefix = _find_prefix(arrays, beside.part)
     if prefix is None:
-        return _read_big_transfer(stored, arrays)
+        # Some files number the convolutions of a unit.
+        arrays = {re.sub(r"(conv2d)_\d+/", r"\1/", name): array for name, array in arrays.items()}
+        read_table(stored, arrays, _BIG_TRANSFER)
+        stored.conventions = dict(BIT_ASSUMED)
+        return stored
     names = [name.removeprefix(prefix) for name in arrays if name.startswith(prefix)]
     table = table_of(recognise(names))
     taken: dict[str, str] = {}  # our name -> name in the file
     is_text = table.with_role("vocabulary", names)
-    for name in list(arrays):
-        if not name.startswith(prefix) or (not prefix and _TRAIN_STATE.fullmatch(name)):
+    for name, array in arrays.items():
+        if _TRAIN_STATE.fullmatch(name) and not (prefix and name.startswith(prefix)):
+            stored.dropped[name] = "part of the train state, not a parameter"
+            continue
+        if not name.startswith(prefix):
             if prefix.count("/") > 1 and name.startswith("params/"):
                 stored.dropped[name] = f"not part of {prefix.split('/')[1]!r}"
-            elif _TRAIN_STATE.fullmatch(name):
-                stored.dropped[name] = "part of the train state, not a parameter"
             else:
                 stored.unexpected.append(name)
             continue
@@ -106,7 +108,6 @@ def read(arrays: Arrays, beside: Beside) -> Stored:
         if ours in taken:
             raise UserError(f"{taken[ours]!r} and {name!r} both map to the parameter {ours!r}.")
         taken[ours] = name
-        array = arrays.pop(name)
         if _GROUP_NORM.fullmatch(ours) and array.shape[:-1] == (1, 1, 1):
             array = array.reshape(-1)  # [C]
         stored.add(ours, array)
@@ -130,25 +131,22 @@ def _place_posemb(stored: Stored, name: str, grid: Grid | None) -> None:
     """Adds the class token's row of position embeddings, which big_vision folds into the token."""
     posemb = stored.params[POSITIONS]
     num_rows = posemb.shape[1] if posemb.ndim == 3 else 0
-    counts = {num_rows - 1: False, num_rows: True}  # tokens of the grid -> whether it is folded
-    if grid is not None:
-        folded = counts.get(grid[0] * grid[1])
-    else:
-        squares = [f for n, f in counts.items() if n > 0 and math.isqrt(n) ** 2 == n]
-        folded = squares[0] if len(squares) == 1 else None
-    if folded is None:
-        raise UserError(
-            f"{name!r} has {num_rows} rows, which with or without one for the class token is not a "
-            "square; give the rows and columns of tokens (pretrained.grid)."
-        )
-    if folded:
+
+    def is_grid(count: int) -> bool:
+        return count == math.prod(grid) if grid else count > 0 and math.isqrt(count) ** 2 == count
+
+    if is_grid(num_rows) == is_grid(num_rows - 1):
+        text = f"{name!r} has {num_rows} rows, maybe one for the class token, and is not a square"
+        raise UserError(f"{text}; give the rows and columns of tokens (pretrained.grid, --grid).")
+    if is_grid(num_rows):
         stored.params[POSITIONS] = np.pad(posemb, ((0, 0), (1, 0), (0, 0)))  # [1, 1 + h*w, D]
         stored.changed[POSITIONS] = "row of zeros added for the class token"
 
 
 def to_published(params: Arrays) -> Arrays:
     """Renames our flat names to those of the published files."""
-    return {_rename_blocks(n, _LINEN): array for n, array in _with_4d_norms(params).items()}
+    old = {new: old for old, new in _PRE_LINEN.items()}
+    return {_rename_blocks(name, old): array for name, array in _with_4d_norms(params).items()}
 
 
 def _with_4d_norms(params: Arrays) -> Arrays:
@@ -201,22 +199,12 @@ def to_big_transfer(params: Arrays) -> Arrays:
     return write_table(_BIG_TRANSFER, params, "npz_published")
 
 
-def _read_big_transfer(stored: Stored, arrays: Arrays) -> Stored:
-    """Reads a Big Transfer file; UserError for an array of another shape."""
-    # Some files number the convolutions of a unit.
-    arrays = {re.sub(r"(conv2d)_\d+/", r"\1/", name): array for name, array in arrays.items()}
-    read_table(stored, arrays, _BIG_TRANSFER)
-    stored.conventions = dict(BIT_ASSUMED)
-    return stored
-
-
 _POOLED = ("token", "gap", "unpooled", "token_unpooled")
 # Our own names, which the official code reads too; its conventions are in no JSON file.
 NPZ = (Holds("", dict, assumed={**ASSUMED, "position_embedding": "learned"}),)
+_LEARNED = {"position_embedding": ("learned",), "resnet_batch_norm": (False,)}
 PUBLISHED = (
-    Holds(
-        "vit", to_published, {"classifier": _POOLED, "position_embedding": ("learned",)}, ASSUMED
-    ),
+    Holds("vit", to_published, {"classifier": _POOLED, **_LEARNED}, ASSUMED),
     Holds("bit", to_big_transfer, assumed=BIT_ASSUMED),
 )
 _BIG_VISION = {"classifier": ("token", "gap", "map"), "resnet_layers": (None,), **ONE_TABLE}

@@ -11,13 +11,7 @@ from vit_jax.errors import UserError
 from vit_jax.models.vit import ATTENTION, BLOCKS, POSITIONS
 from vit_jax.pretrained.formats import vit_parts
 from vit_jax.pretrained.formats.huggingface_config import of_images, read_settings
-from vit_jax.pretrained.formats.huggingface_names import (
-    BEIT,
-    FOLDERS,
-    TOWER,
-    find_kind,
-    names_table,
-)
+from vit_jax.pretrained.formats.huggingface_names import FOLDERS, TOWER, find_kind, names_table
 from vit_jax.pretrained.formats.names import numbers, read_table
 from vit_jax.pretrained.formats.stored import Arrays, Beside, Grid, Stored
 from vit_jax.wording import list_names
@@ -48,19 +42,20 @@ def read(arrays: Arrays, beside: Beside) -> Stored:
     likely = None if token is None else token.size // 64
     stored.num_heads = beside.heads_of(arrays, stored.num_heads, likely)
     is_projection = "visual_projection.weight" in arrays
-    for name in list(arrays):
-        # ViTMSN omits the prefix after its embeddings, and BEiT for masked images before its norm.
-        if prefix not in ("", TOWER) and name.startswith(("encoder.", "layernorm.")):
-            arrays.setdefault(f"{prefix}{name}", arrays.pop(name))
+    # ViTMSN omits the prefix after its embeddings, and BEiT for masked images before its norm.
+    for name in [n for n in arrays if n.startswith(("encoder.", "layernorm."))]:
+        arrays.setdefault(f"{prefix * (prefix != TOWER)}{name}", arrays.pop(name))
     blocks = {i for folder in FOLDERS[kind] for (i,) in numbers(prefix + folder, arrays)}
     biases = _take_relative_biases(arrays, sorted(blocks), settings)
     table = names_table(kind, prefix, settings=settings)
-    read_table(stored, arrays, table, num_heads=stored.num_heads)
-    for i, bias in biases.items():
-        vit_parts.read_relative_bias(stored, i, bias, _square(stored))
-    is_beit = prefix in BEIT or settings.get("model_type") in ("beit", "data2vec-vision")
-    if kind == "vit" and (is_beit or any(map(_OF_BEIT.search, stored.params))):
-        kind = "beit"
+    read_table(stored, arrays, table, stored.num_heads)
+    if biases:
+        grid = _square(stored)
+        for i, bias in biases.items():
+            vit_parts.read_relative_bias(stored, i, bias, grid)
+    is_beit = any(text.startswith(("beit", "data2vec")) for text in (prefix, str(model_type)))
+    is_beit = is_beit or bool(biases) or any("/LayerScale_0/" in name for name in stored.params)
+    kind = "beit" if kind == "vit" and is_beit else kind
     _place_head(stored, kind, is_projection)
     if kind == "beit" or _is_modern(stored):
         _make_modern(stored, kind, settings)
@@ -78,18 +73,13 @@ def _drop_others(stored: Stored, arrays: Arrays, prefix: str) -> None:
             stored.dropped[name] = "only used in its pre-training task"
 
 
-_OF_BEIT = re.compile(r"/(LayerScale_0|relative_bias)/")
-
-
 def _square(stored: Stored) -> Grid | None:
     """Rows and columns of patches; UserError if they differ, None if unknown."""
     size, patch = stored.image_size, stored.params["embedding/kernel"].shape[:2]
     grid = (size[0] // patch[0], size[1] // patch[1]) if size else None
     if grid and grid[0] != grid[1]:
-        raise UserError(
-            f"relative positions of {grid[0]}x{grid[1]} patches are not supported: transformers "
-            "takes rows for columns in these, unless the image is square."
-        )
+        text = f"relative positions of {grid[0]}x{grid[1]} patches are not supported"
+        raise UserError(f"{text}: unless these are equal, transformers takes rows for columns.")
     return grid
 
 
@@ -97,25 +87,21 @@ def _take_relative_biases(
     arrays: Arrays, blocks: list[int], settings: dict[str, Any]
 ) -> dict[int, np.ndarray]:
     """BEiT's tables by block; one that all blocks share is added to each. UserError: some lack."""
-    own, shared = {}, []
-    for name in [name for name in arrays if name.endswith("relative_position_bias_table")]:
-        if block := re.search(r"\.(\d+)\.", name):
-            own[int(block[1])] = arrays.pop(name)
-        else:
-            shared.append(arrays.pop(name))
-    for key, tables, count in (("", own, len(blocks)), ("shared_", shared, 1)):
-        expected = count if settings.get(f"use_{key}relative_position_bias", tables) else 0
-        if len(tables) != expected:
-            raise UserError(f"{len(tables)} tables of {key}relative positions; are all there?")
-    if len({table.shape for table in (*own.values(), *shared)}) > 1:
-        raise UserError("tables of relative positions of several shapes.")
+    names = [name for name in arrays if name.endswith("relative_position_bias_table")]
+    tables = {name: arrays.pop(name) for name in names}
+    numbered = {name: match for name in names if (match := re.search(r"\.(\d+)\.", name))}
+    own = {int(match[1]): tables[name] for name, match in numbered.items()}
+    shared = [tables[name] for name in names if name not in numbered]
+    for key, present, count in (("", own, len(blocks)), ("shared_", shared, 1)):
+        expected = count if settings.get(f"use_{key}relative_position_bias", present) else 0
+        if len(present) != expected:
+            raise UserError(f"{len(present)} tables of {key}relative positions; are all there?")
     return {i: sum(shared, own[i]) for i in own} or {i: x for x in shared for i in blocks}
 
 
 def _place_head(stored: Stored, kind: str, is_projection: bool) -> None:
     """Says what the head's input is; drops what is no input of it."""
-    params = stored.params
-    other = "not an input of the head"
+    params, other = stored.params, "not an input of the head"
     if "registers" in params and not params["registers"].size:
         stored.drop("registers", "there are none")
     if "head_dist/kernel" not in params and {"dist", "head/kernel"} <= params.keys():
@@ -149,10 +135,7 @@ def _is_modern(stored: Stored) -> bool:
 
 
 def _make_modern(stored: Stored, kind: str, settings: dict[str, Any]) -> None:
-    """Parameters of `vit.py` -> those of `modern_vit.py`; UserError: an array is missing.
-
-    What is missing would be taken for a model without it.
-    """
+    """Parameters of `modern_vit.py`, of `vit.py`'s; UserError if an array is missing."""
     params, block = stored.params, f"{BLOCKS}_0/{ATTENTION}"
     is_mean = stored.conventions.get("classifier") == "gap"
     needed = [] if kind == "clip" else ["embedding/bias"]
@@ -167,16 +150,10 @@ def _make_modern(stored: Stored, kind: str, settings: dict[str, Any]) -> None:
         needed += [POSITIONS]
     if kind in ("vit", "dinov2") and "model_type" in settings and settings.get("qkv_bias", True):
         needed += [f"{block}/{name}/bias" for name in ("query", "key", "value")]
-    of_two = settings.get("model_type") == "dinov2_with_registers"
-    if settings.get("num_register_tokens", 4 if of_two else 0):
-        needed += ["registers"]
+    usual = 4 * (settings.get("model_type") == "dinov2_with_registers")
+    needed += ["registers"] if settings.get("num_register_tokens", usual) else []
     if missing := [name for name in needed if name not in params]:
         raise UserError(f"{list_names(missing)} missing; make sure that the file is whole.")
-    width = params["embedding/kernel"].shape[-1]
-    for name in ("cls", "registers", POSITIONS):
-        shape = params[name].shape if name in params else (1, 1, width)
-        if len(shape) != 3 or shape[::2] != (1, width):
-            raise UserError(f"{name} is {shape}, and must be [1, N, {width}].")
     stored.conventions.pop("position_embedding")
     if POSITIONS in params:
         distilled = kind == "vit" and "registers" in params

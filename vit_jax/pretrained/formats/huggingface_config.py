@@ -10,9 +10,8 @@ from vit_jax.errors import UserError
 from vit_jax.files.paths import reading
 from vit_jax.kinds import check_known
 from vit_jax.models.description import HALF, Description, InputSettings
-from vit_jax.pretrained.formats.stored import Stored, numbers_of, pair, positive
+from vit_jax.pretrained.formats.stored import Stored, pair, positive
 from vit_jax.pretrained.formats.vit_parts import renamed
-from vit_jax.wording import list_names
 
 GELUS = {
     "gelu": "exact",
@@ -22,6 +21,7 @@ GELUS = {
     "gelu_pytorch_tanh": "tanh",
     "quick_gelu": "quick",
 }
+_WRITTEN = ("gelu", "gelu_pytorch_tanh", "quick_gelu")
 RESAMPLE = {2: "bilinear", 3: "bicubic"}  # PIL's numbers
 # How its pipelines turn logits into probabilities.
 _PROBLEMS = {
@@ -51,9 +51,7 @@ def of_images(settings: dict[str, Any]) -> dict[str, Any]:
     return {**settings, **(settings.get("vision_config") or {}), **own}
 
 
-def read_settings(
-    settings: dict[str, Any], preprocessor: dict[str, Any], kind: str = "vit"
-) -> Stored:
+def read_settings(settings: dict[str, Any], preprocessor: dict[str, Any], kind: str) -> Stored:
     """Reads `config.json` and `preprocessor_config.json`; UserError for an unsupported model."""
     is_msn = settings.get("model_type") == "vit_msn"
     activation, epsilon, usual_heads = _DEFAULTS["msn" if is_msn else kind]
@@ -68,24 +66,23 @@ def read_settings(
         if "model_type" in settings and kind != "vit":
             heads = heads or usual_heads
             size = size or (None if kind == "siglip" else 224)
+        conventions = {
+            "gelu": GELUS[activation],
+            "layer_norm_epsilon": float(settings.get("layer_norm_eps", epsilon)),
+            "position_embedding": "learned",
+        }
+        if kind == "dinov3":
+            base = float(settings.get("rope_theta", 100.0))
+            conventions |= {"rope": "centered", "rope_base": base}
+        problems = {problem: by for by, problem in _PROBLEMS.items()}
         stored = Stored(
             "huggingface",
-            conventions={
-                "gelu": GELUS[activation],
-                "layer_norm_epsilon": float(settings.get("layer_norm_eps", epsilon)),
-                "position_embedding": "learned",
-            },
+            conventions=conventions,
             num_heads=None if heads is None else positive(heads),
             image_size=None if size is None else pair(size),
             class_names=_class_names(settings),
+            probabilities_by=problems.get(str(settings.get("problem_type")), "softmax"),
         )
-        if kind == "dinov3":
-            stored.conventions |= {
-                "rope": "centered",
-                "rope_base": float(settings.get("rope_theta", 100.0)),
-            }
-        problems = {problem: by for by, problem in _PROBLEMS.items()}
-        stored.probabilities_by = problems.get(str(settings.get("problem_type")), "softmax")
     with reading("preprocessor_config.json"):
         stored.eval_preprocess = _preprocess(preprocessor, stored.image_size)
     return stored
@@ -96,28 +93,21 @@ def _class_names(settings: dict[str, Any]) -> tuple[str, ...]:
     labels = settings.get("id2label") or {}
     keys = sorted(labels, key=int)
     if [int(key) for key in keys] != list(range(len(keys))):
-        logging.warning(
-            f"config.json: id2label has the keys {list_names(keys, 9)}, not 0 to {len(keys) - 1}: "
-            "its names are ignored."
-        )
+        logging.warning("config.json: id2label does not count from 0; its names are ignored.")
         return ()
     names = tuple(str(labels[key]) for key in keys)
     return () if all(name == f"LABEL_{i}" for i, name in enumerate(names)) else names
 
 
 def _preprocess(settings: dict[str, Any], image_size: tuple[int, int] | None) -> str:
-    """Ops for a `preprocessor_config.json`; "" if it is incomplete, or has unsupported steps.
-
-    DINOv2's positions are of 518 pixels, and its processor gives 224: the ops keep the share of
-    the image that is cropped, at the size of the positions.
-    """
+    """Ops for images of the size of the positions; "" if steps are missing or unsupported."""
     size, resample = settings.get("size"), settings.get("resample", 2)
     factor = settings.get("rescale_factor", 1 / 255) if settings.get("do_rescale", True) else 1
     if not math.isclose(factor, 1 / 255, rel_tol=1e-3):
-        raise UserError(
-            f"preprocessor_config.json: do_rescale and rescale_factor multiply pixels by {factor}; "
-            "only 1/255 is supported. Remove the file to load the weights without it."
+        text = (
+            f"preprocessor_config.json would multiply pixels by {factor}; only 1/255 is supported"
         )
+        raise UserError(f"{text}; remove the file to load the weights without it.")
     if size is None or not settings.get("do_resize", True):
         return ""
     if resample not in RESAMPLE:
@@ -137,19 +127,18 @@ def _preprocess(settings: dict[str, Any], image_size: tuple[int, int] | None) ->
         short = round(scale * positive(size["shortest_edge"]))
         ops = f"decode|resize_small({short}, {method}, 'down')"
     else:
-        height, width = (round(scale * side) for side in pair(size))
-        ops = f"decode|resize({height}, {width}, {method})"
+        ops = f"decode|resize({_scaled(pair(size), scale)}, {method})"
     if crop:
-        height, width = (round(scale * side) for side in crop)
-        ops += f"|central_crop({height}, {width}, rounding='nearest')"
+        ops += f"|central_crop({_scaled(crop, scale)}, rounding='nearest')"
     if not settings.get("do_normalize", True):
         return f"{ops}|normalize((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))"
-    mean, std = (numbers_of(settings.get(key) or HALF) for key in ("image_mean", "image_std"))
+    keys = ("image_mean", "image_std")
+    mean, std = (tuple(map(float, settings.get(key) or HALF)) for key in keys)
     return ops if mean == std == HALF else f"{ops}|normalize({mean}, {std})"
 
 
-def _sides(size: tuple[int, int]) -> dict[str, int]:
-    return {"height": size[0], "width": size[1]}
+def _scaled(size: tuple[int, int], scale: float) -> str:
+    return f"{round(scale * size[0])}, {round(scale * size[1])}"
 
 
 def _to_preprocessor(inputs: InputSettings) -> dict[str, Any]:
@@ -158,7 +147,7 @@ def _to_preprocessor(inputs: InputSettings) -> dict[str, Any]:
         kind, size = "CLIPImageProcessor", {"shortest_edge": inputs.resize}
     else:
         kind = "ViTImageProcessor" if inputs.crop is None else "DeiTImageProcessor"
-        size = _sides(inputs.resize)
+        size = dict(zip(("height", "width"), inputs.resize, strict=True))
     settings: dict[str, Any] = {
         "image_processor_type": kind,
         "do_resize": True,
@@ -171,7 +160,8 @@ def _to_preprocessor(inputs: InputSettings) -> dict[str, Any]:
         "image_std": list(inputs.std),
     }
     if inputs.crop is not None:
-        settings |= {"do_center_crop": True, "crop_size": _sides(inputs.crop)}
+        height, width = inputs.crop
+        settings |= {"do_center_crop": True, "crop_size": {"height": height, "width": width}}
     return settings
 
 
@@ -208,6 +198,3 @@ def to_settings(
         **more,
     }
     return {"config.json": config, "preprocessor_config.json": _to_preprocessor(inputs)}
-
-
-_WRITTEN = ("gelu", "gelu_pytorch_tanh", "quick_gelu")

@@ -1,16 +1,8 @@
 """Hugging Face transformers' names of Vision Transformers.
 
 Those of files on the hub, which every version of transformers understands and which we write, and
-those of transformers 5. A bare `ViTModel` has no `vit.` prefix.
-
-| kind     | classes                                  | model here                             |
-|----------|------------------------------------------|----------------------------------------|
-| `vit`    | ViT, DeiT, ViTMAE, ViTMSN, IJepa         | `vit`, `deit`, `mae`                   |
-|          | BEiT, Data2VecVision                     | `modern_vit`                           |
-| `dinov2` | Dinov2, Dinov2WithRegisters              | `modern_vit`                           |
-| `dinov3` | DINOv3ViT                                | `modern_vit`                           |
-| `clip`   | CLIP's tower of images                   | `modern_vit`                           |
-| `siglip` | that of SigLIP and of SigLIP 2           | `vit`                                  |
+those of transformers 5. A bare `ViTModel` has no `vit.` prefix. Kinds of names: `vit` (ViT, DeiT,
+ViTMAE, ViTMSN, IJepa, BEiT, Data2VecVision), `dinov2`, `dinov3`, `clip`, `siglip`.
 """
 
 from __future__ import annotations
@@ -25,11 +17,10 @@ from vit_jax.models.vit import BLOCKS, POSITIONS
 from vit_jax.pretrained.formats import vit_parts
 from vit_jax.pretrained.formats.names import CONV, Names, Op, Part, block
 
-BEIT = ("beit.", "data2vec_vision.")
 TOWER = "vision_model."
-_PREFIXES = ("", "vit.", "deit.", "ijepa.", "dinov2.", "dinov2_with_registers.", TOWER, *BEIT)
-# Of models for sounds and videos.
-_OTHERS = ("audio_spectrogram_transformer.", "videomae.", "vivit.")
+_MODELS = "vit deit ijepa dinov2 dinov2_with_registers beit data2vec_vision vision_model "
+_MODELS += "audio_spectrogram_transformer videomae vivit"  # the last for sounds and videos
+_PREFIXES = ("", *(f"{name}." for name in _MODELS.split()))
 
 
 def _patches(x: np.ndarray, _: int) -> np.ndarray:
@@ -123,11 +114,8 @@ _DECODER_FOLDERS = ("decoder.decoder_layers.{}.", "decoder.decoder_encoder.layer
 
 
 def find_kind(names: Collection[str]) -> tuple[str, str, str] | None:
-    """The kind of the table above, the prefix of the names, and that of the patches' kernel.
-
-    None if they are not of such a model.
-    """
-    for prefix in (*_PREFIXES, *_OTHERS):
+    """The kind of the names, their prefix, and the patches' kernel; None: no such model."""
+    for prefix in _PREFIXES:
         embeddings = f"{prefix}embeddings."
         if (name := f"{embeddings}patch_embeddings.projection.weight") in names:
             has_scale = any(".layer_scale1." in name for name in names)
@@ -142,11 +130,7 @@ def find_kind(names: Collection[str]) -> tuple[str, str, str] | None:
 def names_table(
     kind: str, prefix: str, *forms: Names, head: str = "classifier.", settings: Any = None
 ) -> list[Part]:
-    """The names of all arrays of a kind.
-
-    The first name of a head is `head`, those of `forms` come before the usual ones of a block, and
-    `settings` are those of a decoder.
-    """
+    """All names of a kind; `forms` before the usual ones of a block, `head` before other heads."""
     table = [Part(_TOPS[kind], theirs=prefix), Part({"head_dist/": "distillation_classifier."})]
     heads = (head, "classifier.", "cls_classifier.", "visual_projection.")
     table += [Part({"head/": name}) for name in heads]

@@ -49,10 +49,7 @@ def write(cls: _Class, params: Arrays, description: Description, inputs: InputSe
     model, params, others = description.model, dict(params), dict[str, np.ndarray]()
     name, width = cls.stem + cls.ends[bool(model["num_classes"])], model["hidden_size"]
     if "pre_logits/kernel" in params and "head/kernel" in params:
-        raise UserError(
-            "--format=huggingface has no layer between pooling and head: a model with pre_logits "
-            "can be written without its head (--drop_head), as the pooler of a ViTModel."
-        )
+        raise UserError("transformers has no layer between pooling and head; use --drop_head.")
     if cls not in _RECTANGLES:
         vit_parts.check_square("huggingface", description, name)
     if modern_vit.POSITIONS in params:  # a row for the class token is part of that token here
@@ -61,10 +58,7 @@ def write(cls: _Class, params: Arrays, description: Description, inputs: InputSe
     folder = f"{cls.prefix}encoder.layer.{{}}.attention.attention.relative_position_bias"
     others |= vit_parts.write_relative_biases(params, folder)
     if cls is _CLIP and np.any(params.pop("head/bias", np.zeros(1))):
-        raise UserError(
-            f"--format=huggingface cannot store a head with a bias: {name} has a projection; "
-            "write the model without its head (--drop_head)."
-        )
+        raise UserError(f"{name} of transformers has no bias in its head; use --drop_head.")
     if cls is _DINOV3:
         params.setdefault("registers", np.zeros((1, 0, width), np.float32))
         others["embeddings.mask_token"] = np.zeros((1, 1, width), np.float32)
@@ -87,10 +81,8 @@ def _ratio(model: dict[str, Any]) -> int:
         width = (int(width * 2 / 3) + 7) // 8 * 8 if model["mlp"] == "swiglu" else width
         if width == model["mlp_dim"]:
             return ratio
-    raise UserError(
-        f"--format=huggingface cannot store model.mlp_dim={model['mlp_dim']}: DINOv2 there has "
-        "whole ratios of MLP and width; use --format=npz or orbax."
-    )
+    text = f"--format=huggingface cannot store model.mlp_dim={model['mlp_dim']}"
+    raise UserError(f"{text}, no multiple of the width as in DINOv2; use --format=npz or orbax.")
 
 
 def _settings(model: dict[str, Any], cls: _Class) -> dict[str, Any]:
@@ -98,21 +90,18 @@ def _settings(model: dict[str, Any], cls: _Class) -> dict[str, Any]:
     if cls is _CLIP:
         return {"projection_dim": model["num_classes"] or model["hidden_size"]}
     gated, init = model["mlp"] == "swiglu", model["layer_scale_init"]
+    of_dino = {"layerscale_value": init, "num_register_tokens": model["num_registers"] or 0}
     if cls.kind == "dinov2":
-        return {
+        return of_dino | {
             "mlp_ratio": _ratio(model),
             "qkv_bias": model["qkv_bias"] == "qkv",
             "use_swiglu_ffn": gated,
-            "layerscale_value": init,
-            "num_register_tokens": model["num_registers"] or 0,
             "use_mask_token": False,
         }
     if cls.kind == "dinov3":
-        return {
+        return of_dino | {
             **({"hidden_act": "silu"} if gated else {}),
             "use_gated_mlp": gated,
-            "layerscale_value": init,
-            "num_register_tokens": model["num_registers"] or 0,
             **{f"{name}_bias": name[0] in model["qkv_bias"] for name in ("query", "key", "value")},
             **vit_parts.renamed(model, "rope_theta=rope_base pos_embed_rescale=rope_jitter"),
             **vit_parts.renamed(model, "proj_bias=dense_bias mlp_bias=dense_bias"),

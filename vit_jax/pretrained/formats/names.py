@@ -19,10 +19,6 @@ class Op(NamedTuple):
     read: Callable[[np.ndarray, int], np.ndarray]
     write: Callable[[np.ndarray], np.ndarray]
 
-    def of_heads(self, num_heads: int) -> Op:
-        """For this number of heads, whatever that of the other parts is."""
-        return self._replace(read=lambda x, _: self.read(x, num_heads))
-
 
 SAME = Op(lambda x, _: x, lambda x: x)
 # [out, in, h, w] <-> [h, w, in, out]
@@ -94,6 +90,7 @@ class _Row(NamedTuple):
     ours: list[str]
     theirs: str
     op: Op
+    num_heads: int | None  # None: those of the model
 
 
 def numbers(form: str, names: Iterable[str]) -> set[tuple[int, ...]]:
@@ -127,26 +124,20 @@ def _leaves(ours: list[str], theirs: str, op: Op | None, part: Part) -> Iterator
     for leaf, their_leaf in leaves.items():
         usual = (op for pattern, op in _OPS.items() if re.fullmatch(pattern, ours[0] + leaf))
         chosen = op if op and leaf != "bias" else next(usual, SAME)
-        if part.num_heads:
-            chosen = chosen.of_heads(part.num_heads)
-        yield _Row([name + leaf for name in ours], theirs + their_leaf, chosen)
+        yield _Row([name + leaf for name in ours], theirs + their_leaf, chosen, part.num_heads)
 
 
-def read_table(
-    stored: Stored, arrays: Arrays, table: Iterable[Part], *, num_heads: int = 1
-) -> None:
+def read_table(stored: Stored, arrays: Arrays, table: Iterable[Part], num_heads: int = 1) -> None:
     """Moves arrays into `stored`; UserError for a shape that does not fit the row or the heads."""
     for row in _rows(table, list(arrays)):
         if row.theirs not in arrays or stored.params.keys() & {*row.ours}:
             continue
-        array = arrays.pop(row.theirs)
+        array, heads = arrays.pop(row.theirs), row.num_heads or num_heads
         try:
-            parts = [row.op.read(part, num_heads) for part in np.split(array, len(row.ours))]
+            parts = [row.op.read(part, heads) for part in np.split(array, len(row.ours))]
         except (ValueError, IndexError) as error:
-            raise UserError(
-                f"{row.theirs} of shape {array.shape} cannot be {', '.join(row.ours)} with "
-                f"{num_heads} heads: {error}."
-            ) from error
+            text = f"{row.theirs} of shape {array.shape} cannot be {', '.join(row.ours)}"
+            raise UserError(f"{text} with {heads} heads: {error}.") from error
         for name, part in zip(row.ours, parts, strict=True):
             stored.add(name, part)
     for name in arrays:
@@ -157,10 +148,7 @@ def read_table(
 
 
 def write_table(table: Iterable[Part], params: Arrays, format: str) -> Arrays:
-    """Our flat names -> theirs, contiguous; UserError if the format has no name for one.
-
-    Where a table has several names for one of ours, the first is written.
-    """
+    """Our flat names -> theirs (the first of several); UserError if there is none."""
     left, arrays = dict(params), {}
     for row in _rows(table, list(params)):
         if left.keys() >= {*row.ours}:

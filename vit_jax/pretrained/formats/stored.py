@@ -19,11 +19,12 @@ Arrays = dict[str, np.ndarray]
 Grid = tuple[int, int]  # rows and columns
 Written = tuple[Arrays, dict[str, Any]]  # arrays, and the JSON files beside them by name
 
-# In a folder; beside the weights there may be the JSON files of the format.
-WEIGHTS_FILE = "model.safetensors"
-TORCH_FILE = "pytorch_model.bin"
-# Read where there is neither, in this order: open_clip's, and transformers' for Flax.
+WEIGHTS_FILE = "model.safetensors"  # of a folder that we write
+# Read where there is none, nor PyTorch's, in this order: open_clip's, and transformers' for Flax.
 OTHER_FILES = ("open_clip_model.safetensors", "open_clip_pytorch_model.bin", "flax_model.msgpack")
+# Of a folder, in order of preference; JSON files may be beside them.
+_USUAL_FILES = (WEIGHTS_FILE, "pytorch_model.bin")
+FOLDER_FILES = *(f"{n}{end}" for n in _USUAL_FILES for end in (".index.json", "")), *OTHER_FILES
 
 
 @dataclasses.dataclass
@@ -54,17 +55,16 @@ class Stored:
         return self.description.model["name"] if self.description else recognise(self.params)
 
     def add(self, name: str, array: np.ndarray) -> None:
-        """Adds an array of the file as one of our parameters, as float32; UserError: not float."""
+        """Adds an array of the file as float32; UserError if it is not of floats."""
         dtype = array.dtype.name
         if dtype not in ("float16", "bfloat16", "float32", "float64"):
-            raise UserError(f"{name} has type {dtype}; parameters must be floats.")
+            raise UserError(f"{name} has type {dtype}; save floats, quantised ones are not read.")
         with np.errstate(over="ignore", invalid="ignore"):
             self.params[name] = array.astype(np.float32, copy=False)
         if dtype != "float32":
             self.changed[name] = f"{dtype} as float32"
 
     def rename(self, name: str, new: str) -> None:
-        """Gives a parameter another name."""
         self.params[new] = self.params.pop(name)
         if name in self.changed:
             self.changed[new] = self.changed.pop(name)
@@ -87,14 +87,9 @@ class Beside(NamedTuple):
     part: str = ""  # one of several models in the file
 
     def heads_of(self, arrays: Arrays, stated: int | None, default: int | None = None) -> int:
-        """The number of heads: as given or `stated`, else of a known size, else the default.
-
-        Raises UserError if it cannot be inferred, or if `num_heads` contradicts the file.
-        """
+        """As given or `stated`, else of a known size, else the default; else UserError."""
         if self.num_heads and stated and self.num_heads != stated:
-            raise UserError(
-                f"num_heads={self.num_heads}, but config.json says {stated}; leave it out."
-            )
+            raise UserError(f"num_heads={self.num_heads}, but config.json says {stated}.")
         if heads := self.num_heads or stated:
             return heads
         blocks = {match[1] for name in arrays if (match := _BLOCK.search(name))}
@@ -105,10 +100,7 @@ class Beside(NamedTuple):
                 return heads
         if default := self.default_heads or default:
             return default
-        raise UserError(
-            "cannot infer num_heads: it is not in the file, and the sizes match no known model; "
-            "give it (num_heads, --num_heads)."
-        )
+        raise UserError("cannot infer num_heads from the file; give it (num_heads, --num_heads).")
 
 
 _BLOCK = re.compile(r"(?:blocks|layers?)\.(\d+)\.")
@@ -140,10 +132,7 @@ class Holds(NamedTuple):
 
 
 def check_description(description: Description, names: str = "class_names") -> Description:
-    """UserError if it is inconsistent; `names` is the key of the classes, for the message.
-
-    KeyError if it names no kind of model.
-    """
+    """UserError if it is inconsistent, KeyError: no such model; `names`: the key of classes."""
     model, size = description.model, description.image_shape[:2]
     if model["name"] not in MODELS:
         raise KeyError(model["name"])
@@ -160,14 +149,9 @@ def check_description(description: Description, names: str = "class_names") -> D
 
 
 def positive(value: Any) -> int:
-    """Returns a positive int that is not a bool; else TypeError."""
     if type(value) is not int or value < 1:
         raise TypeError(f"{value!r} is not a positive int")
     return value
-
-
-def numbers_of(values: Any) -> tuple[float, ...]:
-    return tuple(float(value) for value in values)
 
 
 def pair(value: Any) -> tuple[int, int]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from vit_jax.errors import UserError
-from vit_jax.files.paths import read_object, write_arrays, write_json
+from vit_jax.files.paths import read_object, reading, write_arrays, write_json
 from vit_jax.models.create import MODELS
 from vit_jax.models.description import Description, InputSettings
 from vit_jax.models.tokens import sincos2d
@@ -21,27 +20,19 @@ from vit_jax.pretrained.formats import (
     google,
     huggingface,
     huggingface_write,
+    stored,
     timm,
     timm_others,
     timm_write,
     translations,
 )
 from vit_jax.pretrained.formats.names import numbers
-from vit_jax.pretrained.formats.stored import (
-    OTHER_FILES,
-    TORCH_FILE,
-    WEIGHTS_FILE,
-    Arrays,
-    Beside,
-    Grid,
-    Holds,
-    Stored,
-)
+from vit_jax.pretrained.formats.stored import Arrays, Beside, Holds, Stored
 from vit_jax.pretrained.formats.vit_parts import DECODER_HEADS
 from vit_jax.pretrained.infer import num_prefix_tokens
 from vit_jax.wording import list_names
 
-# Whether arrays, or a part of the file ("": any), are of a naming scheme; and its reader.
+# Whether arrays, or this part of them, are of a naming scheme; and its reader.
 Detect = Callable[[Arrays, str], bool]
 Read = Callable[[Arrays, Beside], Stored]
 
@@ -57,28 +48,22 @@ class Format(NamedTuple):
         """The class for a model with these attributes; UserError if the format cannot store it."""
         of_kind = [holds for holds in self.holds if holds.wrong(model) != ["name"]]
         nearest = min(of_kind or self.holds, key=lambda holds: len(holds.wrong(model)))
-        if wrong := nearest.wrong(model):
-            text = ", ".join(f"model.{key}={model[key]!r}" for key in wrong)
-            if nearest.name:
-                text += f": {nearest.name}, the nearest class, has other values"
-            elif wrong != ["name"]:
-                values = ", ".join(map(repr, nearest.values[wrong[0]]))
-                text = f"model.{wrong[0]}={model[wrong[0]]!r}, only {values}"
-            able = [
-                name for name, row in FORMATS.items() if not all(h.wrong(model) for h in row.holds)
-            ]
-            raise UserError(
-                f"this format cannot store {text}; use --format={', '.join(able)} or orbax."
-            )
-        return nearest
+        wrong = nearest.wrong(model)
+        if not wrong:
+            return nearest
+        text = ", ".join(f"model.{key}={model[key]!r}" for key in wrong)
+        if nearest.name:
+            text += f": {nearest.name}, the nearest class, has other values"
+        elif wrong != ["name"]:
+            text += f", only {', '.join(map(repr, nearest.values[wrong[0]]))}"
+        able = [name for name, row in FORMATS.items() if not all(h.wrong(model) for h in row.holds)]
+        formats = ", ".join(able)
+        raise UserError(f"this format cannot store {text}; use --format={formats} or orbax.")
 
     def write(
         self, path: Path, params: Arrays, description: Description, inputs: InputSettings | None
     ) -> Path:
-        """Writes a model and returns the weight file; UserError if the format cannot store it.
-
-        `inputs` is only used for folders.
-        """
+        """Writes a model and returns the weight file; UserError: the format cannot store it."""
         write = self.choose(description.model).write
         if not self.is_folder:
             return write_arrays(path, write(params))
@@ -89,17 +74,18 @@ class Format(NamedTuple):
             params = {**params, POSITIONS: np.pad(table, padding)}  # [1, P + h*w, D]
         arrays, settings = write(params, description, inputs)
         path.mkdir(parents=True, exist_ok=True)
-        write_safetensors(path / WEIGHTS_FILE, arrays, {"format": "pt"})
+        write_safetensors(path / stored.WEIGHTS_FILE, arrays, {"format": "pt"})
         for name, value in settings.items():
             write_json(path / name, value)
-        return path / WEIGHTS_FILE
+        return path / stored.WEIGHTS_FILE
 
 
 # Recognised in this order. Names that are only others for those of these: `translations.py`.
 FORMATS: dict[str, Format] = {
-    "npz": Format(((google.detects("npz"), google.read),), google.NPZ),
-    "npz_published": Format(((google.detects("npz_published"), google.read),), google.PUBLISHED),
-    "big_vision": Format(((google.detects("big_vision"), google.read),), google.BIG_VISION),
+    # One reader tells Google's apart.
+    "npz": Format(((google.detect, google.read),), google.NPZ),
+    "npz_published": Format((), google.PUBLISHED),
+    "big_vision": Format((), google.BIG_VISION),
     "timm": Format(
         ((timm.is_vit, timm.read_vit), (timm_others.detect, timm_others.read)),
         timm_write.TIMM + timm_others.OTHERS,
@@ -111,61 +97,43 @@ FORMATS: dict[str, Format] = {
 }
 
 
-def read_weights(
-    path: Path,
-    arrays: Arrays,
-    num_heads: int | None = None,
-    default_heads: int | None = None,
-    grid: Grid | None = None,
-    part: str = "",
-) -> Stored:
-    """Converts `arrays` of the file `path` to our names; detects the format by their names.
-
-    If `num_heads` is None, it comes from the `config.json` beside the file, else the table of known
-    sizes, else `default_heads`. `grid`, rows and columns of tokens, is needed if not square; `part`
-    selects one of several models in the file.
-    """
-    beside = Beside(*_read_settings(path), num_heads, default_heads, grid, part)
+def read_weights(path: Path, arrays: Arrays, **known: Any) -> Stored:
+    """Arrays of a file of any format in our names; `known` are fields of `Beside`."""
+    beside = Beside(*_read_settings(path), **known)
     try:
-        _reject_quantised(arrays)
-        arrays, others, read = _recognise(arrays, part)
-        if read is None:
-            raise UserError(
-                f"it holds {len(arrays)} arrays ({', '.join(list(arrays)[:4])}, ...), whose names "
-                "match no supported Vision Transformer or ResNet: Google's .npz, BiT, "
-                "big_vision, timm, transformers, open_clip, DINO, DINOv2."
-            )
-        stored = read(arrays, beside)
-        model_args = beside.settings.get("model_args") or {}
-        stated = model_args.get("depth") or beside.settings.get("num_hidden_layers")
-        depth = len(numbers(f"{BLOCKS}_{{}}/", stored.params))
-        if stated and stated != depth:
-            raise UserError(f"config.json has {stated} blocks, but the file has {depth}.")
-        stored.dropped |= others
-        if not beside.settings and FORMATS[stored.format].is_folder and MODELS[stored.kind].blocks:
-            _log_guesses(path, stored, beside)
+        with reading("it"):  # also arrays of shapes that do not fit each other
+            arrays, others, read = _recognise(arrays, beside.part)
+            if read is None:
+                names = list_names(list(arrays), 4)
+                raise UserError(f"{names}: names match no supported Vision Transformer or ResNet.")
+            weights = read(arrays, beside)
+            model_args = beside.settings.get("model_args") or {}
+            stated = model_args.get("depth") or beside.settings.get("num_hidden_layers")
+            depth = len(numbers(f"{BLOCKS}_{{}}/", weights.params))
+            if stated and stated != depth:
+                raise UserError(f"config.json has {stated} blocks, but the file has {depth}.")
+            weights.dropped |= others
+            if not beside.settings and FORMATS[weights.format].is_folder:
+                _log_guesses(path, weights, beside)
     except UserError as error:
-        if str(path) in str(error):
-            raise
         raise UserError(f"{path}: {error}") from error
-    return stored
+    return weights
 
 
 def _read_settings(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """The `config.json` and `preprocessor_config.json` beside a file, or what stands for them."""
-    if not path.name.startswith((WEIGHTS_FILE, TORCH_FILE, *OTHER_FILES)):
+    if path.name not in stored.FOLDER_FILES:
         return {}, {}
-    names = ["config.json", "preprocessor_config.json"]
+    names = ("config.json", "preprocessor_config.json")
     if path.name.startswith("open_clip"):
-        names = [translations.OPEN_CLIP_CONFIG, ""]
+        names = (translations.OPEN_CLIP_CONFIG, "")
     files = (path.parent / name for name in names)
     settings, preprocessor = (read_object(file) if file.is_file() else {} for file in files)
-    if "model_cfg" in settings:
-        return translations.open_clip_settings(settings)
-    return settings, preprocessor
+    is_clip = "model_cfg" in settings
+    return translations.open_clip_settings(settings) if is_clip else (settings, preprocessor)
 
 
-# Prefixes that libraries put before the names of a model they save.
+# Prefixes that libraries put before all names.
 _WRAPPERS = ("_orig_mod", "module", "model", "backbone", "base_encoder", "encoder", "net")
 _Recognised = tuple[Arrays, dict[str, str], Read | None]
 
@@ -204,30 +172,16 @@ def _translate(arrays: Arrays, part: str) -> _Recognised:
     return arrays, dropped, next((read for detect, read in readers if detect(arrays, part)), None)
 
 
-_QUANTISED = re.compile(
-    r".*\.(SCB|absmax|quant_map|q(weight|zeros)|weight_(scale|zero_point|packed).*|weight\.quant_.*)"
-)
-
-
-def _reject_quantised(arrays: Arrays) -> None:
-    for name, array in arrays.items():
-        is_small = array.dtype.itemsize == 1 and name.endswith((".weight", "/kernel"))
-        if is_small or _QUANTISED.fullmatch(name):
-            raise UserError(
-                f"its weights are quantised ({name}, {array.dtype}), which is not supported; save "
-                "them as float16, bfloat16 or float32."
-            )
-
-
-def _log_guesses(path: Path, stored: Stored, beside: Beside) -> None:
+def _log_guesses(path: Path, weights: Stored, beside: Beside) -> None:
     """Logs one line with what names and shapes do not show, without a config.json."""
+    if not MODELS[weights.kind].blocks:
+        return
     guesses = []
-    if (stored.num_heads or 1) > 1 and not beside.num_heads:
-        guesses += [f"num_heads={stored.num_heads}"]
-    if "mask_token" in stored.params:
+    if (weights.num_heads or 1) > 1 and not beside.num_heads:
+        guesses += [f"num_heads={weights.num_heads}"]
+    if "mask_token" in weights.params:
         guesses += [f"decoder_num_heads={DECODER_HEADS}"]
-    guesses += [f"{key}={value}" for key, value in stored.conventions.items()]
-    guesses += ["pooling by the class token"] if "cls" in stored.params else []
-    logging.warning(
-        "%s: no config.json found; guessed: %s.", path, list_names([*guesses, "pre-norm blocks"], 9)
-    )
+    guesses += [f"{key}={value}" for key, value in weights.conventions.items()]
+    guesses += ["pooling by the class token"] if "cls" in weights.params else []
+    text = list_names([*guesses, "pre-norm blocks"], 9)
+    logging.warning("%s: no config.json found; guessed: %s.", path, text)

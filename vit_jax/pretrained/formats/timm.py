@@ -17,15 +17,9 @@ from vit_jax.errors import UserError
 from vit_jax.models.family import axis_of
 from vit_jax.models.later import modern_vit
 from vit_jax.models.vit import ATTENTION, BLOCKS, POSITIONS
-from vit_jax.pretrained.formats import vit_parts
+from vit_jax.pretrained.formats import timm_config, vit_parts
 from vit_jax.pretrained.formats.names import Names, Part, block, numbers, read_table
 from vit_jax.pretrained.formats.stored import Arrays, Beside, Grid, Stored
-from vit_jax.pretrained.formats.timm_config import (
-    architecture_of,
-    arguments_of,
-    read_settings,
-    usual_heads,
-)
 from vit_jax.pretrained.infer import grid_of_images, num_prefix_tokens
 
 _TOP: Names = {
@@ -80,16 +74,15 @@ _UNSUPPORTED = {
     r"blocks\.\d+\.(attn\.)?lambda_.*": "differential attention",
     r"blocks\.\d+\.(in_proj|attns|ffns)\..*": "attention and MLP in parallel",
     r"blocks\.\d+\.attn\.gate\..*": "gated attention",
+    r"blocks\.\d+\.mlp_\w+\.gate\..*": "spatial gating units, gMLP",
     r"patch_embed\.backbone\.\d+\..*": "a stem of convolutions and batch norms (MobileCLIP)",
+    r"stem\.conv1\.weight": "a stem of three convolutions",
+    r"stages\..*\.running_mean": "batch normalisation",
 }
 
 
 def vit_table(*forms: Names, args: Mapping[str, Any] | None = None, stem: str = "") -> list[Part]:
-    """The names of all arrays; `args` are timm's arguments of the model.
-
-    Those of `forms` come before the usual ones of a block; `stem` is the folder of the first
-    convolution of a hybrid.
-    """
+    """All names for timm's arguments; `forms` before the usual ones of a block."""
     args, folder = args or {}, "patch_embed.backbone."
     return [
         Part(_TOP),
@@ -108,32 +101,38 @@ def is_vit(arrays: Arrays, _: str) -> bool:
 
 def read_vit(arrays: Arrays, beside: Beside) -> Stored:
     """UserError for a part that our models lack, or one that no array shows and may be there."""
-    _check_names(arrays)
-    stored, args = read_settings(beside.settings), arguments_of(beside.settings)
-    stated = stored.num_heads or beside.num_heads or _heads_by_name(arrays, beside.settings)
+    check_names(arrays)
+    stored = timm_config.read_settings(beside.settings)
+    args = timm_config.arguments_of(beside.settings)
+    out, before, after = (
+        arrays.get(f"blocks.0.{name}.weight") for name in ("attn.proj", "mlp.fc1", "mlp.fc2")
+    )
+    stated = stored.num_heads or beside.num_heads
+    has_name = timm_config.architecture_of(beside.settings) != ""
+    if has_name and not stated and out is not None and after is not None:
+        stated = timm_config.usual_heads(len(out), after.shape[-1])
     stored.num_heads = beside.heads_of(arrays, stated)
     if not beside.settings:
         _guess(stored, arrays)
     _prepare(arrays, stored.num_heads)
     blocks = sorted(i for (i,) in numbers("blocks.{}.", arrays))
     has_bias = "blocks.0.norm1.bias" in arrays
-    before, after = (arrays.get(f"blocks.0.mlp.fc{k}.weight") for k in (1, 2))
     packed = before is not None and after is not None and len(before) == 2 * after.shape[-1]
     frequencies = arrays.pop("rope.freqs", None)  # [2, L, H, d / 2]
-    name = f"{RELATIVE_BIAS}.relative_position_bias_table".format
-    biases = {i: arrays.pop(name(i)) for i in blocks if name(i) in arrays}
+    bias = f"{RELATIVE_BIAS}.relative_position_bias_table".format
+    biases = {i: arrays.pop(bias(i)) for i in blocks if bias(i) in arrays}
     # Without stages (R+Ti/16) the stem is timm's whole backbone.
     stem = "" if "patch_embed.backbone.conv.weight" in arrays else "stem."
     table = vit_table(PACKED if packed else SPLIT, GAMMAS, args=args, stem=stem)
-    read_table(stored, arrays, table, num_heads=stored.num_heads)
-    for i, bias in biases.items():
-        vit_parts.read_relative_bias(stored, i, bias, _grid(stored, beside))
+    read_table(stored, arrays, table, stored.num_heads)
+    for i, table_of_block in biases.items():
+        vit_parts.read_relative_bias(stored, i, table_of_block, _grid(stored, beside))
     if frequencies is not None:
         for i in blocks:
             stored.add(FREQUENCIES.format(i), frequencies[:, i])
     if not has_bias:  # norms of blocks and of pooling were read as layer norms
-        for layer in [name for name in stored.params if "/LayerNorm_" in name]:
-            stored.rename(layer, layer.replace("/LayerNorm_", "/RMSNorm_"))
+        for name in [name for name in stored.params if "/LayerNorm_" in name]:
+            stored.rename(name, name.replace("/LayerNorm_", "/RMSNorm_"))
     is_modern = _is_modern(stored)
     plain = {"gelu", "layer_norm_epsilon", "position_embedding"}
     for key in {"position_embedding"} if is_modern else set(stored.conventions) - plain:
@@ -145,22 +144,14 @@ def read_vit(arrays: Arrays, beside: Beside) -> Stored:
     return stored
 
 
-def _check_names(arrays: Arrays) -> None:
-    """UserError for a part that our models lack, before anything is guessed."""
+def check_names(arrays: Arrays) -> None:
+    """UserError for a part that our models lack."""
     for name, array in arrays.items():
         for pattern, part in _UNSUPPORTED.items():
             if re.fullmatch(pattern, name):
                 raise UserError(f"this model has {part} ({name}), which is not supported.")
         if name == "patch_embed.proj.weight" and array.ndim != 4:
             raise UserError(f"{name} of {array.ndim} axes is for videos or volumes, not images.")
-
-
-def _heads_by_name(arrays: Arrays, settings: Mapping[str, Any]) -> int | None:
-    """The number of heads of the architecture in `settings`; None: there is none."""
-    out, after = (arrays.get(f"blocks.0.{name}.weight") for name in ("attn.proj", "mlp.fc2"))
-    if not architecture_of(settings) or out is None or after is None:
-        return None
-    return usual_heads(len(out), after.shape[-1])
 
 
 def _guess(stored: Stored, arrays: Arrays) -> None:
@@ -175,10 +166,7 @@ def _guess(stored: Stored, arrays: Arrays) -> None:
         return  # BEiT
     eva = any(f"blocks.0.attn.{name}" in arrays for name in ("q_proj.weight", "q_bias"))
     if eva or "pos_embed" not in arrays:
-        raise UserError(
-            "it may have rotary positions (EVA, DINOv3), which no array shows; put the config.json "
-            "of its architecture beside it."
-        )
+        raise UserError("it may have rotary positions (EVA, DINOv3): its config.json is needed.")
 
 
 def _prepare(arrays: Arrays, num_heads: int) -> None:
@@ -220,8 +208,7 @@ def _is_modern(stored: Stored) -> bool:
 def pair_order(head_dim: int, args: Mapping[str, Any]) -> np.ndarray:
     """The place in their heads of each of our features, [d]; see `models/later/rotary.py`.
 
-    Their pairs may be features 2 k and 2 k + 1, and the first half of them may turn with x; mixed
-    frequencies have no first axis.
+    Their pairs may be features 2 k and 2 k + 1, and the first half of them may turn with x.
     """
     pairs = np.arange(head_dim // 2)
     if args.get("rope_grid_indexing") == "xy" and args.get("rope_type") != "mixed":
@@ -244,8 +231,8 @@ def _place_positions(
     """Puts positions of tokens before the patches where our models have them.
 
     The paper's model has one for its class token: zero where timm has none, as in FlexiViT. Today's
-    has none: theirs are added to the tokens. Without `no_embed_class`, whether there are some
-    follows from their number: that of the tokens of the grid, if it is known, else a square.
+    has none: theirs are added to the tokens. Their number tells whether there are some, if
+    `no_embed_class` does not.
     """
     tokens, posemb = num_prefix_tokens(stored.params, stored.kind), stored.params.get(POSITIONS)
     if is_modern:

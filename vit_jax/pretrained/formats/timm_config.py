@@ -14,7 +14,7 @@ from vit_jax.files.paths import reading
 from vit_jax.kinds import check_known
 from vit_jax.models.description import HALF, Description, InputSettings
 from vit_jax.models.variants import SIZES
-from vit_jax.pretrained.formats.stored import Stored, numbers_of, pair, positive
+from vit_jax.pretrained.formats.stored import Stored, pair, positive
 
 POOL = {"token": "token", "gap": "avg", "map": "map"}
 GELUS = {"gelu": "exact", "gelu_tanh": "tanh", "quick_gelu": "quick"}
@@ -58,12 +58,11 @@ _ARGUMENTS: tuple[tuple[str, dict[str, Any]], ...] = (
     (r"test_vit2?", {"num_heads": 2}),
     (r"test_vit[34]", {"num_heads": 3}),
 )
-_HEADS = {(width, mlp_dim): heads for width, _, mlp_dim, heads in SIZES.values()}
 
 
 def architecture_of(settings: Mapping[str, Any]) -> str:
     """The name in a `config.json`; "" if there is none."""
-    inputs = settings.get("pretrained_cfg") or settings  # timm < 0.8 wrote them as one
+    inputs = settings.get("pretrained_cfg") or {}
     return str(settings.get("architecture") or inputs.get("architecture") or "")
 
 
@@ -78,7 +77,8 @@ def arguments_of(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 def usual_heads(width: int, mlp_dim: int) -> int:
     """Of an architecture that is not in the table above."""
-    return _HEADS.get((width, mlp_dim), max(width // 64, 1))
+    heads = {(width, mlp_dim): heads for width, _, mlp_dim, heads in SIZES.values()}
+    return heads.get((width, mlp_dim), max(width // 64, 1))
 
 
 def read_settings(settings: dict[str, Any]) -> Stored:
@@ -138,7 +138,7 @@ def _preprocess(inputs: dict[str, Any], size: tuple[int, int] | None) -> str:
     method, crop_pct = inputs.get("interpolation", "bicubic"), float(inputs["crop_pct"])
     if method not in ("bilinear", "bicubic") or not 0.0 < crop_pct <= 1.0:
         return ""
-    mean, std = (numbers_of(inputs.get(key) or HALF) for key in ("mean", "std"))
+    mean, std = (tuple(map(float, inputs.get(key) or HALF)) for key in ("mean", "std"))
     if inputs.get("crop_mode") == "squash":
         height, width = (math.floor(side / crop_pct) for side in size)
         normalize = "" if mean == std == HALF else f"|normalize({mean}, {std})"
@@ -179,7 +179,6 @@ def to_config(
             "mean": list(inputs.mean),
             "std": list(inputs.std),
             "num_classes": num_classes,
-            "pool_size": None,
         },
     }
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any
 
 from vit_jax.errors import UserError
 from vit_jax.models.create import MODELS, VARIANTS_OF, variant_defaults
@@ -12,7 +11,7 @@ from vit_jax.models.description import Description, InputSettings
 from vit_jax.models.later import mixer
 from vit_jax.pretrained.formats.names import POINTWISE, Names, Op, Part, read_table, write_table
 from vit_jax.pretrained.formats.stored import Arrays, Beside, Holds, Stored, Written
-from vit_jax.pretrained.formats.timm import UNIT
+from vit_jax.pretrained.formats.timm import UNIT, check_names
 from vit_jax.pretrained.formats.timm_config import ratio, read_settings, to_config
 
 # timm's functions by our sizes.
@@ -91,123 +90,73 @@ _REGNET = (
 )
 
 
-class _Kind(NamedTuple):
-    """How one kind of model is recognised and read."""
-
-    what: str
-    shown_by: tuple[str, ...]  # arrays that no other has
-    table: tuple[Part, ...]
-    conventions: Mapping[str, Any] | None  # None: those of `config.json`
-    refused: Mapping[str, str]  # parts that ours lack, by a pattern of their names
-    needed: Mapping[str, str] = {}  # what it is without an array
-
-
-_KINDS = (
-    _Kind(
-        "model",
-        ("stem.proj.weight", "blocks.0.mlp_channels.fc1.weight"),
-        _RESMLP,
-        None,
-        {r".*\.gate\..*": "spatial gating units, gMLP"},
-    ),
-    _Kind(
-        "ResNet",
-        ("stages.0.blocks.0.conv1.weight",),
-        _BIT,
-        BIT_ASSUMED,
-        {
-            r"stem\.conv1\.weight": "a stem of three convolutions",
-            r"stages\..*\.running_mean": "batch normalisation",
-        },
-    ),
-    _Kind(
-        "ResNet",
-        ("s1.b1.conv1.conv.weight",),
-        _REGNET,
-        {},
-        {},
-        {
-            "s1.b1.conv1.bn.running_mean": "other norms than batch normalisation",
-            "s1.b1.se.fc1.weight": "no squeeze-and-excitation (RegNetX)",
-            "s1.b1.downsample.conv.weight": "no projections (RegNetZ)",
-        },
-    ),
-)
+# By an array that no other model has: the names, and what no `config.json` states.
+_READ: dict[str, tuple[tuple[Part, ...], Mapping[str, Any]]] = {
+    "blocks.0.mlp_channels.fc1.weight": (_RESMLP, {}),
+    "stages.0.blocks.0.conv1.weight": (_BIT, BIT_ASSUMED),
+    "s1.b1.conv1.conv.weight": (_REGNET, {}),
+}
+# What a RegNet is without an array.
+_OF_REGNETY = {
+    "s1.b1.conv1.bn.running_mean": "other norms than batch normalisation",
+    "s1.b1.se.fc1.weight": "no squeeze-and-excitation (RegNetX)",
+    "s1.b1.downsample.conv.weight": "no projections (RegNetZ)",
+}
 
 
 def detect(arrays: Arrays, _: str) -> bool:
-    return any(arrays.keys() >= {*kind.shown_by} for kind in _KINDS)
+    return any(name in arrays for name in _READ)
 
 
 def read(arrays: Arrays, beside: Beside) -> Stored:
     """UserError for a part that our models lack."""
-    kind = next(kind for kind in _KINDS if arrays.keys() >= {*kind.shown_by})
+    check_names(arrays)
+    table, conventions = next(row for name, row in _READ.items() if name in arrays)
+    if table is _REGNET:
+        for name, part in _OF_REGNETY.items():
+            if name not in arrays:
+                raise UserError(f"this model has {part} (no {name}), which is not supported.")
     stored = read_settings(beside.settings)
-    if kind.conventions is not None:
-        stored.conventions = dict(kind.conventions)
-    parts = [
-        (part, name)
-        for pattern, part in kind.refused.items()
-        for name in arrays
-        if re.fullmatch(pattern, name)
-    ]
-    parts += [(part, f"no {name}") for name, part in kind.needed.items() if name not in arrays]
-    for part, name in parts:
-        raise UserError(f"this {kind.what} has {part} ({name}), which is not supported.")
-    read_table(stored, arrays, kind.table)
+    stored.conventions |= conventions
+    read_table(stored, arrays, table)
     return stored
 
 
-def _architecture(
-    known: Mapping[str, str], model: Mapping[str, Any], keys: Iterable[str], what: str
-) -> str:
-    """timm's function for the size that agrees in `keys`; UserError if there is none."""
+def _write(params: Arrays, description: Description, inputs: InputSettings) -> Written:
+    """Like `timm_write.write_vit`, for these models; UserError for a size that timm lacks."""
+    model, kind = description.model, description.model["name"]
+    is_affine = model.get("norm") == "affine"
+    architectures, table = {
+        "mixer": (MIXERS, _RESMLP if is_affine else _MIXER),
+        "bit": (BITS, _BIT),
+        "regnet": (REGNETS, _REGNET),
+    }[kind]
+    args: dict[str, Any] = {"in_chans": description.image_shape[2]}
+    keys = dict.fromkeys(variant_defaults(kind))
+    if kind == "mixer":
+        args["img_size"] = list(description.image_shape[:2])
+        if not is_affine and not model["gated"] and model["tokens_mlp_dim"]:  # an argument there
+            widths = [model[key] for key in ("tokens_mlp_dim", "channels_mlp_dim")]
+            args["mlp_ratio"] = [ratio(width, model["hidden_size"]) for width in widths]
+            del keys["tokens_mlp_dim"], keys["channels_mlp_dim"]
 
     def sizes_of(model: Mapping[str, Any]) -> list[Any]:
-        has_scale = model.get("layer_scale_init") is not None  # timm knows its start
-        return [has_scale, *(model[key] for key in keys)]
+        # timm knows how a LayerScale starts.
+        return [model[key] is None if key == "layer_scale_init" else model[key] for key in keys]
 
-    defaults, sizes = variant_defaults(model["name"]), VARIANTS_OF[model["name"]]
-    for variant, architecture in known.items():
-        if sizes_of({**defaults, **sizes[variant]}) == sizes_of(model):
-            return architecture
-    raise UserError(f"timm has no {what}; --format=timm can write {', '.join(known)}.")
-
-
-def _write_mixer(params: Arrays, description: Description, inputs: InputSettings) -> Written:
-    """Like `timm_write.write_vit`, for these models."""
-    model = description.model
-    args: dict[str, Any] = {
-        "img_size": list(description.image_shape[:2]),
-        "in_chans": description.image_shape[2],
-    }
-    # What is no argument of timm's functions: of plain Mixers, not the widths of the MLPs.
-    keys = ["patch_size", "hidden_size", "num_layers", "norm", "gated"]
-    if model["norm"] == "layer" and not model["gated"] and model["tokens_mlp_dim"]:
-        widths = (model["tokens_mlp_dim"], model["channels_mlp_dim"])
-        args["mlp_ratio"] = [ratio(width, model["hidden_size"]) for width in widths]
-    else:
-        keys += ["tokens_mlp_dim", "channels_mlp_dim"]
-    what = f"Mixer with {', '.join(f'{key}={model[key]}' for key in keys)}"
-    architecture = _architecture(MIXERS, model, keys, what)
-    config = to_config(description, inputs, architecture, args, "avg")
-    table = _RESMLP if model["norm"] == "affine" else _MIXER
-    return write_table(table, params, "timm"), {"config.json": config}
-
-
-def _write_resnet(params: Arrays, description: Description, inputs: InputSettings) -> Written:
-    model, is_bit = description.model, description.model["name"] == "bit"
-    family, known = MODELS[model["name"]], BITS if is_bit else REGNETS
-    keys = variant_defaults(model["name"])
-    architecture = _architecture(known, model, keys, f"{family.acronym} of these sizes")
-    args = {"in_chans": description.image_shape[2]}
-    config = to_config(description, inputs, architecture, args, "avg")
-    config["pretrained_cfg"]["fixed_input_size"] = False
-    return write_table(_BIT if is_bit else _REGNET, params, "timm"), {"config.json": config}
+    for variant, architecture in architectures.items():
+        if sizes_of({**variant_defaults(kind), **VARIANTS_OF[kind][variant]}) == sizes_of(model):
+            config = to_config(description, inputs, architecture, args, "avg")
+            config["pretrained_cfg"]["fixed_input_size"] = kind == "mixer"
+            return write_table(table, params, "timm"), {"config.json": config}
+    sizes = ", ".join(f"{key}={model[key]}" for key in keys)
+    known = ", ".join(architectures)
+    title = MODELS[kind].acronym
+    raise UserError(f"timm has no {title} with {sizes}; --format=timm can write {known}.")
 
 
 OTHERS = (
-    Holds("mixer", _write_mixer, assumed={"gelu": "exact"}),
-    Holds("bit", _write_resnet, assumed=BIT_ASSUMED),
-    Holds("regnet", _write_resnet),
+    Holds("mixer", _write, assumed={"gelu": "exact"}),
+    Holds("bit", _write, assumed=BIT_ASSUMED),
+    Holds("regnet", _write),
 )

@@ -1,8 +1,8 @@
 """Writes Vision Transformers, hybrids, DeiTs and masked autoencoders as models of timm.
 
-Today's become one of three classes that compute the same: `Beit` has relative biases, `Eva` rotary
-positions and biases of queries and values alone, `VisionTransformer` the rest. An architecture
-gives what a `config.json` cannot: the epsilon and the kind of MLP; `model_args` give all the rest.
+Today's are of three classes: `Beit` has relative biases, `Eva` rotary positions and biases of
+queries and values alone, `VisionTransformer` the rest. An architecture gives what `model_args`
+cannot: the epsilon and the kind of MLP.
 """
 
 from __future__ import annotations
@@ -15,26 +15,17 @@ import numpy as np
 from vit_jax.errors import UserError
 from vit_jax.models.description import Description, InputSettings
 from vit_jax.models.variants import HYBRIDS, SIZES
-from vit_jax.pretrained.formats import vit_parts
+from vit_jax.pretrained.formats import timm, vit_parts
 from vit_jax.pretrained.formats.names import write_table
 from vit_jax.pretrained.formats.stored import ONE_TABLE, Arrays, Holds, Written
-from vit_jax.pretrained.formats.timm import (
-    FREQUENCIES,
-    GAMMAS,
-    PACKED,
-    RELATIVE_BIAS,
-    SPLIT,
-    pair_order,
-    reorder,
-    vit_table,
-)
 from vit_jax.pretrained.formats.timm_config import ASSUMED, GELUS, POOL, ROPES, ratio, to_config
 from vit_jax.pretrained.formats.vit_parts import renamed
 
 _ACTIVATIONS = {exact: act for act, exact in GELUS.items()}
 # timm's architectures, without the resolution; `model_args` has the rest.
 _SIZES = {"Ti": "tiny", "S": "small", "M": "medium", "B": "base", "L": "large", "H": "huge"}
-_PLAIN = "tiny_16 small_16 small_32 base_8 base_16 base_32 large_14 large_16 large_32 huge_14"
+_PLAIN = "tiny_patch16 small_patch16 small_patch32 base_patch8 base_patch16 base_patch32 "
+_PLAIN += "large_patch14 large_patch16 large_patch32 huge_patch14"
 _HYBRIDS = {
     "R+Ti/16": "vit_tiny_r_s16_p8",
     "R26+S/32": "vit_small_r26_s32",
@@ -51,15 +42,13 @@ def _architecture(model: dict[str, Any]) -> str:
     sizes = tuple(model[key] for key in ("hidden_size", "num_layers", "mlp_dim", "num_heads"))
     size = next((name for name, row in SIZES.items() if row == sizes), "")
     if model.get("resnet_layers") is None:
-        name = f"{_SIZES.get(size)}_{model['patch_size']}"
-        name = name if name in _PLAIN.split() else "base_16"  # the closest
-        return f"vit_{name.replace('_', '_patch')}_224"
+        name = f"{_SIZES.get(size)}_patch{model['patch_size']}"
+        return f"vit_{name if name in _PLAIN.split() else 'base_patch16'}_224"
     row = (size, tuple(model["resnet_layers"]), model["patch_size"])
-    hybrids = {HYBRIDS[name]: known for name, known in _HYBRIDS.items()}
-    if row not in hybrids or model["resnet_width_factor"] != 1:
-        known = ", ".join(_HYBRIDS)
-        raise UserError(f"timm has no such hybrid; --format=timm can write {known}.")
-    return f"{hybrids[row]}_224"
+    for name, architecture in _HYBRIDS.items():
+        if row == HYBRIDS[name] and model["resnet_width_factor"] == 1:
+            return f"{architecture}_224"
+    raise UserError(f"timm has no such hybrid; --format=timm can write {', '.join(_HYBRIDS)}.")
 
 
 def _common_args(description: Description, mlp_dim: int) -> dict[str, Any]:
@@ -76,12 +65,8 @@ def _common_args(description: Description, mlp_dim: int) -> dict[str, Any]:
 def write_vit(params: Arrays, description: Description, inputs: InputSettings) -> Written:
     """Arrays and `config.json` for `timm.create_model("local-dir:FOLDER", pretrained=True)`."""
     model = description.model
-    architecture = _architecture(model)
     if "pre_logits/kernel" in params:
-        raise UserError(
-            "--format=timm has no pre_logits layer, without which the head is meaningless; use "
-            "--drop_head to write the model without pre_logits and head."
-        )
+        raise UserError("--format=timm has no pre_logits layer before a head; use --drop_head.")
     pooling = POOL[model["classifier"]]
     args = _common_args(description, model["mlp_dim"])
     args["act_layer"] = _ACTIVATIONS[model["gelu"]]
@@ -89,31 +74,23 @@ def write_vit(params: Arrays, description: Description, inputs: InputSettings) -
         args["patch_size"] = model["patch_size"]
     if model["name"] != "deit":
         args |= {"global_pool": pooling, "fc_norm": False, "class_token": "cls" in params}
-    config = to_config(description, inputs, architecture, args, pooling)
-    return write_names(params), {"config.json": config}
-
-
-def write_names(params: Arrays) -> Arrays:
-    """Our flat names -> timm's; UserError for a parameter without a timm name."""
+    config = to_config(description, inputs, _architecture(model), args, pooling)
     stem = "stem." if "block1/unit1/conv1/kernel" in params else ""
-    return write_table(vit_table(stem=stem), params, "timm")
+    return write_table(timm.vit_table(stem=stem), params, "timm"), {"config.json": config}
 
 
 def write_mae(params: Arrays, description: Description, inputs: InputSettings) -> Written:
     """Arrays for facebookresearch/mae, and a `config.json` with the arguments of its model."""
     model = description.model
     vit_parts.check_square("timm", description)
-    args = _common_args(description, model["mlp_dim"])
+    args = _common_args(description, model["mlp_dim"]) | {"img_size": description.image_shape[0]}
     args |= renamed(model, "decoder_embed_dim=decoder_hidden_size decoder_depth=decoder_num_layers")
     args |= renamed(model, "decoder_num_heads patch_size")
-    args["img_size"] = description.image_shape[0]
     if int(args["decoder_embed_dim"] * args["mlp_ratio"]) != model["decoder_mlp_dim"]:
-        raise UserError(
-            f"--format=timm cannot store model.decoder_mlp_dim={model['decoder_mlp_dim']}: encoder "
-            "and decoder there have the same ratio of MLP and width; use --format=huggingface."
-        )
+        text = f"--format=timm cannot store model.decoder_mlp_dim={model['decoder_mlp_dim']}"
+        raise UserError(f"{text}, another ratio than the encoder's; use --format=huggingface.")
     config = to_config(description, inputs, "mae_vit", args, "token")
-    return write_names(params), {"config.json": config}
+    return write_table(timm.vit_table(), params, "timm"), {"config.json": config}
 
 
 # By the class, the kind of norms and their epsilon; and by the MLP, where this is no argument.
@@ -166,7 +143,21 @@ def write_modern(
         **{"Beit": _beit, "Eva": _eva}.get(name, _plain)(model),
     }
     config = to_config(description, inputs, architecture, args, pooling)
-    return _modern_arrays(params, model, name, args), {"config.json": config}
+    params = {key.replace("/RMSNorm_", "/LayerNorm_"): array for key, array in params.items()}
+    if model["rope"] != "none":
+        order = timm.pair_order(model["hidden_size"] // model["num_heads"], args)
+        timm.reorder(params, np.argsort(order))
+    others = vit_parts.write_relative_biases(params, timm.RELATIVE_BIAS)
+    if model["rope"] == "mixed":
+        names = [timm.FREQUENCIES.format(i) for i in range(model["num_layers"])]
+        others["rope.freqs"] = np.stack([params.pop(name) for name in names], axis=1)
+    # Two layers where a norm follows, and in AIMv2 and BEiT; else one.
+    is_aim = (name, model["norm_kind"]) == ("VisionTransformer", "rms")
+    swiglu = timm.SPLIT if model["mlp_norm"] or name == "Beit" or is_aim else timm.PACKED
+    forms = [swiglu] if model["mlp"] == "swiglu" else []
+    forms += [timm.GAMMAS] if name != "VisionTransformer" else []
+    arrays = write_table(timm.vit_table(*forms), params, "timm") | others
+    return arrays, {"config.json": config}
 
 
 def _plain(model: dict[str, Any]) -> dict[str, Any]:
@@ -225,25 +216,6 @@ def _beit(model: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _modern_arrays(
-    params: Arrays, model: dict[str, Any], name: str, args: dict[str, Any]
-) -> Arrays:
-    params = {key.replace("/RMSNorm_", "/LayerNorm_"): array for key, array in params.items()}
-    if model["rope"] != "none":
-        order = pair_order(model["hidden_size"] // model["num_heads"], args)
-        reorder(params, np.argsort(order))
-    others = vit_parts.write_relative_biases(params, RELATIVE_BIAS)
-    if model["rope"] == "mixed":
-        names = [FREQUENCIES.format(i) for i in range(model["num_layers"])]
-        others["rope.freqs"] = np.stack([params.pop(name) for name in names], axis=1)
-    # Two layers where a norm follows, and in AIMv2 and BEiT; else one.
-    is_aim = (name, model["norm_kind"]) == ("VisionTransformer", "rms")
-    swiglu = SPLIT if model["mlp_norm"] or name == "Beit" or is_aim else PACKED
-    forms = [swiglu] if model["mlp"] == "swiglu" else []
-    forms += [GAMMAS] if name != "VisionTransformer" else []
-    return write_table(vit_table(*forms), params, "timm") | others
-
-
 _POOLED = {"classifier": tuple(POOL)}
 _OF_VIT = {
     **vit_parts.defaults("relative_bias rope norm_after map_num_heads map_mlp_dim"),
@@ -265,7 +237,7 @@ def _todays(name: str, values: dict[str, tuple[Any, ...]]) -> Holds:
 
 
 TIMM = (
-    Holds("vit", write_vit, {**_POOLED, **ONE_TABLE}, ASSUMED),
+    Holds("vit", write_vit, {**_POOLED, **ONE_TABLE, "resnet_batch_norm": (False,)}, ASSUMED),
     Holds("deit", write_vit, {**_POOLED, **ONE_TABLE}, ASSUMED),
     _todays("VisionTransformer", _OF_VIT),
     _todays("Eva", _OF_EVA),

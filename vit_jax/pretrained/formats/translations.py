@@ -13,7 +13,7 @@ import numpy as np
 
 from vit_jax.errors import UserError
 from vit_jax.files.paths import reading
-from vit_jax.pretrained.formats.huggingface import find_kind
+from vit_jax.pretrained.formats.huggingface_names import find_kind
 from vit_jax.pretrained.formats.names import CONV
 from vit_jax.pretrained.formats.stored import Arrays
 
@@ -45,11 +45,7 @@ _DINOV2 = {
 def from_dinov2(arrays: Arrays) -> Translated:
     if arrays.get("mask_token", np.zeros(0)).ndim != 2 or "patch_embed.proj.weight" not in arrays:
         return arrays, {}
-    renamed = {}
-    for name, array in arrays.items():
-        for pattern, replacement in _DINOV2.items():
-            name = re.sub(pattern, replacement, name)
-        renamed[name] = array
+    renamed = {_renamed(name, _DINOV2): array for name, array in arrays.items()}
     del renamed["mask_token"]
     registers, posemb = (renamed.get(name) for name in ("reg_token", "pos_embed"))
     # Of the class token alone; timm's are of all tokens.
@@ -88,20 +84,20 @@ def from_open_clip(arrays: Arrays) -> Translated:
         elif name == "visual.proj":
             renamed["visual_projection.weight"] = array.T
         else:
-            renamed |= _from_clip(name.removeprefix("visual."), array)
+            new = _renamed(name.removeprefix("visual."), _CLIP)
+            match = re.fullmatch(r"(.*)\.in_proj_(weight|bias)", new)
+            if match and array.ndim and len(array) % 3 == 0:
+                for part, rows in zip("qkv", np.split(array, 3), strict=True):
+                    renamed[f"vision_model.{match[1]}.{part}_proj.{match[2]}"] = rows
+            else:
+                renamed[f"vision_model.{new}"] = array
     return renamed, dropped
 
 
-def _from_clip(name: str, array: np.ndarray) -> Arrays:
-    """One array in transformers' names; queries, keys and values as three."""
-    for pattern, replacement in _CLIP.items():
+def _renamed(name: str, patterns: dict[str, str]) -> str:
+    for pattern, replacement in patterns.items():
         name = re.sub(pattern, replacement, name)
-    name = f"vision_model.{name}"
-    match = re.fullmatch(r"(.*)\.in_proj_(weight|bias)", name)
-    if match and array.ndim and len(array) % 3 == 0:
-        parts = np.split(array, 3)
-        return {f"{match[1]}.{p}_proj.{match[2]}": x for p, x in zip("qkv", parts, strict=True)}
-    return {name: array}
+    return name
 
 
 # In this order; each leaves others' arrays as they are.
@@ -113,10 +109,7 @@ _PLAIN = {"pool_type": "tok", "global_average_pool": False, "final_ln_after_pool
 
 
 def open_clip_settings(content: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """`open_clip_config.json` as settings of transformers, and of their preprocessor; or timm's.
-
-    UserError for a tower that transformers' CLIP is not.
-    """
+    """`open_clip_config.json` as settings of transformers' CLIP and its preprocessor, or timm."""
     with reading(OPEN_CLIP_CONFIG):
         model, images = content["model_cfg"], content.get("preprocess_cfg") or {}
         tower = model["vision_cfg"]

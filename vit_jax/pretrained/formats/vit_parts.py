@@ -1,6 +1,5 @@
 """What timm's and transformers' files of Vision Transformers share, in both directions.
 
-Of a masked autoencoder's decoder, they have the same names but for its blocks. Of today's models,
 `modern_vit.py` has one form of each part, theirs have several that compute the same: positions with
 rows for the class token, features of rotary pairs side by side, relative biases as one table.
 """
@@ -38,11 +37,7 @@ _DECODER: Names = {
 def decoder(
     folders: Sequence[str], blocks: Iterable[Names], settings: Mapping[str, Any], key: str
 ) -> list[Part]:
-    """The names of a decoder.
-
-    `folders` are their names of a block, with {} for its number, `blocks` the names within, of both
-    first those to write; `settings[key]` is the number of heads (UserError: not a positive int).
-    """
+    """A masked autoencoder's decoder; of `folders` and `blocks` the first are written."""
     with reading("config.json"):
         num_heads = positive(settings.get(key, DECODER_HEADS))
     table = [Part(_DECODER, theirs=folders[0].rpartition("decoder_")[0])]
@@ -55,11 +50,9 @@ def check_square(format: str, description: Description, what: str = "it") -> Non
     """UserError unless patches and image are square, as some models of others need."""
     (height, width), model = description.grid, description.model
     if height != width or not isinstance(model["patch_size"], int):
-        raise UserError(
-            f"--format={format} cannot store model.name={model['name']!r} for {height}x{width} "
-            f"patches of {model['patch_size']} pixels: {what} has square images and patches; use "
-            "--format=npz or orbax."
-        )
+        patches = f"{height}x{width} patches of {model['patch_size']} pixels"
+        text = f"--format={format} cannot store model.name={model['name']!r} for {patches}"
+        raise UserError(f"{text}: {what} has squares only; use --format=npz or orbax.")
 
 
 def defaults(attributes: str) -> dict[str, tuple[Any, ...]]:
@@ -105,18 +98,12 @@ RELATIVE_BIAS = f"{BLOCKS}_{{}}/{ATTENTION}/relative_bias/"
 
 
 def read_relative_bias(stored: Stored, number: int, table: np.ndarray, grid: Grid | None) -> None:
-    """Adds BEiT's table [(2h - 1) (2w - 1) + 3, H] of a block; UserError: it is not of this grid.
-
-    Its last rows are scores of the class token with patches, of patches with it, and with itself.
-    """
-    count = len(table) if table.ndim == 2 else 0
-    side = math.isqrt(max(count - 3, 0))
+    """Adds BEiT's table [(2h - 1) (2w - 1) + 3, H] of a block; UserError: of another grid."""
+    side = math.isqrt(max(len(table) - 3, 0))
     height, width = (2 * n - 1 for n in grid) if grid else (side, side)
-    if height * width + 3 != count:
-        raise UserError(
-            f"relative positions of shape {table.shape} are not of {grid or 'a square grid'}; give "
-            "its rows and columns (pretrained.grid, --grid)."
-        )
+    if height * width + 3 != len(table):
+        text = f"relative positions of shape {table.shape} are not of {grid or 'a square grid'}"
+        raise UserError(f"{text}; give its rows and columns (pretrained.grid, --grid).")
     name = RELATIVE_BIAS.format(number)
     stored.add(f"{name}offsets", table[:-3].reshape(height, width, -1))
     stored.add(f"{name}tokens", table[-3:])

@@ -33,43 +33,33 @@ def read_index(path: str | os.PathLike[str]) -> list[Row]:
 
 
 def select(
-    index: list[Row],
-    *,
-    name: str,
-    ds: str = "i21k",
-    adapt_ds: str = "",
-    resolution: int | None = None,
+    index: list[Row], name: str, ds: str = "i21k", adapt_ds: str = "", resolution: int | None = None
 ) -> ZooEntry:
     """The checkpoint that the official code would select, without using a test set.
 
     The pre-trained file is the one with the best held-out accuracy in its own pre-training
-    (`final_val`); among its fine-tunings, the one with the best `adapt_final_val`.
-
-    Args:
-      index: see `read_index`.
-      name: architecture, such as B/16 or B_16.
-      ds: pre-training: i1k, i21k (300 epochs) or i21k_30.
-      adapt_ds: dataset of the fine-tuning; "" for the pre-trained file.
-      resolution: of a fine-tuning, 224 or 384; None: the better one.
-
-    Raises:
-      UserError: a value that is not in the index; the message lists those that are.
+    (`final_val`); among its fine-tunings, the one with the best `adapt_final_val`. `name` is like
+    B/16 or B_16, `ds` i1k, i21k (300 epochs) or i21k_30; `resolution` None: the better one.
+    UserError for a value that is not in the index.
     """
     if resolution is not None and not adapt_ds:
-        raise UserError(
-            f"resolution={resolution} selects among fine-tunings: add adapt_ds, one of "
-            f"{', '.join(augreg_names.ADAPTATION)}."
-        )
+        known = ", ".join(augreg_names.ADAPTATION)
+        raise UserError(f"resolution={resolution} is of a fine-tuning: add adapt_ds ({known}).")
     rows = _filter(index, "name", augreg_names.MODELS.get(name, name))
     best = max(_filter(rows, "ds", ds), key=lambda row: row["final_val"])
-    if not adapt_ds:
-        dataset, column = ("imagenet2012", "final_test") if ds == "i1k" else (ds, "final_val")
-        return _with_accuracy(best["filename"], dataset, best, column)
-    rows = _filter(_filter(rows, "filename", best["filename"]), "adapt_ds", adapt_ds)
-    if resolution is not None:
-        rows = _filter(rows, "adapt_resolution", str(resolution))
-    best = max(rows, key=lambda row: row["adapt_final_val"])
-    return _with_accuracy(best["adapt_filename"], adapt_ds, best, "adapt_final_test")
+    entry = augreg_entry(best["filename"])
+    dataset, column = ("imagenet2012", "final_test") if ds == "i1k" else (ds, "final_val")
+    if adapt_ds:
+        rows = _filter(_filter(rows, "filename", best["filename"]), "adapt_ds", adapt_ds)
+        if resolution is not None:
+            rows = _filter(rows, "adapt_resolution", str(resolution))
+        best = max(rows, key=lambda row: row["adapt_final_val"])
+        entry = augreg_entry(best["adapt_filename"])
+        dataset, column = adapt_ds, "adapt_final_test"
+    if best[column] < 0:
+        return entry
+    accuracy = Accuracy(round(100 * best[column], 2), f"AugReg index.csv, {column}", dataset)
+    return dataclasses.replace(entry, accuracy=(accuracy,))
 
 
 def parse_choice(text: str) -> dict[str, Any]:
@@ -88,11 +78,3 @@ def parse_choice(text: str) -> dict[str, Any]:
 def _filter(rows: list[Row], column: str, value: str) -> list[Row]:
     check_known(f"AugReg index: {column}", value, sorted({row[column] for row in rows}))
     return [row for row in rows if row[column] == value]
-
-
-def _with_accuracy(file: str, dataset: str, row: Row, column: str) -> ZooEntry:
-    entry = augreg_entry(file)
-    if row[column] < 0:
-        return entry
-    accuracy = Accuracy(round(100 * row[column], 2), f"AugReg index.csv, {column}", dataset)
-    return dataclasses.replace(entry, accuracy=(accuracy,))

@@ -3,10 +3,8 @@
 `B_16-i21k-300ep-lr_0.001-aug_medium1-wd_0.1-do_0.0-sd_0.0`; a fine-tuned file appends
 `--imagenet2012-steps_20k-lr_0.03-res_384`.
 
-Only published names are recognized: 9 models on 3 pre-trainings (i1k for 300 epochs, i21k for 30
-and for 300) with 28 settings each account for 756 of the collection's 759 pre-trained files, and
-B/8 for the rest. Files use light0 but never light2, while the paper's table has light1 and light2:
-we assume that file names count these two from 0.
+Files use light0 but never light2, while the paper's table has light1 and light2: we assume that
+file names count these two from 0.
 """
 
 from __future__ import annotations
@@ -16,30 +14,13 @@ from typing import NamedTuple
 
 from vit_jax.errors import UserError
 
-# name in files: key of create.VARIANTS, and `name` in the index
-MODELS = {
-    "Ti_16": "Ti/16",
-    "S_32": "S/32",
-    "S_16": "S/16",
-    "B_32": "B/32",
-    "B_16": "B/16",
-    "B_8": "B/8",
-    "L_16": "L/16",
-    "R_Ti_16": "R+Ti/16",
-    "R26_S_32": "R26+S/32",
-    "R50_L_32": "R50+L/32",
-}
+_VARIANTS = "Ti/16 S/32 S/16 B/32 B/16 B/8 L/16 R+Ti/16 R26+S/32 R50+L/32"
+# name in files, such as R_Ti_16: key of create.VARIANTS, and `name` in the index
+MODELS = {re.sub(r"\W", "_", variant): variant for variant in _VARIANTS.split()}
 DATASETS = {"i1k": "imagenet2012", "i21k": "imagenet21k"}  # of pre-training
 # name in file names: name in the paper's table of augmentations
-AUGMENTATIONS = {
-    "none": "none",
-    "light0": "light1",
-    "light1": "light2",
-    "medium1": "medium1",
-    "medium2": "medium2",
-    "strong1": "strong1",
-    "strong2": "strong2",
-}
+AUGMENTATIONS = {"none": "none", "light0": "light1", "light1": "light2"}
+AUGMENTATIONS |= {name: name for name in ("medium1", "medium2", "strong1", "strong2")}
 # Of fine-tuning: number of classes.
 ADAPTATION = {
     "imagenet2012": 1000,
@@ -81,11 +62,7 @@ def is_file_name(name: str) -> bool:
 
 
 def parse(name: str) -> FileName:
-    """The parts of a file's name, with or without `.npz`.
-
-    Raises:
-      UserError: not a name of the collection.
-    """
+    """The parts of a file's name, with or without `.npz`; UserError: not of the collection."""
     match = _NAME.fullmatch(name.removesuffix(".npz"))
     if match is None:
         raise UserError(

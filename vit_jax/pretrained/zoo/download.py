@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import hashlib
 import logging
-import os
 import re
+import ssl
 import tempfile
 import time
+import urllib.error
+import urllib.request
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
@@ -20,29 +22,22 @@ from vit_jax.files.paths import sync
 
 ATTEMPTS = 7
 PAUSE = 1.0  # seconds before the second attempt; doubled before each later one
-DEADLINE = 3600.0  # seconds for one attempt, from DNS lookup to the last byte
+DEADLINE = 3600.0  # seconds for one attempt
 SILENCE = 30.0  # seconds without a byte
 LARGEST = 64 * 2**30  # bytes, if the size is not known beforehand
+_HINT = "copy the file another way (`gcloud storage cp`) and use its path."
 
 
 def download(
-    url: str,
-    destination: str | os.PathLike[str],
-    *,
-    size: tuple[int, int] | None = None,
-    sha256: str = "",
+    url: str, destination: Path, *, size: tuple[int, int] | None = None, sha256: str = ""
 ) -> Path:
     """Downloads a file unless it exists, and returns its path; UserError on failure.
 
     Several processes may do so at once: each writes its own file and renames it when complete.
-
-    Args:
-      url: https:// or http://. Proxies are taken from the environment.
-      destination: path of the file; folders are created.
-      size: minimum and maximum bytes; None: from 1 to 64 GiB.
-      sha256: in hex; a prefix is enough. The MD5 that Google's servers send is always checked.
+    `size` is the minimum and maximum in bytes (None: from 1 to 64 GiB), `sha256` hex or a prefix of
+    it. The MD5 that Google's servers send is always checked.
     """
-    destination, (low, high) = Path(destination), size or (1, LARGEST)
+    low, high = size or (1, LARGEST)
     try:
         if destination.is_file() and low <= destination.stat().st_size <= high:
             return destination
@@ -66,73 +61,56 @@ def _bare_url(url: str) -> str:
 
 def _fetch_with_retries(url: str, *arguments: Any) -> None:
     """Calls `_fetch`, several times if needed; UserError if all attempts fail."""
-    import aiohttp
-    from fsspec.asyn import get_loop
-
     shown = _bare_url(url)
-    hint = "copy the file another way (`gcloud storage cp`) and use its path."
     for attempt in range(1, ATTEMPTS + 1):
-        # On fsspec's thread: a notebook already runs a loop on this one.
-        future = asyncio.run_coroutine_threadsafe(_fetch(url, *arguments), get_loop())
         try:
-            return future.result()
-        except aiohttp.ClientError as error:
+            return _fetch(url, *arguments)
+        except (urllib.error.URLError, HTTPException, ConnectionError, TimeoutError) as error:
             reason = f"the connection failed ({one_line(error)})"
-            is_transient = not isinstance(error, aiohttp.ClientConnectorCertificateError)
-            if isinstance(error, aiohttp.TooManyRedirects):
-                reason = "too many redirects"
-                is_transient = False
-            elif isinstance(error, aiohttp.ClientResponseError):
-                reason = f"the server returned {error.status} {' '.join(error.message.split()):.80}"
-                is_transient = error.status in (408, 429) or error.status >= 500
+            cause = getattr(error, "reason", None)
+            is_transient = not isinstance(cause, ssl.SSLCertVerificationError)
+            if isinstance(error, urllib.error.HTTPError):
+                error.close()
+                reason = f"the server returned {error.code} {' '.join(error.msg.split()):.80}"
+                is_transient = error.code in (408, 429) or error.code >= 500
             if not is_transient or attempt == ATTEMPTS:
-                raise UserError(
-                    f"{shown}: {reason}, attempt {attempt}; check the address, the network, "
-                    f"HTTPS_PROXY and SSL_CERT_FILE, or {hint}"
-                ) from error
+                ways = f"check the address, the network, HTTPS_PROXY and SSL_CERT_FILE, or {_HINT}"
+                raise UserError(f"{shown}: {reason}, attempt {attempt}; {ways}") from error
             logging.warning("%s: %s; retrying.", shown, reason, extra={"urgent": True})
             time.sleep(PAUSE * 2 ** (attempt - 1))
-        except TimeoutError as error:
-            raise UserError(f"{shown}: incomplete after {DEADLINE:g} s; {hint}") from error
-        finally:
-            future.cancel()  # also by Ctrl-C
 
 
-async def _fetch(url: str, path: Path, low: int, high: int, sha256: str) -> None:
+def _fetch(url: str, path: Path, low: int, high: int, sha256: str) -> None:
     """Writes `path`, in one attempt; UserError if the content is not as expected."""
-    import aiohttp
-
-    session = aiohttp.ClientSession(
-        timeout=aiohttp.ClientTimeout(total=DEADLINE, sock_connect=SILENCE, sock_read=SILENCE),
-        headers={"User-Agent": "vit_jax", "Accept-Encoding": "identity"},
-        trust_env=True,
-        raise_for_status=True,
-    )
+    shown, end = _bare_url(url), time.monotonic() + DEADLINE
+    headers = {"User-Agent": "vit_jax", "Accept-Encoding": "identity"}
+    request = urllib.request.Request(url, headers=headers)
     digests = {"sha256": hashlib.sha256(), "md5": hashlib.md5()}
-    async with session, session.get(url) as response:
-        total = response.content_length
+    opener = urllib.request.build_opener()  # a global one would keep the first proxy
+    with opener.open(request, timeout=SILENCE) as response, open(path, "wb") as file:
+        total = response.length
         if total is not None and not low <= total <= high:
-            raise UserError(f"{_bare_url(url)} has {total:,} bytes instead of {low:,} to {high:,}.")
+            raise UserError(f"{shown} has {total:,} bytes instead of {low:,} to {high:,}.")
         # disable=None: on terminals only.
-        bar = tqdm(total=total, unit="B", unit_scale=True, disable=None)
-        with bar, open(path, "wb") as file:
-            async for chunk in response.content.iter_any():
+        with tqdm(total=total, unit="B", unit_scale=True, disable=None) as bar:
+            while chunk := response.read1(1 << 20):
                 bar.update(file.write(chunk))
                 for digest in digests.values():
                     digest.update(chunk)
                 if file.tell() > high:
-                    raise UserError(f"{_bare_url(url)} has more than {high:,} bytes; discarded.")
-            wrong = "" if file.tell() >= low else "it is too short"
-    hashes = ",".join(response.headers.getall("x-goog-hash", []))
-    md5 = re.search(r"md5=([A-Za-z0-9+/]{22}==)", hashes)
-    for name, wanted in {
-        "sha256": sha256,
-        "md5": base64.b64decode(md5[1]).hex() if md5 else "",
-    }.items():
-        if not (actual := digests[name].hexdigest()).startswith(wanted):
-            wrong = f"its {name} is {actual} instead of {wanted}"
+                    raise UserError(f"{shown} has more than {high:,} bytes; discarded.")
+                if time.monotonic() > end:
+                    raise UserError(f"{shown}: incomplete after {DEADLINE:g} s; {_HINT}")
+        if total is not None and file.tell() < total:
+            raise ConnectionError(f"{file.tell():,} of {total:,} bytes")
+        wrong = "" if file.tell() >= low else "it is too short"
+    md5 = re.search(r"md5=([A-Za-z0-9+/]{22}==)", f"{response.headers.get_all('x-goog-hash')}")
+    expected = {"sha256": sha256, "md5": base64.b64decode(md5[1]).hex() if md5 else ""}
+    for name, digest in digests.items():
+        if not digest.hexdigest().startswith(expected[name]):
+            wrong = f"its {name} is {digest.hexdigest()} instead of {expected[name]}"
     with open(path, "rb") as file:
         if file.read(512).lstrip().lower().startswith((b"<!doctype", b"<html", b"<?xml")):
             wrong = "it is a web page"
     if wrong:
-        raise UserError(f"{_bare_url(url)}: {wrong}; discarded.")
+        raise UserError(f"{shown}: {wrong}; discarded.")

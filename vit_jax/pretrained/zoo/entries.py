@@ -2,18 +2,14 @@
 
 `checkpoints.jsonl` has the fields of a `ZooEntry` that differ from their defaults. Its sources:
 
-* Sizes of imagenet21k, imagenet21k+imagenet2012 and sam: listing of the buckets in the official
-  vit_jax.ipynb; of augreg: table in the official README. Whether a file has the tanh layer before
-  its head, and the resolution of the two ViT-B_8, follow from the size, which a test recomputes.
-* "timm" in the source of an accuracy means pytorch-image-models, results/results-imagenet.csv:
-  measured on these weights after conversion, with timm's preprocessing (bicubic; 0.9 of the side at
-  224 pixels). Repositories of timm: the names in timm's default_cfgs.
-* Sizes of Mixers trained with SAM and GSAM: the same listing.
-* DeiT: README_deit.md and README_revenge.md of facebookresearch/deit; the eight hex digits in a
-  file's name begin its SHA-256.
-* MAE: README.md and FINETUNE.md of facebookresearch/mae.
-* Rows of timm's hub: resolution, preprocessing and licence from its pretrained_cfg, attributes from
-  its modules (timm 1.0.31), accuracies of heads from results-imagenet.csv as above.
+* Sizes of imagenet21k, imagenet21k+imagenet2012, sam, and Mixers trained with SAM and GSAM: listing
+  of the buckets in the official vit_jax.ipynb; of augreg: the official README. A file's tanh layer
+  before its head, and the resolution of the two ViT-B_8, follow from the size (a test says so).
+* "timm" in the source of an accuracy: pytorch-image-models, results/results-imagenet.csv, of these
+  weights after conversion, with timm's preprocessing. Its hub: resolution, preprocessing, licence
+  from pretrained_cfg, attributes from its modules (timm 1.0.31).
+* DeiT, MAE: README_deit.md, README_revenge.md, README.md and FINETUNE.md of facebookresearch; the
+  eight hex digits in the name of a DeiT's file begin its SHA-256.
 * Linear, k-NN and zero-shot accuracies: tables of the repository that the source names, of the
   weights before timm or Hugging Face converted them.
 """
@@ -62,9 +58,7 @@ class ZooEntry:
     format: str  # npz or npz_published (Google's), big_vision, timm or huggingface
     variant: str  # key of create.VARIANTS; "" if `attributes` has all sizes
     resolution: int  # image side in pixels that its position embeddings match
-    preprocess: str = (
-        ""  # how its accuracy is measured, for `data.preprocess.parse`; "": the file's
-    )
+    preprocess: str = ""  # ops with which its accuracy is measured; "": the file's
     num_classes: int = 1000  # 0 without a head
     classifier: str = "token"  # or gap
     representation_size: int | None = None  # width of the tanh layer before the head
@@ -85,8 +79,7 @@ class ZooEntry:
     @property
     def imagenet_top1(self) -> float | None:
         """Published ImageNet top-1 of its own head, in percent."""
-        own = (accuracy.percent for accuracy in self.on_imagenet if accuracy.by == "head")
-        return next(own, None)
+        return next((row.percent for row in self.on_imagenet if row.by == "head"), None)
 
     @property
     def on_imagenet(self) -> list[Accuracy]:
@@ -98,9 +91,9 @@ class ZooEntry:
         if not self.size:
             return None
         number, unit = self.size.split()
-        last_digit = 10.0 ** -len(number.partition(".")[2])  # rounded by some, truncated by others
-        low, high = float(number) - last_digit, float(number) + last_digit
-        return int(low * _UNITS[unit]), int(high * _UNITS[unit])
+        digit = 10.0 ** -len(number.partition(".")[2])  # rounded by some, truncated by others
+        scale = _UNITS[unit]
+        return int((float(number) - digit) * scale), int((float(number) + digit) * scale)
 
     @property
     def model(self) -> dict[str, Any]:
@@ -149,19 +142,16 @@ def augreg_entry(file: str) -> ZooEntry:
 
 
 def find_entry(name_or_url: str) -> ZooEntry | None:
-    """The entry of a name or an address, including any AugReg file; or None.
-
-    timm's names need no `timm/`.
-    """
-    by_url = {row.url: row for row in entries().values()}
-    names = (name_or_url, f"timm/{name_or_url}")
-    entry = next((entries()[name] for name in names if name in entries()), None)
-    entry = entry or by_url.get(name_or_url)
+    """The entry of a name or an address, including any AugReg file; or None."""
+    known = {row.url: row for row in entries().values()} | entries()
+    for name in (name_or_url, f"timm/{name_or_url}"):
+        if name in known:
+            return known[name]
     folder, _, file = name_or_url.rpartition("/")
-    if entry is None and folder in ("augreg", AUGREG) and augreg_names.is_file_name(file):
-        entry = augreg_entry(file)
-        return by_url.get(entry.url, entry)  # recommended ones have a row
-    return entry
+    if folder not in ("augreg", AUGREG) or not augreg_names.is_file_name(file):
+        return None
+    entry = augreg_entry(file)
+    return known.get(entry.url, entry)  # recommended ones have a row
 
 
 def get_entry(name: str) -> ZooEntry:
@@ -172,20 +162,15 @@ def get_entry(name: str) -> ZooEntry:
     if name.startswith("augreg/") and "-" in name:
         return augreg_entry(name.removeprefix("augreg/"))  # raises a specific error
     # The family may be omitted, and what follows the architecture in timm's names.
-    meant = [known for known in entries() if f"{known.partition('/')[2]}.".startswith(f"{name}.")]
-    meant = [repr(known) for known in meant]
-    has_family = name.partition("/")[0] in {known.partition("/")[0] for known in entries()}
+    meant = [repr(n) for n in entries() if f"{n.partition('/')[2]}.".startswith(f"{name}.")]
+    has_family = name.partition("/")[0] in {row.family for row in entries().values()}
     size = name if name in VARIANTS else "" if meant or has_family else variant_called(name)
     if size:
-        raise UserError(
-            f"{name!r} is a model without weights: `python scripts/zoo.py list "
-            f"--variant={size}` lists weights, create_model({size!r}, ...) makes a new one."
-        )
+        text = f"{name!r} is a model without weights; `python scripts/zoo.py list --variant={size}`"
+        raise UserError(f"{text} lists weights, create_model({size!r}, ...) makes a new model.")
     hint = f" Did you mean {' or '.join(meant)}?" if meant else nearest(name, entries())
-    raise UserError(
-        f"{name!r} is not in the zoo, and there is no such file or folder.{hint} "
-        "`python scripts/zoo.py list` lists the zoo."
-    )
+    text = f"{name!r} is not in the zoo, and there is no such file or folder.{hint}"
+    raise UserError(f"{text} `python scripts/zoo.py list` lists the zoo.")
 
 
 def list_models(pattern: str = "*") -> list[str]:
@@ -194,10 +179,7 @@ def list_models(pattern: str = "*") -> list[str]:
 
 
 def filter_entries(*, min_accuracy: float | None = None, **fields: Any) -> list[ZooEntry]:
-    """Rows that match every argument that is not None; UserError if there are none.
-
-    `fields` are those of a `ZooEntry`, or its `family`; `min_accuracy` is ImageNet's, in percent.
-    """
+    """Rows with these `fields` (None: any), and ImageNet accuracy in percent; UserError: none."""
     rows = list(entries().values())
     filters = {key: value for key, value in fields.items() if value is not None}
     for key, value in filters.items():

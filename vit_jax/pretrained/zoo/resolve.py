@@ -1,10 +1,7 @@
 """Resolves a path, an address, or a zoo name to a local path.
 
-The cache is $VIT_JAX_CACHE, else $XDG_CACHE_HOME/vit_jax, else ~/.cache/vit_jax. A file keeps its
-whole address there, gs/BUCKET/NAME; to download it again, delete it.
-
-Hugging Face repositories are downloaded by its own client into its own cache; it reads
-HF_TOKEN, HF_HOME, HF_ENDPOINT (a mirror) and HF_HUB_OFFLINE.
+A file keeps its whole address in the cache, gs/BUCKET/NAME; to download it again, delete it.
+Hugging Face's client has its own; it reads HF_TOKEN, HF_HOME, HF_ENDPOINT and HF_HUB_OFFLINE.
 """
 
 from __future__ import annotations
@@ -35,10 +32,7 @@ _PICKLED = ["pytorch_model.bin", "pytorch_model.bin.index.json", "pytorch_model-
 
 
 def http_address(url: str) -> str:
-    """The credential-free HTTP address of a gs:// object; https:// and http:// stay unchanged.
-
-    STORAGE_EMULATOR_HOST, as in Google's clients, replaces Google's server.
-    """
+    """The HTTP address of a public gs:// object; https:// and http:// stay unchanged."""
     match = re.fullmatch(r"(gs|https?)://([\w.-]+(?::\d{1,5})?(?:/[^/]+)+)", url.partition("#")[0])
     if match is None or not url.isprintable() or {".", ".."} & {*url.split("/")}:
         raise UserError(f"{url!r} is not the address of a file, such as gs://BUCKET/NAME.")
@@ -93,10 +87,7 @@ def resolve(source: str | os.PathLike[str]) -> Path:
 
 
 def describe_source(source: str | os.PathLike[str]) -> ZooEntry | None:
-    """The zoo's entry for `source`, a name, an address or its cached copy; else None.
-
-    UserError for `augreg:` with values that its index, which is downloaded, does not have.
-    """
+    """The zoo's entry for `source`, a name, an address or its cached copy; else None."""
     text = os.fspath(source)
     path = _existing(source)
     if path is not None:
@@ -127,9 +118,8 @@ def _existing(source: str | os.PathLike[str]) -> Path | None:
 def fetch_from_hub(address: str) -> Path:
     """Downloads `hf://owner/name[@revision][/file]` and returns its local path.
 
-    A whole repository becomes a folder with config.json, preprocessor_config.json and weights:
-    model.safetensors (or its shards and their index), else pytorch_model.bin, else one of
-    `OTHER_FILES`. A revision is a branch, tag or commit; write a slash in it as %2F.
+    A whole repository becomes a folder with its configs and the first of `FOLDER_FILES` that it
+    has, with its shards. A revision is a branch, tag or commit; write a slash in it as %2F.
     """
     match = _HUB_ADDRESS.fullmatch(address)
     if match is None:
@@ -146,10 +136,7 @@ def fetch_from_hub(address: str) -> Path:
             if any(path for pattern in weights for path in folder.glob(pattern)):
                 return folder
     except Exception as error:  # from the client, its HTTP library or the disk
-        raise UserError(
-            f"{address}: {one_line(error)} (if it needs a login: `hf auth login`, or set HF_TOKEN)"
-        ) from error
-    raise UserError(
-        f"{address} has neither model.safetensors nor pytorch_model.bin; name a file of it as "
-        f"{_HUB}{repository}/FILE."
-    )
+        hint = "if it needs a login: `hf auth login`, or set HF_TOKEN"
+        raise UserError(f"{address}: {one_line(error)} ({hint})") from error
+    text = f"{address} has neither model.safetensors nor pytorch_model.bin"
+    raise UserError(f"{text}; name a file of it as {_HUB}{repository}/FILE.")
