@@ -18,6 +18,7 @@ from vit_jax.models.family import (
     FIRST,
     HEAD,
     Family,
+    ModelBase,
     Row,
     Shapes,
     axis_of,
@@ -25,7 +26,6 @@ from vit_jax.models.family import (
     patch_size_of,
 )
 from vit_jax.models.layers import IdentityLayer, PatchEmbedding, apply_blocks
-from vit_jax.models.tokens import patch_shape, token_grid
 from vit_jax.objectives import create as objectives
 from vit_jax.objectives.objective import (
     Batch,
@@ -47,7 +47,7 @@ class AverageBlock(nn.Module):
         return x + nn.tanh(nn.Dense(x.shape[-1], name="mix")(jnp.mean(x, axis=1, keepdims=True)))
 
 
-class Patches(nn.Module):
+class Patches(ModelBase):
     """Images to logits, [B, H, W, C] -> [B, num_classes] float32.
 
     Attributes:
@@ -66,17 +66,6 @@ class Patches(nn.Module):
     dtype: Any = jnp.float32
 
     kind = "toy_patches"
-    prefix_tokens = ()
-    head_input = "pre_logits"
-    logits_per_token = False
-
-    @property
-    def pixels_per_token(self) -> tuple[int, int]:
-        return patch_shape(self.patch_size)
-
-    @nn.nowrap
-    def token_grid(self, image_size: tuple[int, int]) -> tuple[int, int]:
-        return token_grid(image_size, self.patch_size)
 
     @nn.compact
     def __call__(self, images: jax.Array, *, train: bool) -> jax.Array:

@@ -21,7 +21,7 @@ from vit_jax.models import bit, resnet
 from vit_jax.models.family import FIRST, HEAD, Family, Row
 from vit_jax.models.kernels.products import product
 from vit_jax.models.layers import IdentityLayer, head
-from vit_jax.models.resnet import STEM_WIDTH, StdConv
+from vit_jax.models.resnet import STEM_WIDTH, StdConv, apply_stages
 
 STEM = "conv_root/kernel"
 _ATTENTION = r"block\d+/unit(?P<unit>\d+)/(?:height|width)"
@@ -100,25 +100,6 @@ class ResidualUnit(nn.Module):
         return nn.relu(y + shortcut)
 
 
-class Stage(nn.Module):
-    """`num_units` units, the first with stride: [B, H, W, C] -> [B, H/s, W/s, 4 * features]."""
-
-    num_units: int
-    features: int
-    first_stride: int
-    remat: str
-    dtype: Any
-
-    @nn.compact
-    def __call__(self, x: jax.Array) -> jax.Array:
-        # Saves only the input of each unit.
-        unit = nn.remat(ResidualUnit) if self.remat == "full" else ResidualUnit
-        for i in range(self.num_units):
-            stride = 1 if i else self.first_stride
-            x = unit(self.features, stride, self.dtype, name=f"unit{i + 1}")(x)
-        return x
-
-
 class AxialResNet(bit.BiTResNet):
     """Images to logits, [B, H, W, C] -> [B, num_classes] float32.
 
@@ -136,9 +117,8 @@ class AxialResNet(bit.BiTResNet):
         x = _Conv(width, (7, 7), (2, 2), dtype=self.dtype, name="conv_root")(x)
         x = nn.relu(_Norm(dtype=self.dtype, name="gn_root")(x))  # [B, H/2, W/2, width]
         x = nn.max_pool(x, (3, 3), (2, 2), "SAME")  # [B, H/4, W/4, width]
-        for i, num_units in enumerate(self.resnet_layers):
-            sizes = (num_units, width * 2**i, 2 if i else 1)
-            x = Stage(*sizes, self.remat, self.dtype, name=f"block{i + 1}")(x)
+        options: dict[str, Any] = {"remat": self.remat, "dtype": self.dtype}
+        x = apply_stages(x, self.resnet_layers, width, ResidualUnit, **options)
         x = jnp.mean(x, axis=(1, 2), dtype=jnp.float32)  # [B, D]
         x = IdentityLayer(name="pre_logits")(x)
         return head(self.num_classes, self.head_bias_init)(x) if self.num_classes else x

@@ -14,6 +14,8 @@ from typing import Any
 
 import flax.linen as nn
 
+from vit_jax.models.tokens import pixels_per_token, token_grid
+
 # Depth of a row: before the first block, in a block (or the scan over blocks), after the last.
 FIRST, BLOCK, LAST = "first", "block", "last"
 
@@ -115,6 +117,35 @@ class Family:
     def block_name(self) -> str:
         """`blocks` without its parent modules."""
         return self.blocks.rpartition("/")[2]
+
+
+class ModelBase(nn.Module):
+    """What most models have of the attributes that `Family` asks for."""
+
+    @property
+    def prefix_tokens(self) -> tuple[str, ...]:
+        return ()
+
+    @property
+    def head_input(self) -> str:
+        return "pre_logits"
+
+    @property
+    def logits_per_token(self) -> bool:
+        return False
+
+    @property
+    def stem(self) -> tuple[Any, Any]:
+        """The patch size, and the stages of convolutions below; None for what there is not."""
+        return getattr(self, "patch_size", None), getattr(self, "resnet_layers", None)
+
+    @property
+    def pixels_per_token(self) -> tuple[int, int]:
+        return pixels_per_token(*self.stem)
+
+    @nn.nowrap
+    def token_grid(self, image_size: tuple[int, int]) -> tuple[int, int]:
+        return token_grid(image_size, *self.stem)
 
 
 def scale_of_width(width: int) -> int:

@@ -22,6 +22,7 @@ from vit_jax.models.family import (
     HEAD,
     LAST,
     Family,
+    ModelBase,
     Row,
     Shapes,
     axis_of,
@@ -54,7 +55,7 @@ from vit_jax.models.positions import (
 )
 from vit_jax.models.positions import AddPositionEmbs as AddPositionEmbs
 from vit_jax.models.resnet import ResNetLayers, resnet_features
-from vit_jax.models.tokens import patch_shape, pixels_per_token, token_grid
+from vit_jax.models.tokens import patch_shape
 
 
 @dataclasses.dataclass(frozen=True)
@@ -187,7 +188,7 @@ class MAPHead(nn.Module):
         return (x + MlpBlock(c)(y, train=train))[:, 0]  # [B, D]
 
 
-class VisionTransformer(nn.Module):
+class VisionTransformer(ModelBase):
     """Images to logits, [B, H, W, C] -> [B, num_classes] float32.
 
     Attributes:
@@ -257,11 +258,6 @@ class VisionTransformer(nn.Module):
         return ("cls",) if self.classifier in ("token", "token_unpooled") else ()
 
     @property
-    def pixels_per_token(self) -> tuple[int, int]:
-        """Height and width of the image region that becomes a token."""
-        return pixels_per_token(self.patch_size, self.resnet_layers)
-
-    @property
     def head_input(self) -> str:
         """The submodule whose output is the head's input."""
         return "pre_logits" if self.representation_size is None else "representation"
@@ -269,11 +265,6 @@ class VisionTransformer(nn.Module):
     @property
     def logits_per_token(self) -> bool:
         return self.classifier in ("unpooled", "token_unpooled")
-
-    @nn.nowrap
-    def token_grid(self, image_size: tuple[int, int]) -> tuple[int, int]:
-        """Rows and columns of tokens of images of (height, width); UserError if they do not fit."""
-        return token_grid(image_size, self.patch_size, self.resnet_layers)
 
     @nn.compact
     def __call__(

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from vit_jax.errors import UserError
-from vit_jax.models.family import FIRST, HEAD, Family, Row, Shapes, axis_of, count_blocks
+from vit_jax.models.family import FIRST, HEAD, Family, ModelBase, Row, Shapes, axis_of, count_blocks
 from vit_jax.models.layers import (
     REMAT_POLICIES,
     Dense,
@@ -79,7 +79,7 @@ class BertBlock(nn.Module):
         return Scope(mlp_block, name="mlp_block")(x)
 
 
-class Bert(nn.Module):
+class Bert(ModelBase):
     """Texts to embeddings, int32 [B, T] -> [B, num_classes] float32; the head sees the first token.
 
     Attributes:
@@ -107,9 +107,6 @@ class Bert(nn.Module):
     dtype: Any = jnp.float32
 
     kind = "bert"
-    prefix_tokens = ()
-    head_input = "pre_logits"
-    logits_per_token = False
 
     @nn.compact
     def __call__(self, texts: jax.Array, *, train: bool) -> jax.Array:

@@ -23,6 +23,7 @@ from vit_jax.models.family import (
     HEAD,
     LAST,
     Family,
+    ModelBase,
     Row,
     Shapes,
     axis_of,
@@ -43,7 +44,6 @@ from vit_jax.models.layers import (
     head,
     residual,
 )
-from vit_jax.models.tokens import patch_shape, token_grid
 
 
 class Affine(nn.Module):
@@ -119,7 +119,7 @@ class MixerBlock(nn.Module):
         return residual(x, StochasticDepth()(y, drop_rate, deterministic=not train))
 
 
-class MlpMixer(nn.Module):
+class MlpMixer(ModelBase):
     """Images to logits, [B, H, W, C] -> [B, num_classes] float32; global average pooling.
 
     Attributes:
@@ -157,19 +157,6 @@ class MlpMixer(nn.Module):
     dtype: Any = jnp.float32
 
     kind = "mixer"
-    prefix_tokens = ()
-    head_input = "pre_logits"
-    logits_per_token = False
-
-    @property
-    def pixels_per_token(self) -> tuple[int, int]:
-        """Height and width of a patch."""
-        return patch_shape(self.patch_size)
-
-    @nn.nowrap
-    def token_grid(self, image_size: tuple[int, int]) -> tuple[int, int]:
-        """Rows and columns of tokens of images of (height, width); UserError if they do not fit."""
-        return token_grid(image_size, self.patch_size)
 
     @nn.compact
     def __call__(self, images: jax.Array, *, train: bool) -> jax.Array:

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 
 from vit_jax.errors import UserError
 from vit_jax.models import vit
-from vit_jax.models.family import FIRST, HEAD, LAST, Family, Row, Shapes, axis_of
+from vit_jax.models.family import FIRST, HEAD, LAST, Family, ModelBase, Row, Shapes, axis_of
 from vit_jax.models.kernels.attention import BIASED, NAMES
 from vit_jax.models.later.modern_block import (
     INIT,
@@ -38,14 +38,13 @@ from vit_jax.models.layers import (
     PatchEmbedding,
     apply_blocks,
 )
-from vit_jax.models.tokens import patch_shape, token_grid
 from vit_jax.models.vit import BLOCKS, AddPositionEmbs, MAPHead, attention_rows
 
 # PyTorch's for convolutions: uniform within 1 / sqrt(inputs).
 _PATCH_INIT = nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform")
 
 
-class ModernVisionTransformer(nn.Module):
+class ModernVisionTransformer(ModelBase):
     """Images to logits, [B, H, W, C] -> [B, num_classes] float32.
 
     Attributes:
@@ -132,24 +131,12 @@ class ModernVisionTransformer(nn.Module):
     dtype: Any = jnp.float32
 
     kind = "modern_vit"
-    head_input = "pre_logits"
-    logits_per_token = False
 
     @property
     def prefix_tokens(self) -> tuple[str, ...]:
         """What precedes the grid of tokens: the class token and all registers, if any."""
         registers = range(self.num_registers or 0)
         return ("cls",) * self.class_token + tuple(f"register_{i}" for i in registers)
-
-    @property
-    def pixels_per_token(self) -> tuple[int, int]:
-        """Height and width of a patch."""
-        return patch_shape(self.patch_size)
-
-    @nn.nowrap
-    def token_grid(self, image_size: tuple[int, int]) -> tuple[int, int]:
-        """Rows and columns of tokens of images of (height, width); UserError if they do not fit."""
-        return token_grid(image_size, self.patch_size)
 
     @nn.compact
     def __call__(self, images: jax.Array, *, train: bool) -> jax.Array:

@@ -13,7 +13,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from vit_jax.models.family import FIRST, HEAD, LAST, Family, Row, Shapes, axis_of
+from vit_jax.models.family import FIRST, HEAD, LAST, Family, ModelBase, Row, Shapes, axis_of
 from vit_jax.models.kernels.attention import NAMES
 from vit_jax.models.layers import REMAT_POLICIES, IdentityLayer
 from vit_jax.models.vit import (
@@ -30,7 +30,7 @@ from vit_jax.models.vit import (
 EMBEDDING, POSITIONS, BLOCKS = "Embed_0/embedding", "pos_embedding", "Encoder_0/encoderblock"
 
 
-class TextTransformer(nn.Module):
+class TextTransformer(ModelBase):
     """Texts to embeddings, int32 [B, T] -> [B, num_classes] float32.
 
     Attributes:
@@ -65,9 +65,6 @@ class TextTransformer(nn.Module):
     dtype: Any = jnp.float32
 
     kind = "text"
-    prefix_tokens = ()
-    head_input = "pre_logits"
-    logits_per_token = False
 
     @nn.compact
     def __call__(self, texts: jax.Array, *, train: bool) -> jax.Array:
