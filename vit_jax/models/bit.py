@@ -115,11 +115,8 @@ class BiTResNet(ModelBase):
     """Images to logits, [B, H, W, C] -> [B, num_classes] float32; images of any size.
 
     Attributes:
-      num_classes: number of logits; 0 returns the representation instead, [B, D] with
-        D = 256 * resnet_width_factor * 2 ** (number of stages - 1).
       resnet_layers: units per stage, such as (3, 4, 6, 3) of an R50.
       resnet_width_factor: multiplies all channels: the 3 in R50x3.
-      head_bias_init: constant; -10 if the loss is a sigmoid over many classes.
       max_pool_padding: `-inf` as in big_vision, or `zero` as in BiT's own code and timm.
       standardization_epsilon: added to a kernel's variance; 1e-8 in timm.
       remat: `none`, or `full`, which recomputes each unit in the backward pass.

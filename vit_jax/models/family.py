@@ -120,7 +120,20 @@ class Family:
 
 
 class ModelBase(nn.Module):
-    """What most models have of the attributes that `Family` asks for."""
+    """What most models have of the attributes that `Family` asks for; and attributes that several have.
+
+    Attributes:
+      num_classes: number of logits, or width of a text's embedding; 0 returns the representation
+        instead.
+      patch_size: side of a patch in pixels, or (height, width).
+      head_bias_init: constant; -10 if the loss is a sigmoid over many classes.
+      gelu: `tanh`, or `exact`.
+      layer_norm_epsilon: of all norms.
+      attention: implementation of the attention, see `kernels/attention.py`.
+      remat: one of `REMAT_POLICIES`.
+      scan: compile the blocks as one loop.
+      dtype: of the computation; parameters, softmax, norms' statistics and logits are float32.
+    """
 
     @property
     def prefix_tokens(self) -> tuple[str, ...]:

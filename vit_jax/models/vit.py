@@ -189,10 +189,9 @@ class MAPHead(nn.Module):
 
 
 class VisionTransformer(ModelBase):
-    """Images to logits, [B, H, W, C] -> [B, num_classes] float32.
+    """Images to logits, [B, H, W, C] -> [B, num_classes] float32. See also `ModelBase`.
 
     Attributes:
-      num_classes: number of logits; 0 returns the representation instead.
       patch_size: side of a patch in pixels, or (height, width); for a hybrid, in cells of the
         ResNet's feature map. Incomplete patches at the border are dropped.
       hidden_size, num_layers, mlp_dim, num_heads: table 1 of the paper.
@@ -205,7 +204,6 @@ class VisionTransformer(ModelBase):
       classifier: the head's input: `token` (class token), `gap` (mean over tokens), `map`
         (attention pooling), or every token: `unpooled` (without class token) and
         `token_unpooled` (with it), which give [B, N, num_classes].
-      head_bias_init: constant; -10 if the loss is a sigmoid over many classes.
       head_norm: a batch norm without scale and bias in front of the head (MAE's linear probe,
         2111.06377, appendix A.1).
       position_embedding: `learned`, or another of the table in `positions.py`.
@@ -214,14 +212,10 @@ class VisionTransformer(ModelBase):
       gelu: `tanh` as in Google's models, or `exact` as in timm and Hugging Face
         (logits of B/16 differ by about 4e-4).
       layer_norm_epsilon: 1e-6 in every published model but Hugging Face's own (1e-12).
-      attention: implementation of the attention, see `kernels/attention.py`.
       resnet_layers: units per stage of a hybrid's ResNet; (): only its stem; None: no ResNet.
       resnet_width_factor: multiplies the channels of a hybrid's ResNet.
       resnet_batch_norm: batch norms and plain convolutions in a hybrid's ResNet, instead of group
         norms and standardised convolutions.
-      remat: one of `REMAT_POLICIES`.
-      scan: compile the blocks as one loop.
-      dtype: of the computation; parameters, softmax, norms' statistics and logits are float32.
     """
 
     num_classes: int

@@ -83,15 +83,11 @@ class Bert(ModelBase):
     """Texts to embeddings, int32 [B, T] -> [B, num_classes] float32; the head sees the first token.
 
     Attributes:
-      num_classes: width of the embedding; 0 returns the representation instead, [B, hidden_size].
       vocab_size: number of token ids; 0 is padding.
       hidden_size, num_layers, mlp_dim: table of section 3; the model has hidden_size / 64 heads.
       max_length: maximum length of a text, in tokens.
       dropout_rate: after the embeddings and at the end of each residual branch.
       gelu: `tanh` as in flaxformer, or `exact` as in the original.
-      remat: one of `REMAT_POLICIES`.
-      scan: compile the blocks as one loop.
-      dtype: of the computation; parameters, softmax, norms' statistics and the result are float32.
     """
 
     num_classes: int

@@ -123,8 +123,6 @@ class MlpMixer(ModelBase):
     """Images to logits, [B, H, W, C] -> [B, num_classes] float32; global average pooling.
 
     Attributes:
-      num_classes: number of logits; 0 returns the representation instead.
-      patch_size: side of a patch in pixels, or (height, width).
       hidden_size, num_layers, channels_mlp_dim: table 1 of the paper.
       tokens_mlp_dim: also table 1; None: one linear layer over the tokens (ResMLP).
       norm: `layer`, or `affine` as in ResMLP, an affine map per feature.
@@ -134,8 +132,6 @@ class MlpMixer(ModelBase):
         linearly to 0 for the first.
       head_bias_init: constant; -6.9 in big_vision's recipe, whose loss is a sigmoid.
       gelu: `tanh` as in the official code, or `exact` as in timm and ResMLP.
-      remat: one of `REMAT_POLICIES`.
-      scan: compile the blocks as one loop.
       dtype: of the computation; parameters, norms' statistics, the mean over the tokens and the
         logits are float32.
     """

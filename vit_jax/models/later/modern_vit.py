@@ -48,8 +48,6 @@ class ModernVisionTransformer(ModelBase):
     """Images to logits, [B, H, W, C] -> [B, num_classes] float32.
 
     Attributes:
-      num_classes: number of logits; 0 returns the representation instead.
-      patch_size: side of a patch in pixels, or (height, width).
       hidden_size, num_layers, mlp_dim, num_heads: as in table 1 of the paper (2010.11929).
       class_token: whether there is one.
       num_registers: further learned tokens ("Vision Transformers Need Registers", 2309.16588).
@@ -80,12 +78,6 @@ class ModernVisionTransformer(ModelBase):
       stochastic_depth_rate: probability of dropping a branch in training.
       stochastic_depth_shape: `linear`: from 0 for the first block to the rate for the last, as in
         timm; `constant`: the rate for all, as in DeiT III (`models_v2.py`).
-      head_bias_init: constant; -10 if the loss is a sigmoid over many classes.
-      layer_norm_epsilon: of all norms.
-      attention: implementation of the attention, see `kernels/attention.py`.
-      remat: one of `REMAT_POLICIES`.
-      scan: compile the blocks as one loop.
-      dtype: of the computation; parameters, softmax, norms' statistics and logits are float32.
     """
 
     num_classes: int

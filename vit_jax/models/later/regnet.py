@@ -75,12 +75,9 @@ class RegNet(ModelBase):
     """Images to logits, [B, H, W, C] -> [B, num_classes] float32; images of any size.
 
     Attributes:
-      num_classes: number of logits; 0 returns the representation instead, [B, D] with the width D
-        of the last stage.
       stage_layers: blocks per stage.
       stage_widths: channels of each stage.
       group_width: channels per group of the 3x3 convolutions; divides each width.
-      head_bias_init: constant; -10 if the loss is a sigmoid over many classes.
       frozen_norms: training keeps the statistics of the batch norms as they are and uses them, as
         is usual where batches are small.
       remat: `none`, or `full`, which recomputes each block in the backward pass.

@@ -34,19 +34,12 @@ class TextTransformer(ModelBase):
     """Texts to embeddings, int32 [B, T] -> [B, num_classes] float32.
 
     Attributes:
-      num_classes: width of the embedding; 0 returns the representation instead, [B, hidden_size].
       vocab_size: number of token ids.
       hidden_size, num_layers, mlp_dim, num_heads: as in a Vision Transformer.
       dropout_rate: after every dense layer except query, key and value, and after adding the
         position embeddings.
       pooling: the head's input: the `last` token (SigLIP, whose texts end in an end-of-text id),
         the `first` ([CLS] of LiT), `gap` and `max` over tokens, or `map` (attention pooling).
-      gelu: `tanh`, or `exact`.
-      layer_norm_epsilon: of all layer norms.
-      attention: implementation of the attention, see `kernels/attention.py`.
-      remat: one of `REMAT_POLICIES`.
-      scan: compile the blocks as one loop.
-      dtype: of the computation; parameters, softmax, norms' statistics and the result are float32.
     """
 
     num_classes: int
