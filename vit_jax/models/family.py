@@ -120,7 +120,7 @@ class Family:
 
 
 class ModelBase(nn.Module):
-    """What most models have of the attributes that `Family` asks for; and attributes that several have.
+    """What most models have of what `Family` asks for, and attributes that several have.
 
     Attributes:
       num_classes: number of logits, or width of a text's embedding; 0 returns the representation
