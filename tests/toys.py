@@ -25,7 +25,7 @@ from vit_jax.models.family import (
     count_blocks,
     patch_size_of,
 )
-from vit_jax.models.layers import IdentityLayer, PatchEmbedding, apply_blocks
+from vit_jax.models.layers import IdentityLayer, PatchEmbedding, apply_blocks, loop_of
 from vit_jax.objectives import create as objectives
 from vit_jax.objectives.objective import (
     Batch,
@@ -74,11 +74,8 @@ class Patches(ModelBase):
             AverageBlock,
             jnp.reshape(x, (x.shape[0], -1, self.hidden_size)),  # [B, N, D]
             name="block",
-            num_layers=self.num_layers,
-            stochastic_depth_rate=0.0,
-            remat="none",
-            scan=self.scan,
             train=train,
+            **loop_of(self),
         )
         x = IdentityLayer(name="tokens")(x)
         x = IdentityLayer(name="pre_logits")(jnp.mean(x, axis=1, dtype=jnp.float32))

@@ -46,11 +46,16 @@ class Row:
     is_statistic: bool = False  # of a batch norm: measured in training, without a gradient
 
 
+def dense_rows(
+    layer: str, *axes: str | None, depth: str = BLOCK, role: str = ""
+) -> tuple[Row, Row]:
+    """Kernel with these axes, and bias with the last one."""
+    kernel = Row(f"{layer}/kernel", axes, depth, role)
+    return kernel, dataclasses.replace(kernel, pattern=f"{layer}/bias", axes=axes[-1:])
+
+
 # A single head.
-HEAD = (
-    Row("head/kernel", ("embed", "classes"), LAST, role="head"),
-    Row("head/bias", ("classes",), LAST, role="head"),
-)
+HEAD = dense_rows("head", "embed", "classes", depth=LAST, role="head")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -167,17 +167,23 @@ class StochasticDepth(nn.Module):
         return jnp.where(kept, jnp.asarray(x, jnp.float32) / keep, 0.0).astype(x.dtype)
 
 
+def loop_of(module: Any) -> dict[str, Any]:
+    """The arguments of `apply_blocks` that a module has as attributes."""
+    depth = "num_layers", "stochastic_depth_rate", "stochastic_depth_shape"
+    return {k: getattr(module, k) for k in (*depth, "remat", "scan") if hasattr(module, k)}
+
+
 def apply_blocks(
     create_block: Callable[..., nn.Module],
     x: jax.Array,
     *shared: jax.Array,
     name: str,
-    num_layers: int,
-    stochastic_depth_rate: float,
-    stochastic_depth_shape: str = "linear",
-    remat: str,
-    scan: bool,
     train: bool,
+    num_layers: int,
+    stochastic_depth_rate: float = 0.0,
+    stochastic_depth_shape: str = "linear",
+    remat: str = "none",
+    scan: bool = False,
 ) -> jax.Array:
     """Blocks `NAME_0`, `NAME_1`, ... of the module in whose compact `__call__` this is called.
 
@@ -188,8 +194,7 @@ def apply_blocks(
       create_block: called with `name`; the block as `block(x, drop_rate, *shared, train=train)`.
       x: [B, N, D], like the result.
       shared: the same for all blocks.
-      stochastic_depth_rate: of the last block, with its shape see `layers.drop_rates`.
-      remat: one of `REMAT_POLICIES`.
+      num_layers, ...: see `loop_of`.
     """
 
     def apply_block(block: nn.Module, x: jax.Array, drop_rate: Any) -> jax.Array:

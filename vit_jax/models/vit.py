@@ -27,6 +27,7 @@ from vit_jax.models.family import (
     Shapes,
     axis_of,
     count_blocks,
+    dense_rows,
     layer_width,
     patch_size_of,
 )
@@ -43,6 +44,7 @@ from vit_jax.models.layers import (
     apply_blocks,
     gelu,
     head,
+    loop_of,
     residual,
 )
 from vit_jax.models.positions import (
@@ -161,11 +163,8 @@ class Encoder(nn.Module):
             x,
             *shared,
             name="encoderblock",
-            num_layers=self.num_layers,
-            stochastic_depth_rate=self.stochastic_depth_rate,
-            remat=self.remat,
-            scan=self.scan,
             train=train,
+            **loop_of(self),
         )
         return c.norm("encoder_norm")(x)  # equation 4
 
@@ -287,15 +286,9 @@ class VisionTransformer(ModelBase):
             for token in map(self._token, self.prefix_tokens)
         ]
         x = jnp.concatenate([*tokens, x], axis=1)  # [B, N, D]
-        x = Encoder(
-            BlockConfig.of(self, grid=(height, width)),
-            num_layers=self.num_layers,
-            stochastic_depth_rate=self.stochastic_depth_rate,
-            remat=self.remat,
-            scan=self.scan,
-            block=self.block,
-            name="Transformer",
-        )(x, train=train)
+        config = BlockConfig.of(self, grid=(height, width))
+        encoder = Encoder(config, **loop_of(self), block=self.block, name="Transformer")
+        x = encoder(x, train=train)
         return self._classify(self._pool(x, train=train), train=train)
 
     def _token(self, name: str) -> jax.Array:
@@ -349,12 +342,9 @@ def attention_rows(prefix: str, depth: str = BLOCK) -> tuple[Row, ...]:
     return (
         Row(f"{attention}/(?:query|key|value)/kernel", ("embed", "heads", None), depth),
         Row(f"{attention}/(?:query|key|value)/bias", ("heads", None), depth),
-        Row(f"{attention}/out/kernel", ("heads", None, "embed"), depth),
-        Row(f"{attention}/out/bias", ("embed",), depth),
-        Row(f"{mlp}/Dense_0/kernel", ("embed", "mlp"), depth),
-        Row(f"{mlp}/Dense_0/bias", ("mlp",), depth),
-        Row(f"{mlp}/Dense_1/kernel", ("mlp", "embed"), depth),
-        Row(f"{mlp}/Dense_1/bias", ("embed",), depth),
+        *dense_rows(f"{attention}/out", "heads", None, "embed", depth=depth),
+        *dense_rows(f"{mlp}/Dense_0", "embed", "mlp", depth=depth),
+        *dense_rows(f"{mlp}/Dense_1", "mlp", "embed", depth=depth),
         Row(f"{prefix}/LayerNorm_[01]/(?:scale|bias)", ("embed",), depth),
     )
 
@@ -422,8 +412,7 @@ FAMILY = Family(
         *attention_rows(_BLOCK),
         Row("Transformer/encoder_norm/(?:scale|bias)", ("embed",), LAST),
         *MAP_ROWS,
-        Row("pre_logits/kernel", ("embed", None), LAST, role="pre_logits"),
-        Row("pre_logits/bias", (None,), LAST, role="pre_logits"),
+        *dense_rows("pre_logits", "embed", None, depth=LAST, role="pre_logits"),
         Row("head_norm/(?:mean|var)", ("embed",), LAST, role="head", is_statistic=True),
         *HEAD,
     ),

@@ -25,6 +25,7 @@ from vit_jax.models.layers import (
     LayerNorm,
     apply_blocks,
     gelu,
+    loop_of,
 )
 
 HEAD_DIM = 64  # in all sizes; a narrower model has one head
@@ -128,11 +129,8 @@ class Bert(ModelBase):
                 ),
                 x,
                 name="layers",
-                num_layers=self.num_layers,
-                stochastic_depth_rate=0.0,
-                remat=self.remat,
-                scan=self.scan,
                 train=train,
+                **loop_of(self),
             )
 
         def encoder() -> jax.Array:

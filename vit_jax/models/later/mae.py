@@ -19,8 +19,8 @@ import numpy as np
 
 from vit_jax.errors import UserError
 from vit_jax.models import vit
-from vit_jax.models.family import LAST, Row, Shapes, layer_width
-from vit_jax.models.layers import Dense, PatchEmbedding
+from vit_jax.models.family import LAST, Row, Shapes, dense_rows, layer_width
+from vit_jax.models.layers import Dense, PatchEmbedding, loop_of
 from vit_jax.models.tokens import patch_shape
 from vit_jax.models.vit import BlockConfig, Encoder, VisionTransformer
 
@@ -100,15 +100,10 @@ class MaskedAutoencoder(VisionTransformer):
         x = jnp.reshape(x, (x.shape[0], -1, x.shape[3]))  # [B, P, D]
         x = jnp.concatenate([self._tokens("cls", x, 1), x], axis=1)  # [B, 1 + P, D]
         kept = None if corruption is None else _with_class_token(corruption["visible"])
-        x = PartialEncoder(
-            BlockConfig.of(self),
-            num_layers=self.num_layers,
-            stochastic_depth_rate=self.stochastic_depth_rate,
-            remat=self.remat,
-            scan=self.scan,
-            grid=grid,
-            name="Transformer",
-        )(x, kept, train=train)  # [B, 1 + V, D]
+        encoder = PartialEncoder(
+            BlockConfig.of(self), **loop_of(self), grid=grid, name="Transformer"
+        )
+        x = encoder(x, kept, train=train)  # [B, 1 + V, D]
         if corruption is not None:
             return self._decode(x, corruption["restore"], grid, images.shape[-1], train=train)
         if self.is_initializing():  # an encoder without its decoder is a VisionTransformer
@@ -171,12 +166,10 @@ def check(model: MaskedAutoencoder) -> None:
 _DECODER = (
     Row("mask_token", (None, None, "embed"), LAST),
     Row(DECODER_POSITIONS, (None, None, "embed"), LAST),
-    Row("decoder_embed/kernel", (None, "embed"), LAST),
-    Row("decoder_embed/bias", ("embed",), LAST),
+    *dense_rows("decoder_embed", None, "embed", depth=LAST),
     *vit.attention_rows(rf"{DECODER_BLOCKS}(?:_(?P<block>\d+))?"),
     Row("decoder/encoder_norm/(?:scale|bias)", ("embed",), LAST),
-    Row("decoder_pred/kernel", ("embed", None), LAST),
-    Row("decoder_pred/bias", (None,), LAST),
+    *dense_rows("decoder_pred", "embed", None, depth=LAST),
 )
 
 FAMILY = dataclasses.replace(

@@ -28,6 +28,7 @@ from vit_jax.models.family import (
     Shapes,
     axis_of,
     count_blocks,
+    dense_rows,
     patch_size_of,
 )
 from vit_jax.models.later.modern_block import LayerScale
@@ -42,6 +43,7 @@ from vit_jax.models.layers import (
     apply_blocks,
     gelu,
     head,
+    loop_of,
     residual,
 )
 
@@ -166,11 +168,8 @@ class MlpMixer(ModelBase):
             functools.partial(MixerBlock, **{key: getattr(self, key) for key in (*keys, "dtype")}),
             x,
             name=BLOCKS,
-            num_layers=self.num_layers,
-            stochastic_depth_rate=self.stochastic_depth_rate,
-            remat=self.remat,
-            scan=self.scan,
             train=train,
+            **loop_of(self),
         )
         x = NORMS[self.norm](dtype=self.dtype, name="pre_head_layer_norm")(x)
         x = jnp.mean(x, axis=1, dtype=jnp.float32)  # [B, D]
@@ -218,13 +217,10 @@ FAMILY = Family(
         Row("stem/bias", ("embed",), FIRST),
         Row(rf"{_BLOCK}/(?:LayerNorm|Affine)_[01]/(?:scale|bias)", ("embed",)),
         Row(rf"{_BLOCK}/LayerScale_[01]/gamma", ("embed",)),
-        Row(rf"{_BLOCK}/token_mixing/Dense_0/kernel", (None, "mlp")),
-        Row(rf"{_BLOCK}/token_mixing/Dense_1/kernel", ("mlp", None)),
-        Row(rf"{_BLOCK}/token_mixing/Dense_1/bias", (None,)),
-        Row(rf"{_BLOCK}/channel_mixing/Dense_0/kernel", ("embed", "mlp")),
-        Row(rf"{_BLOCK}/channel_mixing/Dense_1/kernel", ("mlp", "embed")),
-        Row(rf"{_BLOCK}/channel_mixing/Dense_1/bias", ("embed",)),
-        Row(rf"{_BLOCK}/(?:token|channel)_mixing/Dense_0/bias", ("mlp",)),
+        *dense_rows(f"{_BLOCK}/token_mixing/Dense_0", None, "mlp"),
+        *dense_rows(f"{_BLOCK}/token_mixing/Dense_1", "mlp", None),
+        *dense_rows(f"{_BLOCK}/channel_mixing/Dense_0", "embed", "mlp"),
+        *dense_rows(f"{_BLOCK}/channel_mixing/Dense_1", "mlp", "embed"),
         Row("pre_head_layer_norm/(?:scale|bias)", ("embed",), LAST),
         *HEAD,
     ),

@@ -37,6 +37,7 @@ from vit_jax.models.layers import (
     IdentityLayer,
     PatchEmbedding,
     apply_blocks,
+    loop_of,
 )
 from vit_jax.models.vit import BLOCKS, AddPositionEmbs, MAPHead, attention_rows
 
@@ -151,14 +152,7 @@ class ModernVisionTransformer(ModelBase):
                 token = self.param(name, INIT, (1, count, self.hidden_size))
                 tokens = jnp.tile(jnp.asarray(token, self.dtype), (x.shape[0], 1, 1))
                 x = jnp.concatenate([tokens, x], axis=1)  # [B, N, D]
-        blocks = functools.partial(
-            apply_blocks,
-            num_layers=self.num_layers,
-            stochastic_depth_rate=self.stochastic_depth_rate,
-            stochastic_depth_shape=self.stochastic_depth_shape,
-            remat=self.remat,
-            scan=self.scan,
-        )
+        blocks = functools.partial(apply_blocks, **loop_of(self))
         encoder = ModernEncoder(
             config, blocks, self.pre_norm, self.final_norm == "tokens", name="Transformer"
         )

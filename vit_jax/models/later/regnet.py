@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from vit_jax.errors import UserError
-from vit_jax.models.family import FIRST, HEAD, Family, ModelBase, Row, Shapes, axis_of
+from vit_jax.models.family import FIRST, HEAD, Family, ModelBase, Row, Shapes, axis_of, dense_rows
 from vit_jax.models.layers import BatchNorm, IdentityLayer, head
 from vit_jax.models.resnet import symmetric_conv, units_of_stages
 
@@ -158,10 +158,8 @@ FAMILY = Family(
         Row(rf"{_BLOCK}/conv(?:[123]|_proj)/kernel", (None, None, None, "features"), FIRST),
         Row(rf"{_BLOCK}/bn(?:[123]|_proj)/(?:scale|bias)", ("features",), FIRST),
         Row(rf"{_BLOCK}/bn(?:[123]|_proj)/(?:mean|var)", ("features",), FIRST, is_statistic=True),
-        Row(rf"{_BLOCK}/se/reduce/kernel", ("features", None), FIRST),
-        Row(rf"{_BLOCK}/se/expand/kernel", (None, "features"), FIRST),
-        Row(rf"{_BLOCK}/se/reduce/bias", (None,), FIRST),
-        Row(rf"{_BLOCK}/se/expand/bias", ("features",), FIRST),
+        *dense_rows(f"{_BLOCK}/se/reduce", "features", None, depth=FIRST),
+        *dense_rows(f"{_BLOCK}/se/expand", None, "features", depth=FIRST),
         *HEAD,
     ),
     infer=infer,

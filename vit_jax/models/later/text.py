@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 from vit_jax.models.family import FIRST, HEAD, LAST, Family, ModelBase, Row, Shapes, axis_of
 from vit_jax.models.kernels.attention import NAMES
-from vit_jax.models.layers import REMAT_POLICIES, IdentityLayer
+from vit_jax.models.layers import REMAT_POLICIES, IdentityLayer, loop_of
 from vit_jax.models.vit import (
     ATTENTION,
     MAP_ROWS,
@@ -66,8 +66,7 @@ class TextTransformer(ModelBase):
         x = nn.Embed(self.vocab_size, self.hidden_size, dtype=self.dtype)(texts)  # [B, T, D]
         init = nn.initializers.normal(1 / math.sqrt(self.hidden_size))
         positions = self.param(POSITIONS, init, (1, *x.shape[1:]))
-        encoder = Encoder(config, num_layers=self.num_layers, remat=self.remat, scan=self.scan)
-        x = encoder(x, positions, train=train)
+        x = Encoder(config, **loop_of(self))(x, positions, train=train)
         x = IdentityLayer(name="pre_logits")(self._pool(x, config, train=train))
         x = jnp.asarray(x, jnp.float32)  # [B, D]
         # Not initialized to zero: a zero embedding has no direction.
