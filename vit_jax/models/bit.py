@@ -139,16 +139,19 @@ class BiTResNet(ModelBase):
     def __call__(self, images: jax.Array, *, train: bool) -> jax.Array:
         """Images in [-1, 1], [B, H, W, C] -> logits [B, K] float32; `train` has no effect."""
         del train
-        width, epsilon = STEM_WIDTH * self.resnet_width_factor, self.standardization_epsilon
         x = jnp.asarray(images, self.dtype)
-        root = RootBlock(width, self.max_pool_padding, epsilon, self.dtype, name="root_block")
-        x = root(x)  # [B, H/4, W/4, C']
-        options: dict[str, Any] = {"remat": self.remat, "epsilon": epsilon, "dtype": self.dtype}
-        x = apply_stages(x, self.resnet_layers, width, ResidualUnit, digits=2, **options)
-        x = nn.relu(_norm(self.dtype, "norm-pre-head")(x))
+        x = self._features(x, STEM_WIDTH * self.resnet_width_factor)  # [B, h, w, D]
         x = jnp.mean(x, axis=(1, 2), dtype=jnp.float32)  # [B, D]
         x = IdentityLayer(name="pre_logits")(x)
         return head(self.num_classes, self.head_bias_init)(x) if self.num_classes else x
+
+    def _features(self, x: jax.Array, width: int) -> jax.Array:
+        """[B, H, W, C] -> [B, H/d, W/d, D], d = 4 * 2^(stages - 1); `width` of the stem."""
+        options: dict[str, Any] = {"epsilon": self.standardization_epsilon, "dtype": self.dtype}
+        x = RootBlock(width, self.max_pool_padding, **options, name="root_block")(x)
+        options |= {"remat": self.remat, "digits": 2}
+        x = apply_stages(x, self.resnet_layers, width, ResidualUnit, **options)
+        return nn.relu(_norm(self.dtype, "norm-pre-head")(x))
 
 
 def check(model: BiTResNet) -> None:

@@ -79,9 +79,12 @@ class ResNetLayers:
     batch_norm: bool
     train: bool
     dtype: Any
+    standardize: Callable[[jax.Array], jax.Array] = weight_standardize
+    epsilon: float = GROUP_NORM_EPSILON
 
     def conv(self, features: int, size: int, stride: int, name: str) -> nn.Module:
-        kind = nn.Conv if self.batch_norm else StdConv
+        standardized = functools.partial(StdConv, standardize=self.standardize)
+        kind = nn.Conv if self.batch_norm else standardized
         sizes = (size, size), (stride, stride)
         return kind(features, *sizes, use_bias=False, dtype=self.dtype, name=name)
 
@@ -89,9 +92,7 @@ class ResNetLayers:
         """`gn1` or `bn1` for the part `1`."""
         if self.batch_norm:
             return BatchNorm(self.train, dtype=self.dtype, name=f"bn{part}", **kwargs)
-        return nn.GroupNorm(
-            epsilon=GROUP_NORM_EPSILON, dtype=self.dtype, name=f"gn{part}", **kwargs
-        )
+        return nn.GroupNorm(epsilon=self.epsilon, dtype=self.dtype, name=f"gn{part}", **kwargs)
 
 
 class ResidualUnit(nn.Module):
@@ -114,13 +115,16 @@ class ResidualUnit(nn.Module):
             shortcut = norm("_proj")(shortcut)  # [B, H/s, W/s, 4F]
 
         y = conv(self.features, 1, 1, "conv1")(x)
-        y = nn.relu(norm("1")(y))  # [B, H, W, F]
-        y = conv(self.features, 3, self.stride, "conv2")(y)
-        y = nn.relu(norm("2")(y))  # [B, H/s, W/s, F]
+        y = self._mix(nn.relu(norm("1")(y)))  # [B, H/s, W/s, F]
         y = conv(features_out, 1, 1, "conv3")(y)
         # Scale 0: at initialisation the unit is its shortcut.
         y = norm("3", scale_init=nn.initializers.zeros_init())(y)  # [B, H/s, W/s, 4F]
         return nn.relu(y + shortcut)
+
+    def _mix(self, y: jax.Array) -> jax.Array:
+        """The step that sees other places: [B, H, W, F] -> [B, H/s, W/s, F]."""
+        y = self.layers.conv(self.features, 3, self.stride, "conv2")(y)
+        return nn.relu(self.layers.norm("2")(y))
 
 
 class Stage(nn.Module):
@@ -165,7 +169,12 @@ def apply_stages(
 
 
 def resnet_features(
-    x: jax.Array, units: Sequence[int], width: int, layers: ResNetLayers
+    x: jax.Array,
+    units: Sequence[int],
+    width: int,
+    layers: ResNetLayers,
+    unit: type[nn.Module] = ResidualUnit,
+    remat: str = "none",
 ) -> jax.Array:
     """Stem and stages: [B, H, W, C] -> [B, H/d, W/d, C'], d = 4 * 2^(stages - 1); 4 for no stage.
 
@@ -176,7 +185,7 @@ def resnet_features(
     x = layers.norm("_root")(x)
     x = nn.relu(x)  # [B, H/2, W/2, width]
     x = nn.max_pool(x, window_shape=(3, 3), strides=(2, 2), padding="SAME")  # [B, H/4, W/4, width]
-    return apply_stages(x, units, width, ResidualUnit, layers=layers)
+    return apply_stages(x, units, width, unit, remat=remat, layers=layers)
 
 
 def units_of_stages(shapes: Shapes, pattern: str) -> dict[int, int]:
