@@ -78,8 +78,12 @@ def sincos2d(grid: tuple[int, int], hidden_size: int) -> np.ndarray:
             f"model.hidden_size={hidden_size} must be a multiple of 4, and at least 8, for "
             "model.position_embedding='sincos2d'."
         )
-    y, x = np.mgrid[: grid[0], : grid[1]].astype(np.float32).reshape(2, -1, 1)  # [h*w, 1] each
     exponents = np.arange(quarter, dtype=np.float32) / np.float32(quarter - 1)
-    omega = (np.float32(1.0) / np.float32(10_000.0) ** exponents)[None]  # [1, D/4]
+    return sincos(grid, np.float32(1.0) / np.float32(10_000.0) ** exponents)[None]
+
+
+def sincos(grid: tuple[int, int], omega: np.ndarray) -> np.ndarray:
+    """sin(x w), cos(x w), sin(y w) and cos(y w) of each cell (x, y): [D/4] -> [h*w, D]."""
+    y, x = np.mgrid[: grid[0], : grid[1]].astype(omega.dtype).reshape(2, -1, 1)  # [h*w, 1] each
     parts = [np.sin(x * omega), np.cos(x * omega), np.sin(y * omega), np.cos(y * omega)]
-    return np.concatenate(parts, axis=1)[None]
+    return np.concatenate(parts, axis=1)

@@ -21,21 +21,17 @@ from vit_jax.errors import UserError
 from vit_jax.models import vit
 from vit_jax.models.family import LAST, Row, Shapes, dense_rows, layer_width
 from vit_jax.models.layers import Dense, PatchEmbedding, loop_of
-from vit_jax.models.tokens import patch_shape
+from vit_jax.models.tokens import patch_shape, sincos
 from vit_jax.models.vit import BlockConfig, Encoder, VisionTransformer
 
 
 def sincos_table(grid: tuple[int, int], width: int) -> np.ndarray:
     """Fixed positions of the authors' code: [1, 1 + h*w, width] float32, 0 for the class token.
 
-    For cell (x, y): sin(x w), cos(x w), sin(y w), cos(y w), width/4 values each, with
-    w_k = 10,000^(-4k / width); `tokens.sincos2d` has other frequencies.
+    `sincos` with w_k = 10,000^(-4k / width); `sincos2d` has other frequencies.
     """
-    y, x = np.mgrid[: grid[0], : grid[1]].reshape(2, -1, 1)  # [h*w, 1] each
     omega = 10_000.0 ** (-np.arange(width // 4) / (width // 4))
-    parts = [np.sin(x * omega), np.cos(x * omega), np.sin(y * omega), np.cos(y * omega)]
-    table = np.concatenate(parts, axis=1)  # [h*w, width]
-    return np.pad(table, ((1, 0), (0, 0)))[None].astype(np.float32)
+    return np.pad(sincos(grid, omega), ((1, 0), (0, 0)))[None].astype(np.float32)
 
 
 class FixedPositions(nn.Module):
