@@ -25,7 +25,7 @@ from vit_jax.models.family import (
     count_blocks,
     patch_size_of,
 )
-from vit_jax.models.layers import IdentityLayer, PatchEmbedding, apply_blocks, loop_of
+from vit_jax.models.layers import IdentityLayer, apply_blocks, embed_patches, loop_of
 from vit_jax.objectives import create as objectives
 from vit_jax.objectives.objective import (
     Batch,
@@ -82,8 +82,7 @@ class Patches(ModelBase):
         return nn.Dense(self.num_classes, name="head")(x) if self.num_classes else x
 
     def _embed(self, images: jax.Array) -> jax.Array:
-        patch = self.pixels_per_token
-        return PatchEmbedding(self.hidden_size, patch, patch, name="embedding")(images)
+        return embed_patches(self, images)
 
 
 class Pixels(Patches):

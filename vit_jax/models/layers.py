@@ -13,9 +13,9 @@ import numpy as np
 
 from vit_jax.errors import UserError
 from vit_jax.models.kernels.elementwise import gelu as gelu
-from vit_jax.models.kernels.elementwise import normalize, random_words
-from vit_jax.models.kernels.elementwise import residual as residual
+from vit_jax.models.kernels.elementwise import normalize, random_words, residual
 from vit_jax.models.kernels.products import convolve_patches, dot_general
+from vit_jax.models.tokens import patch_shape
 
 # What the forward pass saves; the backward pass recomputes the rest.
 REMAT_POLICIES: dict[str, Any] = {
@@ -39,8 +39,14 @@ def head(num_classes: int, bias: float, name: str = "head") -> nn.Module:
     return nn.Dense(num_classes, kernel_init=zeros, bias_init=constant, name=name)
 
 
-# As a convolution whose windows are the patches: [B, H, W, C] -> [B, h, w, D].
-PatchEmbedding = functools.partial(nn.Conv, padding="VALID", conv_general_dilated=convolve_patches)
+def embed_patches(
+    model: Any, images: jax.Array, name: str = "embedding", **options: Any
+) -> jax.Array:
+    """A convolution whose windows are a model's patches: [B, H, W, C] -> [B, h, w, D]."""
+    patch = patch_shape(model.patch_size)
+    sizes = model.hidden_size, patch, patch, "VALID"
+    conv = functools.partial(nn.Conv, conv_general_dilated=convolve_patches, dtype=model.dtype)
+    return conv(*sizes, name=name, **options)(jnp.asarray(images, model.dtype))
 
 
 class LayerNorm(nn.Module):
@@ -134,9 +140,6 @@ class Dropout(nn.Module):
         return jnp.where(kept, jnp.asarray(x, jnp.float32) / (1.0 - self.rate), 0.0).astype(x.dtype)
 
 
-DEPTH_SHAPES = ("linear", "constant")
-
-
 def drop_rates(rate: float, num_layers: int, shape: str = "linear") -> np.ndarray | None:
     """Float32 [L]: `linear` from 0 for the first block to `rate` for the last, or `constant`.
 
@@ -165,6 +168,11 @@ class StochasticDepth(nn.Module):
         kept = jax.random.bernoulli(self.make_rng("dropout"), keep, shape)  # [B, 1, ...]
         # Divided in float32, as above.
         return jnp.where(kept, jnp.asarray(x, jnp.float32) / keep, 0.0).astype(x.dtype)
+
+
+def add_branch(x: jax.Array, y: jax.Array, drop_rate: Any, *, train: bool) -> jax.Array:
+    """x + y with stochastic depth: twice [B, ..., D] -> the same shape."""
+    return residual(x, StochasticDepth()(y, drop_rate, deterministic=not train))
 
 
 def loop_of(module: Any) -> dict[str, Any]:

@@ -39,13 +39,12 @@ from vit_jax.models.layers import (
     Dropout,
     IdentityLayer,
     LayerNorm,
-    PatchEmbedding,
-    StochasticDepth,
+    add_branch,
     apply_blocks,
+    embed_patches,
     gelu,
     head,
     loop_of,
-    residual,
 )
 from vit_jax.models.positions import (
     POSITION_EMBEDDINGS,
@@ -55,9 +54,7 @@ from vit_jax.models.positions import (
     infer_positions,
     position_rows,
 )
-from vit_jax.models.positions import AddPositionEmbs as AddPositionEmbs
 from vit_jax.models.resnet import ResNetLayers, resnet_features
-from vit_jax.models.tokens import patch_shape
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,11 +128,11 @@ class Encoder1DBlock(nn.Module):
         y = c.norm()(x)
         y = self._attend(y, bias, train=train)
         y = Dropout(c.dropout_rate)(y, deterministic=not train)
-        x = residual(x, StochasticDepth()(y, drop_rate, deterministic=not train))
+        x = add_branch(x, y, drop_rate, train=train)
 
         y = c.norm()(x)
         y = MlpBlock(c)(y, train=train)
-        return residual(x, StochasticDepth()(y, drop_rate, deterministic=not train))
+        return add_branch(x, y, drop_rate, train=train)
 
     def _attend(self, x: jax.Array, bias: Any, *, train: bool) -> jax.Array:
         """MSA of all tokens, [B, N, D] -> [B, N, D]; other models have lines of them."""
@@ -273,9 +270,7 @@ class VisionTransformer(ModelBase):
             layers = ResNetLayers(self.resnet_batch_norm, train, self.dtype)
             x = resnet_features(x, self.resnet_layers, width, layers)  # [B, H/d, W/d, C']
 
-        patch = patch_shape(self.patch_size)
-        embedding = functools.partial(PatchEmbedding, dtype=self.dtype, name="embedding")
-        x = embedding(self.hidden_size, patch, patch)(x)  # x_p E of equation 1, [B, h, w, D]
+        x = embed_patches(self, x)  # x_p E of equation 1, [B, h, w, D]
         batch_size, height, width, hidden_size = x.shape
         x = jnp.reshape(x, (batch_size, height * width, hidden_size))  # [B, h*w, D]
         if corruption is not None:

@@ -9,7 +9,6 @@ D: hidden size, E: the decoder's.
 from __future__ import annotations
 
 import dataclasses
-import functools
 from typing import Any
 
 import flax.linen as nn
@@ -20,7 +19,7 @@ import numpy as np
 from vit_jax.errors import UserError
 from vit_jax.models import vit
 from vit_jax.models.family import LAST, Row, Shapes, dense_rows, layer_width
-from vit_jax.models.layers import Dense, PatchEmbedding, loop_of
+from vit_jax.models.layers import Dense, embed_patches, loop_of
 from vit_jax.models.tokens import patch_shape, sincos
 from vit_jax.models.vit import BlockConfig, Encoder, VisionTransformer
 
@@ -86,12 +85,9 @@ class MaskedAutoencoder(VisionTransformer):
         `corruption` has `visible` [B, V], numbers of the patches to encode, and `restore` [B, P],
         the place of each patch in the list of visible patches followed by masked ones.
         """
-        x = jnp.asarray(images, self.dtype)
-        patch = patch_shape(self.patch_size)
         # As a dense layer on the pixels of a patch (the authors' code).
         init = nn.initializers.xavier_uniform(in_axis=(0, 1, 2), out_axis=3)
-        embedding = functools.partial(PatchEmbedding, dtype=self.dtype, name="embedding")
-        x = embedding(self.hidden_size, patch, patch, kernel_init=init)(x)  # [B, h, w, D]
+        x = embed_patches(self, images, kernel_init=init)  # [B, h, w, D]
         grid = (x.shape[1], x.shape[2])
         x = jnp.reshape(x, (x.shape[0], -1, x.shape[3]))  # [B, P, D]
         x = jnp.concatenate([self._tokens("cls", x, 1), x], axis=1)  # [B, 1 + P, D]

@@ -38,13 +38,12 @@ from vit_jax.models.layers import (
     Dense,
     IdentityLayer,
     LayerNorm,
-    PatchEmbedding,
-    StochasticDepth,
+    add_branch,
     apply_blocks,
+    embed_patches,
     gelu,
     head,
     loop_of,
-    residual,
 )
 
 
@@ -116,9 +115,9 @@ class MixerBlock(nn.Module):
         y = jnp.swapaxes(norm()(x), 1, 2)  # [B, D, N]
         y = mlp(self.tokens_mlp_dim, name="token_mixing")(y)
         y = scaled(jnp.swapaxes(y, 1, 2))  # [B, N, D]
-        x = residual(x, StochasticDepth()(y, drop_rate, deterministic=not train))
+        x = add_branch(x, y, drop_rate, train=train)
         y = scaled(mlp(self.channels_mlp_dim, name="channel_mixing")(norm()(x)))
-        return residual(x, StochasticDepth()(y, drop_rate, deterministic=not train))
+        return add_branch(x, y, drop_rate, train=train)
 
 
 class MlpMixer(ModelBase):
@@ -159,9 +158,7 @@ class MlpMixer(ModelBase):
     @nn.compact
     def __call__(self, images: jax.Array, *, train: bool) -> jax.Array:
         """Images in [-1, 1], [B, H, W, C] -> logits [B, K] float32."""
-        patch = self.pixels_per_token
-        stem = PatchEmbedding(self.hidden_size, patch, patch, dtype=self.dtype, name="stem")
-        x = stem(jnp.asarray(images, self.dtype))  # [B, h, w, D]
+        x = embed_patches(self, images, "stem")  # [B, h, w, D]
         x = jnp.reshape(x, (x.shape[0], -1, self.hidden_size))  # [B, N, D]
         keys = ("tokens_mlp_dim", "channels_mlp_dim", "norm", "layer_scale_init", "gelu", "gated")
         x = apply_blocks(

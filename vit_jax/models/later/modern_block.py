@@ -18,14 +18,11 @@ import numpy as np
 from vit_jax.models import vit
 from vit_jax.models.kernels.attention import AttentionFn
 from vit_jax.models.later.rotary import MixedAngles, rotate
-from vit_jax.models.layers import Dense, LayerNorm, StochasticDepth, dot_general, gelu, residual
+from vit_jax.models.layers import Dense, LayerNorm, add_branch, dot_general, gelu
 from vit_jax.models.vit import BlockConfig
 
 # timm's truncated normal is cut at +-2, a hundred deviations: a normal.
 INIT = nn.initializers.normal(0.02)
-NORMS = ("layer", "layer_without_bias", "rms")
-QKV_BIASES = ("qkv", "qv", "none")
-MLPS = ("mlp", "swiglu")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -209,8 +206,7 @@ class ModernBlock(nn.Module):
         for layer in (msa, MlpBlock(c, name="MlpBlock_0")):
             norm = c.norm()
             y = norm(layer(x)) if c.norm_after else layer(norm(x))
-            y = c.layer_scale()(y)
-            x = residual(x, StochasticDepth()(y, drop_rate, deterministic=not train))
+            x = add_branch(x, c.layer_scale()(y), drop_rate, train=train)
         return x
 
 

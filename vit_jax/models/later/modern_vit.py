@@ -22,24 +22,17 @@ from vit_jax.errors import UserError
 from vit_jax.models import vit
 from vit_jax.models.family import FIRST, HEAD, LAST, Family, ModelBase, Row, Shapes, axis_of
 from vit_jax.models.kernels.attention import BIASED, NAMES
-from vit_jax.models.later.modern_block import (
-    INIT,
-    MLPS,
-    NORMS,
-    QKV_BIASES,
-    ModernConfig,
-    ModernEncoder,
-)
+from vit_jax.models.later.modern_block import INIT, ModernConfig, ModernEncoder
 from vit_jax.models.later.rotary import ROPES, axial_angles
 from vit_jax.models.layers import (
-    DEPTH_SHAPES,
     REMAT_POLICIES,
     IdentityLayer,
-    PatchEmbedding,
     apply_blocks,
+    embed_patches,
     loop_of,
 )
-from vit_jax.models.vit import BLOCKS, AddPositionEmbs, MAPHead, attention_rows
+from vit_jax.models.positions import AddPositionEmbs
+from vit_jax.models.vit import BLOCKS, MAPHead, attention_rows
 
 # PyTorch's for convolutions: uniform within 1 / sqrt(inputs).
 _PATCH_INIT = nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform")
@@ -134,12 +127,7 @@ class ModernVisionTransformer(ModelBase):
     @nn.compact
     def __call__(self, images: jax.Array, *, train: bool) -> jax.Array:
         """Scaled images [B, H, W, C] -> logits [B, K] float32."""
-        patch = self.pixels_per_token
-        embedding = functools.partial(
-            PatchEmbedding, use_bias=self.patch_bias, dtype=self.dtype, name="embedding"
-        )
-        embed = embedding(self.hidden_size, patch, patch, kernel_init=_PATCH_INIT)
-        x = embed(jnp.asarray(images, self.dtype))  # [B, h, w, D]
+        x = embed_patches(self, images, use_bias=self.patch_bias, kernel_init=_PATCH_INIT)
         grid = (x.shape[1], x.shape[2])
         config: Any = ModernConfig.of(self, grid=grid)
         x = jnp.reshape(x, (x.shape[0], -1, self.hidden_size))  # [B, h*w, D]
@@ -310,13 +298,13 @@ FAMILY = Family(
     choices={
         "position_embedding": ("learned", "none"),
         "rope": ROPES,
-        "norm_kind": NORMS,
+        "norm_kind": ("layer", "layer_without_bias", "rms"),
         "final_norm": ("tokens", "pooled", "none"),
-        "qkv_bias": QKV_BIASES,
-        "mlp": MLPS,
+        "qkv_bias": ("qkv", "qv", "none"),
+        "mlp": ("mlp", "swiglu"),
         "gelu": ("tanh", "exact", "quick"),
         "classifier": ("token", "gap", "token_gap", "map"),
-        "stochastic_depth_shape": DEPTH_SHAPES,
+        "stochastic_depth_shape": ("linear", "constant"),
         "attention": NAMES,
         "remat": REMAT_POLICIES,
     },
