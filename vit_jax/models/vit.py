@@ -15,37 +15,9 @@ import jax
 import jax.numpy as jnp
 
 from vit_jax.errors import UserError
-from vit_jax.models import resnet
-from vit_jax.models.family import (
-    BLOCK,
-    FIRST,
-    HEAD,
-    LAST,
-    Family,
-    ModelBase,
-    Row,
-    Shapes,
-    axis_of,
-    count_blocks,
-    dense_rows,
-    layer_width,
-    patch_size_of,
-)
+from vit_jax.models import family, layers, resnet
+from vit_jax.models.family import BLOCK, FIRST, HEAD, LAST, Family, ModelBase, Row, Shapes
 from vit_jax.models.kernels.attention import NAMES, AttentionFn, MultiHeadDotProductAttention
-from vit_jax.models.layers import (
-    REMAT_POLICIES,
-    BatchNorm,
-    Dense,
-    Dropout,
-    IdentityLayer,
-    LayerNorm,
-    add_branch,
-    apply_blocks,
-    embed_patches,
-    gelu,
-    head,
-    loop_of,
-)
 from vit_jax.models.positions import (
     POSITION_EMBEDDINGS,
     add_at_stem,
@@ -80,7 +52,7 @@ class BlockConfig:
         return cls(**{name: getattr(model, name) for name in names}, **others)
 
     def norm(self, name: str | None = None) -> nn.Module:
-        return LayerNorm(epsilon=self.layer_norm_epsilon, dtype=self.dtype, name=name)
+        return layers.LayerNorm(epsilon=self.layer_norm_epsilon, dtype=self.dtype, name=name)
 
     def msa(self, *, train: bool, bias: Any = None) -> nn.Module:
         """Equations 5 to 8; for `bias` see `AttentionFn`."""
@@ -101,12 +73,13 @@ class MlpBlock(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array, *, train: bool) -> jax.Array:
         c = self.config
-        dense = functools.partial(Dense, dtype=c.dtype, bias_init=nn.initializers.normal(1e-6))
+        init = nn.initializers.normal(1e-6)
+        dense = functools.partial(layers.Dense, dtype=c.dtype, bias_init=init)
         y = dense(c.mlp_dim)(x)  # [B, N, M]
-        y = gelu(y, c.gelu)
-        y = Dropout(c.dropout_rate)(y, deterministic=not train)
+        y = layers.gelu(y, c.gelu)
+        y = layers.Dropout(c.dropout_rate)(y, deterministic=not train)
         y = dense(x.shape[-1])(y)  # [B, N, D]
-        return Dropout(c.dropout_rate)(y, deterministic=not train)
+        return layers.Dropout(c.dropout_rate)(y, deterministic=not train)
 
 
 class Encoder1DBlock(nn.Module):
@@ -127,12 +100,12 @@ class Encoder1DBlock(nn.Module):
         x, bias = add_in_block(c, x, positions)  # the paper's model adds its own at the stem
         y = c.norm()(x)
         y = self._attend(y, bias, train=train)
-        y = Dropout(c.dropout_rate)(y, deterministic=not train)
-        x = add_branch(x, y, drop_rate, train=train)
+        y = layers.Dropout(c.dropout_rate)(y, deterministic=not train)
+        x = layers.add_branch(x, y, drop_rate, train=train)
 
         y = c.norm()(x)
         y = MlpBlock(c)(y, train=train)
-        return add_branch(x, y, drop_rate, train=train)
+        return layers.add_branch(x, y, drop_rate, train=train)
 
     def _attend(self, x: jax.Array, bias: Any, *, train: bool) -> jax.Array:
         """MSA of all tokens, [B, N, D] -> [B, N, D]; other models have lines of them."""
@@ -154,14 +127,14 @@ class Encoder(nn.Module):
         """`positions` [1, N, D] are added; None: those of the config."""
         c = self.config
         x, shared = add_at_stem(c, x, positions)
-        x = Dropout(c.dropout_rate)(x, deterministic=not train)
-        x = apply_blocks(
+        x = layers.Dropout(c.dropout_rate)(x, deterministic=not train)
+        x = layers.apply_blocks(
             functools.partial(self.block, c),
             x,
             *shared,
             name="encoderblock",
             train=train,
-            **loop_of(self),
+            **layers.loop_of(self),
         )
         return c.norm("encoder_norm")(x)  # equation 4
 
@@ -267,10 +240,10 @@ class VisionTransformer(ModelBase):
         x = jnp.asarray(images, self.dtype)
         if self.resnet_layers is not None:
             width = 64 * self.resnet_width_factor
-            layers = ResNetLayers(self.resnet_batch_norm, train, self.dtype)
-            x = resnet_features(x, self.resnet_layers, width, layers)  # [B, H/d, W/d, C']
+            parts = ResNetLayers(self.resnet_batch_norm, train, self.dtype)
+            x = resnet_features(x, self.resnet_layers, width, parts)  # [B, H/d, W/d, C']
 
-        x = embed_patches(self, x)  # x_p E of equation 1, [B, h, w, D]
+        x = layers.embed_patches(self, x)  # x_p E of equation 1, [B, h, w, D]
         batch_size, height, width, hidden_size = x.shape
         x = jnp.reshape(x, (batch_size, height * width, hidden_size))  # [B, h*w, D]
         if corruption is not None:
@@ -282,7 +255,7 @@ class VisionTransformer(ModelBase):
         ]
         x = jnp.concatenate([*tokens, x], axis=1)  # [B, N, D]
         config = BlockConfig.of(self, grid=(height, width))
-        encoder = Encoder(config, **loop_of(self), block=self.block, name="Transformer")
+        encoder = Encoder(config, **layers.loop_of(self), block=self.block, name="Transformer")
         x = encoder(x, train=train)
         return self._classify(self._pool(x, train=train), train=train)
 
@@ -313,16 +286,16 @@ class VisionTransformer(ModelBase):
     def _classify(self, x: jax.Array, *, train: bool) -> jax.Array:
         """[..., D] -> [..., K] float32; the representation if num_classes is 0."""
         if self.representation_size is None:
-            x = IdentityLayer(name="pre_logits")(x)
+            x = layers.IdentityLayer(name="pre_logits")(x)
         else:
             dense = nn.Dense(self.representation_size, dtype=self.dtype, name="pre_logits")
-            x = IdentityLayer(name="representation")(nn.tanh(dense(x)))  # [..., R]
+            x = layers.IdentityLayer(name="representation")(nn.tanh(dense(x)))  # [..., R]
         x = jnp.asarray(x, jnp.float32)
         if not self.num_classes:
             return x
         if self.head_norm:
-            x = BatchNorm(train, epsilon=1e-6, affine=False, name="head_norm")(x)
-        return head(self.num_classes, self.head_bias_init)(x)
+            x = layers.BatchNorm(train, epsilon=1e-6, affine=False, name="head_norm")(x)
+        return layers.head(self.num_classes, self.head_bias_init)(x)
 
 
 BLOCKS = "Transformer/encoderblock"
@@ -337,9 +310,9 @@ def attention_rows(prefix: str, depth: str = BLOCK) -> tuple[Row, ...]:
     return (
         Row(f"{attention}/(?:query|key|value)/kernel", ("embed", "heads", None), depth),
         Row(f"{attention}/(?:query|key|value)/bias", ("heads", None), depth),
-        *dense_rows(f"{attention}/out", "heads", None, "embed", depth=depth),
-        *dense_rows(f"{mlp}/Dense_0", "embed", "mlp", depth=depth),
-        *dense_rows(f"{mlp}/Dense_1", "mlp", "embed", depth=depth),
+        *family.dense_rows(f"{attention}/out", "heads", None, "embed", depth=depth),
+        *family.dense_rows(f"{mlp}/Dense_0", "embed", "mlp", depth=depth),
+        *family.dense_rows(f"{mlp}/Dense_1", "mlp", "embed", depth=depth),
         Row(f"{prefix}/LayerNorm_[01]/(?:scale|bias)", ("embed",), depth),
     )
 
@@ -350,9 +323,9 @@ MAP_ROWS = (Row("MAPHead_0/probe", (None, None, "embed"), LAST), *attention_rows
 def infer_blocks(shapes: Shapes, blocks: str, part: str = "") -> dict[str, Any]:
     """What the shapes of the blocks, or of this part of each, determine, see `Family.infer`."""
     return {
-        "num_layers": count_blocks(shapes, blocks),
-        "mlp_dim": axis_of(shapes, f"{blocks}_0{part}/MlpBlock_0/Dense_0/kernel", 2, 1),
-        "num_heads": axis_of(shapes, f"{blocks}_0{part}/{ATTENTION}/query/kernel", 3, 1),
+        "num_layers": family.count_blocks(shapes, blocks),
+        "mlp_dim": family.axis_of(shapes, f"{blocks}_0{part}/MlpBlock_0/Dense_0/kernel", 2, 1),
+        "num_heads": family.axis_of(shapes, f"{blocks}_0{part}/{ATTENTION}/query/kernel", 3, 1),
     }
 
 
@@ -360,12 +333,12 @@ def infer(shapes: Shapes) -> dict[str, Any]:
     """See `Family.infer`."""
     has_pooling = any(name.startswith("MAPHead_0/") for name in shapes)
     return {
-        "patch_size": patch_size_of(shapes, "embedding/kernel"),
-        "hidden_size": axis_of(shapes, "embedding/kernel", 4, 3),
+        "patch_size": family.patch_size_of(shapes, "embedding/kernel"),
+        "hidden_size": family.axis_of(shapes, "embedding/kernel", 4, 3),
         **infer_blocks(shapes, BLOCKS),
         **resnet.infer(shapes, "conv_root/kernel"),
         "resnet_batch_norm": "bn_root/scale" in shapes,
-        "representation_size": layer_width(shapes, "pre_logits"),
+        "representation_size": family.layer_width(shapes, "pre_logits"),
         "head_norm": "head_norm/mean" in shapes,
         "classifier": "token" if "cls" in shapes else "map" if has_pooling else "gap",
         "position_embedding": infer_positions(shapes, "Transformer", BLOCKS),
@@ -407,7 +380,7 @@ FAMILY = Family(
         *attention_rows(_BLOCK),
         Row("Transformer/encoder_norm/(?:scale|bias)", ("embed",), LAST),
         *MAP_ROWS,
-        *dense_rows("pre_logits", "embed", None, depth=LAST, role="pre_logits"),
+        *family.dense_rows("pre_logits", "embed", None, depth=LAST, role="pre_logits"),
         Row("head_norm/(?:mean|var)", ("embed",), LAST, role="head", is_statistic=True),
         *HEAD,
     ),
@@ -417,13 +390,13 @@ FAMILY = Family(
         "position_embedding": POSITION_EMBEDDINGS,
         "gelu": ("tanh", "exact"),
         "attention": NAMES,
-        "remat": REMAT_POLICIES,
+        "remat": layers.REMAT_POLICIES,
     },
     check=check,
     blocks=BLOCKS,
     attention=ATTENTION,
     tokens="Transformer",
-    last_norm=lambda model: LayerNorm(model.layer_norm_epsilon, model.dtype, name="encoder_norm"),
+    last_norm=lambda model: BlockConfig.of(model).norm("encoder_norm"),
     sequence=(POSITIONS, 1),
     conventions=("position_embedding", "gelu", "layer_norm_epsilon"),
     head_conventions=("classifier",),

@@ -15,14 +15,7 @@ from jax.experimental.pallas.ops.tpu import splash_attention
 from jax.sharding import PartitionSpec
 
 from vit_jax.errors import UserError
-from vit_jax.models.kernels import devices
-from vit_jax.models.kernels.attention_pallas import (
-    LANES,
-    attention,
-    fits,
-    joint_attention,
-    num_groups,
-)
+from vit_jax.models.kernels import attention_pallas, devices
 from vit_jax.models.kernels.devices import device_has
 from vit_jax.models.kernels.products import dot_general
 
@@ -32,12 +25,12 @@ _MAX_BLOCK = 512  # tokens of `splash`: larger blocks leave no room for the back
 def pallas(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
     """Our kernel, see `attention_pallas`: scores never leave the chip."""
     _, num_tokens, num_heads, head_dim = query.shape
-    if not fits(num_tokens, num_heads, head_dim, query.dtype.itemsize):
+    if not attention_pallas.fits(num_tokens, num_heads, head_dim, query.dtype.itemsize):
         raise UserError(
             f"model.attention='pallas' does not fit {num_tokens} tokens with heads of "
             f"{head_dim}; use 'splash' or 'xla'."
         )
-    return _by_columns(attention, query, key, value)
+    return _by_columns(attention_pallas.attention, query, key, value)
 
 
 def splash(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
@@ -51,8 +44,8 @@ def _splash(
     """As `attention_pallas.attention`; block by block, so that scores [N, N] never exist."""
     batch_size, num_tokens, width = query.shape
     # The largest block that pads the sequence by less than a tenth, if any.
-    blocks = range(_MAX_BLOCK, LANES, -LANES)
-    block = next((b for b in blocks if -num_tokens % b < num_tokens / 10), LANES)
+    blocks = range(_MAX_BLOCK, attention_pallas.LANES, -attention_pallas.LANES)
+    block = next((b for b in blocks if -num_tokens % b < num_tokens / 10), attention_pallas.LANES)
     rows = -(-num_tokens // block) * block
 
     def by_head(x: jax.Array) -> jax.Array:
@@ -98,8 +91,8 @@ def joint(x: jax.Array, kernels: Any, biases: Any) -> jax.Array | None:
     mesh = jax.sharding.get_abstract_mesh()
     shards = math.prod(mesh.shape[axis] for axis in _mesh_axes("heads", num_heads, mesh) or ())
     sizes = (num_tokens, num_heads // shards, head_dim, x.dtype.itemsize)
-    groups = shards * num_groups(*sizes)
-    if width // groups % LANES or not fits(*sizes):
+    groups = shards * attention_pallas.num_groups(*sizes)
+    if width // groups % attention_pallas.LANES or not attention_pallas.fits(*sizes):
         return None
 
     def by_groups(query: jax.Array, *others: jax.Array) -> jax.Array:
@@ -114,7 +107,7 @@ def joint(x: jax.Array, kernels: Any, biases: Any) -> jax.Array | None:
         x = _with_unfused_gradient(x) if device_has("unfused_joint_gradient") else x
         qkv = dot_general(x, kernel.astype(x.dtype), (((2,), (0,)), ((), ())))
         bias = jnp.tile(by_groups(*biases).astype(jnp.float32), (batch_size, 1, 1))
-    return _on_each_device(joint_attention, (qkv, bias), num_heads, head_dim)
+    return _on_each_device(attention_pallas.joint_attention, (qkv, bias), num_heads, head_dim)
 
 
 @jax.custom_vjp

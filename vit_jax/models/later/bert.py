@@ -16,17 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from vit_jax.errors import UserError
+from vit_jax.models import layers
 from vit_jax.models.family import FIRST, HEAD, Family, ModelBase, Row, Shapes, axis_of, count_blocks
-from vit_jax.models.layers import (
-    REMAT_POLICIES,
-    Dense,
-    Dropout,
-    IdentityLayer,
-    LayerNorm,
-    apply_blocks,
-    gelu,
-    loop_of,
-)
 
 HEAD_DIM = 64  # in all sizes; a narrower model has one head
 _INIT = nn.initializers.truncated_normal(0.02)
@@ -53,12 +44,12 @@ class BertBlock(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array, _: Any = None, *, train: bool) -> jax.Array:
-        dense = functools.partial(Dense, dtype=self.dtype, kernel_init=_INIT)
+        dense = functools.partial(layers.Dense, dtype=self.dtype, kernel_init=_INIT)
 
         def add_and_norm(x: jax.Array, y: jax.Array) -> jax.Array:
             y = dense(x.shape[-1], name="dense_layer")(y)
-            y = Dropout(self.dropout_rate)(y, deterministic=not train)
-            return LayerNorm(epsilon=1e-12, dtype=self.dtype, name="layer_norm")(x + y)
+            y = layers.Dropout(self.dropout_rate)(y, deterministic=not train)
+            return layers.LayerNorm(epsilon=1e-12, dtype=self.dtype, name="layer_norm")(x + y)
 
         def attend(x: jax.Array) -> jax.Array:
             width = x.shape[-1]
@@ -74,7 +65,7 @@ class BertBlock(nn.Module):
 
         def mlp_block(x: jax.Array) -> jax.Array:
             y = Scope(lambda x: dense(self.mlp_dim, name="dense_layer")(x), name="mlp")(x)
-            return add_and_norm(x, gelu(y, self.gelu))
+            return add_and_norm(x, layers.gelu(y, self.gelu))
 
         x = Scope(attention_block, name="attention_block")(x)
         return Scope(mlp_block, name="mlp_block")(x)
@@ -123,24 +114,24 @@ class Bert(ModelBase):
 
         def blocks(x: jax.Array) -> jax.Array:
             mask = (texts > 0)[:, None, None, :]
-            return apply_blocks(
+            return layers.apply_blocks(
                 functools.partial(
                     BertBlock, mask, self.mlp_dim, self.dropout_rate, self.gelu, self.dtype
                 ),
                 x,
                 name="layers",
                 train=train,
-                **loop_of(self),
+                **layers.loop_of(self),
             )
 
         def encoder() -> jax.Array:
             x = Scope(embedder, name="embedder")()
-            x = LayerNorm(epsilon=1e-12, dtype=self.dtype, name="layer_norm")(x)
-            x = Dropout(self.dropout_rate)(x, deterministic=not train)
+            x = layers.LayerNorm(epsilon=1e-12, dtype=self.dtype, name="layer_norm")(x)
+            x = layers.Dropout(self.dropout_rate)(x, deterministic=not train)
             return Scope(lambda x: Scope(blocks, name="layer_sequence")(x), name="encoder_block")(x)
 
         x = Scope(encoder, name="BertEncoder_0")()[:, 0]
-        x = jnp.asarray(IdentityLayer(name="pre_logits")(x), jnp.float32)  # [B, D]
+        x = jnp.asarray(layers.IdentityLayer(name="pre_logits")(x), jnp.float32)  # [B, D]
         # Not initialized to zero: a zero embedding has no direction.
         return nn.Dense(self.num_classes, name="head")(x) if self.num_classes else x
 
@@ -187,7 +178,7 @@ FAMILY = Family(
         *HEAD,
     ),
     infer=infer,
-    choices={"gelu": ("tanh", "exact"), "remat": REMAT_POLICIES},
+    choices={"gelu": ("tanh", "exact"), "remat": layers.REMAT_POLICIES},
     check=check,
     blocks=BLOCKS,
     tokens=_ENCODER,

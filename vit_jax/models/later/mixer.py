@@ -18,33 +18,10 @@ import jax
 import jax.numpy as jnp
 
 from vit_jax.errors import UserError
-from vit_jax.models.family import (
-    FIRST,
-    HEAD,
-    LAST,
-    Family,
-    ModelBase,
-    Row,
-    Shapes,
-    axis_of,
-    count_blocks,
-    dense_rows,
-    patch_size_of,
-)
+from vit_jax.models import family, layers
+from vit_jax.models.family import FIRST, HEAD, LAST, Family, ModelBase, Row, Shapes
 from vit_jax.models.later.modern_block import LayerScale
 from vit_jax.models.later.variants import RESMLPS
-from vit_jax.models.layers import (
-    REMAT_POLICIES,
-    Dense,
-    IdentityLayer,
-    LayerNorm,
-    add_branch,
-    apply_blocks,
-    embed_patches,
-    gelu,
-    head,
-    loop_of,
-)
 
 
 class Affine(nn.Module):
@@ -60,7 +37,7 @@ class Affine(nn.Module):
         return x * scale + bias
 
 
-NORMS = {"layer": LayerNorm, "affine": Affine}
+NORMS = {"layer": layers.LayerNorm, "affine": Affine}
 
 
 class MlpBlock(nn.Module):
@@ -77,15 +54,15 @@ class MlpBlock(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         dense = functools.partial(
-            Dense, kernel_init=nn.initializers.lecun_normal(), dtype=self.dtype
+            layers.Dense, kernel_init=nn.initializers.lecun_normal(), dtype=self.dtype
         )
         y = dense(self.mlp_dim or x.shape[-1])(x)  # [B, M, mlp_dim]
         if self.mlp_dim is None:
             return y
         if self.gated:
             y, gate = jnp.split(y, 2, axis=-1)  # [B, M, mlp_dim / 2] each
-            return dense(x.shape[-1])(y * gelu(gate, "silu"))
-        return dense(x.shape[-1])(gelu(y, self.gelu))
+            return dense(x.shape[-1])(y * layers.gelu(gate, "silu"))
+        return dense(x.shape[-1])(layers.gelu(y, self.gelu))
 
 
 class MixerBlock(nn.Module):
@@ -115,9 +92,9 @@ class MixerBlock(nn.Module):
         y = jnp.swapaxes(norm()(x), 1, 2)  # [B, D, N]
         y = mlp(self.tokens_mlp_dim, name="token_mixing")(y)
         y = scaled(jnp.swapaxes(y, 1, 2))  # [B, N, D]
-        x = add_branch(x, y, drop_rate, train=train)
+        x = layers.add_branch(x, y, drop_rate, train=train)
         y = scaled(mlp(self.channels_mlp_dim, name="channel_mixing")(norm()(x)))
-        return add_branch(x, y, drop_rate, train=train)
+        return layers.add_branch(x, y, drop_rate, train=train)
 
 
 class MlpMixer(ModelBase):
@@ -158,20 +135,20 @@ class MlpMixer(ModelBase):
     @nn.compact
     def __call__(self, images: jax.Array, *, train: bool) -> jax.Array:
         """Images in [-1, 1], [B, H, W, C] -> logits [B, K] float32."""
-        x = embed_patches(self, images, "stem")  # [B, h, w, D]
+        x = layers.embed_patches(self, images, "stem")  # [B, h, w, D]
         x = jnp.reshape(x, (x.shape[0], -1, self.hidden_size))  # [B, N, D]
         keys = ("tokens_mlp_dim", "channels_mlp_dim", "norm", "layer_scale_init", "gelu", "gated")
-        x = apply_blocks(
+        x = layers.apply_blocks(
             functools.partial(MixerBlock, **{key: getattr(self, key) for key in (*keys, "dtype")}),
             x,
             name=BLOCKS,
             train=train,
-            **loop_of(self),
+            **layers.loop_of(self),
         )
         x = NORMS[self.norm](dtype=self.dtype, name="pre_head_layer_norm")(x)
         x = jnp.mean(x, axis=1, dtype=jnp.float32)  # [B, D]
-        x = IdentityLayer(name="pre_logits")(x)
-        return head(self.num_classes, self.head_bias_init)(x) if self.num_classes else x
+        x = layers.IdentityLayer(name="pre_logits")(x)
+        return layers.head(self.num_classes, self.head_bias_init)(x) if self.num_classes else x
 
 
 BLOCKS = "MixerBlock"
@@ -181,16 +158,17 @@ _TOKENS, _CHANNELS = (f"{BLOCKS}_0/{axis}_mixing/Dense" for axis in ("token", "c
 
 def infer(shapes: Shapes) -> dict[str, Any]:
     """See `Family.infer`."""
-    wide, narrow = (axis_of(shapes, f"{_CHANNELS}_{k}/kernel", 2, 1 - k) for k in (0, 1))
-    depth, width = count_blocks(shapes, BLOCKS), axis_of(shapes, "stem/kernel", 4, 3)
+    wide, narrow = (family.axis_of(shapes, f"{_CHANNELS}_{k}/kernel", 2, 1 - k) for k in (0, 1))
+    depth, width = family.count_blocks(shapes, BLOCKS), family.axis_of(shapes, "stem/kernel", 4, 3)
     scales: dict[Any, float] = {(depth, width): init for depth, width, init in RESMLPS.values()}
     has_gamma = f"{BLOCKS}_0/LayerScale_0/gamma" in shapes
-    has_second = f"{_TOKENS}_1/kernel" in shapes
+    is_linear = f"{_TOKENS}_1/kernel" not in shapes
+    tokens = family.axis_of(shapes, f"{_TOKENS}_0/kernel", 2, 1)
     return {
-        "patch_size": patch_size_of(shapes, "stem/kernel"),
+        "patch_size": family.patch_size_of(shapes, "stem/kernel"),
         "hidden_size": width,
         "num_layers": depth,
-        "tokens_mlp_dim": axis_of(shapes, f"{_TOKENS}_0/kernel", 2, 1) if has_second else None,
+        "tokens_mlp_dim": None if is_linear else tokens,
         "channels_mlp_dim": wide,
         "norm": "affine" if f"{BLOCKS}_0/Affine_0/scale" in shapes else "layer",
         "layer_scale_init": scales.get((depth, width), 0.1) if has_gamma else None,
@@ -214,15 +192,15 @@ FAMILY = Family(
         Row("stem/bias", ("embed",), FIRST),
         Row(rf"{_BLOCK}/(?:LayerNorm|Affine)_[01]/(?:scale|bias)", ("embed",)),
         Row(rf"{_BLOCK}/LayerScale_[01]/gamma", ("embed",)),
-        *dense_rows(f"{_BLOCK}/token_mixing/Dense_0", None, "mlp"),
-        *dense_rows(f"{_BLOCK}/token_mixing/Dense_1", "mlp", None),
-        *dense_rows(f"{_BLOCK}/channel_mixing/Dense_0", "embed", "mlp"),
-        *dense_rows(f"{_BLOCK}/channel_mixing/Dense_1", "mlp", "embed"),
+        *family.dense_rows(f"{_BLOCK}/token_mixing/Dense_0", None, "mlp"),
+        *family.dense_rows(f"{_BLOCK}/token_mixing/Dense_1", "mlp", None),
+        *family.dense_rows(f"{_BLOCK}/channel_mixing/Dense_0", "embed", "mlp"),
+        *family.dense_rows(f"{_BLOCK}/channel_mixing/Dense_1", "mlp", "embed"),
         Row("pre_head_layer_norm/(?:scale|bias)", ("embed",), LAST),
         *HEAD,
     ),
     infer=infer,
-    choices={"gelu": ("tanh", "exact"), "norm": NORMS, "remat": REMAT_POLICIES},
+    choices={"gelu": ("tanh", "exact"), "norm": NORMS, "remat": layers.REMAT_POLICIES},
     check=check,
     blocks=BLOCKS,
     tokens="pre_head_layer_norm",

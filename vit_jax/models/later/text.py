@@ -13,19 +13,10 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from vit_jax.models import vit
 from vit_jax.models.family import FIRST, HEAD, LAST, Family, ModelBase, Row, Shapes, axis_of
 from vit_jax.models.kernels.attention import NAMES
 from vit_jax.models.layers import REMAT_POLICIES, IdentityLayer, loop_of
-from vit_jax.models.vit import (
-    ATTENTION,
-    MAP_ROWS,
-    BlockConfig,
-    Encoder,
-    MAPHead,
-    attention_rows,
-    check_heads,
-    infer_blocks,
-)
 
 EMBEDDING, POSITIONS, BLOCKS = "Embed_0/embedding", "pos_embedding", "Encoder_0/encoderblock"
 
@@ -62,20 +53,20 @@ class TextTransformer(ModelBase):
     @nn.compact
     def __call__(self, texts: jax.Array, *, train: bool) -> jax.Array:
         """Token ids, int32 [B, T] -> embeddings [B, E] float32, not normalised."""
-        config = BlockConfig.of(self)
+        config = vit.BlockConfig.of(self)
         x = nn.Embed(self.vocab_size, self.hidden_size, dtype=self.dtype)(texts)  # [B, T, D]
         init = nn.initializers.normal(1 / math.sqrt(self.hidden_size))
         positions = self.param(POSITIONS, init, (1, *x.shape[1:]))
-        x = Encoder(config, **loop_of(self))(x, positions, train=train)
+        x = vit.Encoder(config, **loop_of(self))(x, positions, train=train)
         x = IdentityLayer(name="pre_logits")(self._pool(x, config, train=train))
         x = jnp.asarray(x, jnp.float32)  # [B, D]
         # Not initialized to zero: a zero embedding has no direction.
         return nn.Dense(self.num_classes, name="head")(x) if self.num_classes else x
 
-    def _pool(self, x: jax.Array, config: BlockConfig, *, train: bool) -> jax.Array:
+    def _pool(self, x: jax.Array, config: vit.BlockConfig, *, train: bool) -> jax.Array:
         """[B, T, D] -> [B, D]."""
         if self.pooling == "map":
-            return MAPHead(config)(x, train=train)
+            return vit.MAPHead(config)(x, train=train)
         if self.pooling in ("gap", "max"):
             return jnp.mean(x, axis=1) if self.pooling == "gap" else jnp.max(x, axis=1)
         return x[:, 0 if self.pooling == "first" else -1]
@@ -86,7 +77,7 @@ def infer(shapes: Shapes) -> dict[str, Any]:
     return {
         "vocab_size": axis_of(shapes, EMBEDDING, 2, 0),
         "hidden_size": axis_of(shapes, EMBEDDING, 2, 1),
-        **infer_blocks(shapes, BLOCKS),
+        **vit.infer_blocks(shapes, BLOCKS),
         "pooling": "map" if "MAPHead_0/probe" in shapes else "last",
     }
 
@@ -99,9 +90,9 @@ FAMILY = Family(
     rows=(
         Row(EMBEDDING, ("vocabulary", "embed"), FIRST, role="vocabulary"),
         Row(POSITIONS, (None, None, "embed"), FIRST),  # not a grid: never interpolated
-        *attention_rows(rf"{BLOCKS}(?:_(?P<block>\d+))?"),
+        *vit.attention_rows(rf"{BLOCKS}(?:_(?P<block>\d+))?"),
         Row("Encoder_0/encoder_norm/(?:scale|bias)", ("embed",), LAST),
-        *MAP_ROWS,
+        *vit.MAP_ROWS,
         *HEAD,
     ),
     # T5's vocabulary without its extra ids.
@@ -112,9 +103,9 @@ FAMILY = Family(
         "attention": NAMES,
         "remat": REMAT_POLICIES,
     },
-    check=check_heads,
+    check=vit.check_heads,
     blocks=BLOCKS,
-    attention=ATTENTION,
+    attention=vit.ATTENTION,
     tokens="Encoder_0",
     sequence=(POSITIONS, 1),
     conventions=("gelu", "layer_norm_epsilon"),
