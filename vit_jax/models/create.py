@@ -46,7 +46,7 @@ DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
 
 
 def create_model(
-    name: str, *, num_classes: int | None = None, dtype: str = "float32", **kwargs: Any
+    name: str, *, num_classes: int | None = None, dtype: Any = "float32", **kwargs: Any
 ) -> Any:
     """Builds a linen module without parameters.
 
@@ -71,13 +71,12 @@ def create_model(
     for key, field in family.keys.items():
         if key not in kwargs and field.default is dataclasses.MISSING:
             raise UserError(f"model.{key} has no default for model.name={name!r}; set it.")
-    computed: Any = dtype
     if isinstance(dtype, str):
         check_known("model.dtype", dtype, DTYPES)
-        computed = DTYPES[dtype]
     # Lists become tuples: linen hashes a module's attributes.
     attributes = {k: tuple(v) if isinstance(v, list) else v for k, v in kwargs.items()}
-    module = family.module(num_classes=num_classes, dtype=computed, **attributes)  # type: ignore[call-arg]
+    attributes |= {"num_classes": num_classes, "dtype": DTYPES.get(dtype, dtype)}
+    module = family.module(**attributes)
     _check_attributes(family, module)
     return module
 

@@ -84,12 +84,8 @@ def check_features(module: Any, features: Iterable[str], key: str = "--features"
 def feature_function(module: Any, names: Sequence[str]) -> FeatureFunction:
     """`(params, images) -> {name: float32 [B, ...]}`, to be jitted.
 
-    Images are as the model takes them; parameters have the module's form, but the loop form for
-    features of single blocks. Other intermediate values are not kept.
-
-    Args:
-      module: a Vision Transformer or a ResNet.
-      names: from `check_features`.
+    Images are as the model takes them, `names` from `check_features`; parameters have the module's
+    form, but the loop form for features of single blocks. Other values are not kept.
     """
     family = family_of(module)
     if any(map(_BLOCK.fullmatch, names)):  # unrolled, so that single blocks can be captured
@@ -112,16 +108,10 @@ def feature_function(module: Any, names: Sequence[str]) -> FeatureFunction:
 def vector_feature(
     module: Any, name: str, image_shape: tuple[int, ...], params: Any, key: str = "--feature"
 ) -> Callable[[Any, jax.Array], jax.Array]:
-    """`(params, images) -> float32 [B, D]`, see `feature_function`.
-
-    Args:
-      module, name: see there.
-      image_shape: [H, W, C].
-      params: of the module; shapes suffice.
-      key: flag or config key for error messages.
+    """`(params, images) -> float32 [B, D]`, see `feature_function`; of `params` shapes suffice.
 
     Raises:
-      UserError: unknown feature, or not one vector per image.
+      UserError: `key` names an unknown feature, or not one vector per image of [H, W, C].
     """
     check_features(module, [name], key)
     function = feature_function(module, [name])

@@ -94,17 +94,11 @@ class Objective:
 
     @property
     def models(self) -> dict[str, Any]:
-        """All models, trained or not, by the prefix of their parameters.
-
-        Evaluators of features use the first one that takes images.
-        """
+        """All models by prefix; evaluators of features use the first one that takes images."""
         return {self.prefix: self.model}
 
     def describe(self, description: Any) -> dict[str, Any]:
-        """Descriptions of the resulting models by prefix; "" for a single model.
-
-        They derive from `model`'s `description`. The first one is loaded by default.
-        """
+        """Descriptions of the resulting models by prefix; the first is loaded by default."""
         return {self.prefix: description}
 
     def init(self, rng: jax.Array, batch: Batch) -> Any:
@@ -134,11 +128,7 @@ class Objective:
         return self.model.apply({"params": self._own(params)}, images, train=False)
 
     def apply_train(self, params: Any, images: jax.Array, rng: jax.Array) -> tuple[Any, Any, Any]:
-        """The same in training, with dropout.
-
-        Returns:
-          (outputs, what the model has sown by name, the entry `buffers` of the metrics, if any).
-        """
+        """In training: outputs, what the model has sown by name, {`buffers` of the metrics}."""
         outputs, stored = self.model.apply(
             {"params": self._own(params)},
             images,
@@ -158,10 +148,7 @@ class Objective:
         return {self.prefix: tree} if self.prefix else tree
 
     def prepare(self, batch: Batch) -> Batch:
-        """Processes a whole training batch, after mixing and before accumulation splits it.
-
-        Adds what the loss of an example needs to know about the others, as an array [B, ...].
-        """
+        """Adds to a mixed batch, before accumulation splits it, what a loss needs of the others."""
         return batch
 
     def loss(self, params: Any, batch: Batch, rng: jax.Array) -> tuple[jax.Array, Metrics]:
@@ -220,11 +207,9 @@ def of_batches(
     function: Callable[[Any, jax.Array], Any], key: str = "image", prefix: str = ""
 ) -> Callable[[Any, Batch], Any]:
     """Turns a function of (params, model input) into one of (params, batch)."""
-
-    def of_batch(params: Any, batch: Batch) -> Any:
-        return function(params[prefix] if prefix else params, scale_images(batch[key]))
-
-    return of_batch
+    return lambda params, batch: function(
+        params[prefix] if prefix else params, scale_images(batch[key])
+    )
 
 
 def sigmoid_cross_entropy(logits: jax.Array, targets: jax.Array) -> jax.Array:

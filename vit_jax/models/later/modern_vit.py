@@ -19,20 +19,13 @@ import jax
 import jax.numpy as jnp
 
 from vit_jax.errors import UserError
-from vit_jax.models import vit
+from vit_jax.models import layers, vit
 from vit_jax.models.family import FIRST, HEAD, LAST, Family, ModelBase, Row, Shapes, axis_of
 from vit_jax.models.kernels.attention import BIASED, NAMES
 from vit_jax.models.later.modern_block import INIT, ModernConfig, ModernEncoder
 from vit_jax.models.later.rotary import ROPES, axial_angles
-from vit_jax.models.layers import (
-    REMAT_POLICIES,
-    IdentityLayer,
-    apply_blocks,
-    embed_patches,
-    loop_of,
-)
 from vit_jax.models.positions import AddPositionEmbs
-from vit_jax.models.vit import BLOCKS, MAPHead, attention_rows
+from vit_jax.models.vit import BLOCKS
 
 # PyTorch's for convolutions: uniform within 1 / sqrt(inputs).
 _PATCH_INIT = nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform")
@@ -127,7 +120,7 @@ class ModernVisionTransformer(ModelBase):
     @nn.compact
     def __call__(self, images: jax.Array, *, train: bool) -> jax.Array:
         """Scaled images [B, H, W, C] -> logits [B, K] float32."""
-        x = embed_patches(self, images, use_bias=self.patch_bias, kernel_init=_PATCH_INIT)
+        x = layers.embed_patches(self, images, use_bias=self.patch_bias, kernel_init=_PATCH_INIT)
         grid = (x.shape[1], x.shape[2])
         config: Any = ModernConfig.of(self, grid=grid)
         x = jnp.reshape(x, (x.shape[0], -1, self.hidden_size))  # [B, h*w, D]
@@ -140,7 +133,7 @@ class ModernVisionTransformer(ModelBase):
                 token = self.param(name, INIT, (1, count, self.hidden_size))
                 tokens = jnp.tile(jnp.asarray(token, self.dtype), (x.shape[0], 1, 1))
                 x = jnp.concatenate([tokens, x], axis=1)  # [B, N, D]
-        blocks = functools.partial(apply_blocks, **loop_of(self))
+        blocks = functools.partial(layers.apply_blocks, **layers.loop_of(self))
         encoder = ModernEncoder(
             config, blocks, self.pre_norm, self.final_norm == "tokens", name="Transformer"
         )
@@ -148,7 +141,7 @@ class ModernVisionTransformer(ModelBase):
         x = self._pool(x, config, train=train)
         if self.final_norm == "pooled":
             x = config.norm("pooled_norm")(x[:, None])[:, 0]  # [B, D]
-        x = jnp.asarray(IdentityLayer(name="pre_logits")(x), jnp.float32)
+        x = jnp.asarray(layers.IdentityLayer(name="pre_logits")(x), jnp.float32)
         if not self.num_classes:
             return x
         bias = nn.initializers.constant(self.head_bias_init)
@@ -175,7 +168,7 @@ class ModernVisionTransformer(ModelBase):
             config = dataclasses.replace(
                 config, num_heads=heads or self.num_heads, mlp_dim=width or self.mlp_dim
             )
-            return MAPHead(config)(patches, train=train)
+            return vit.MAPHead(config)(patches, train=train)
         if self.classifier == "token":
             return x[:, 0]
         mean = jnp.mean(patches, axis=1)
@@ -193,6 +186,7 @@ def last_norm(model: Any) -> nn.Module | None:
 
 
 _BLOCK = rf"{BLOCKS}(?:_(?P<block>\d+))?"
+_MSA = f"{_BLOCK}/{vit.ATTENTION}"
 POSITIONS = "posembed_patches/pos_embedding"
 ROPE_KEYS = ("rope", "rope_base", "rope_grid", "rope_offset")
 _ATTENTION = f"{BLOCKS}_0/{vit.ATTENTION}"
@@ -273,18 +267,14 @@ FAMILY = Family(
         Row("embedding/bias", ("embed",), FIRST),
         Row(POSITIONS, (None, None, "embed"), FIRST, role="positions", of_tokens=False),
         Row("(?:patch_norm|Transformer/pre_norm)/(?:scale|bias)", ("embed",), FIRST),
-        *attention_rows(_BLOCK),
+        *vit.attention_rows(_BLOCK),
         Row(f"{_BLOCK}/RMSNorm_[01]/scale", ("embed",)),
         Row(f"{_BLOCK}/LayerScale_[01]/gamma", ("embed",)),
-        Row(f"{_BLOCK}/{vit.ATTENTION}/(?:query|key)_norm/(?:scale|bias)", (None,)),
-        Row(f"{_BLOCK}/{vit.ATTENTION}/norm/(?:scale|bias)", ("embed",)),
-        Row(f"{_BLOCK}/{vit.ATTENTION}/rope/frequencies", (None, "heads", None)),
-        Row(
-            f"{_BLOCK}/{vit.ATTENTION}/relative_bias/offsets",
-            (None, None, "heads"),
-            role="offset_grid",
-        ),
-        Row(f"{_BLOCK}/{vit.ATTENTION}/relative_bias/tokens", (None, "heads")),
+        Row(f"{_MSA}/(?:query|key)_norm/(?:scale|bias)", (None,)),
+        Row(f"{_MSA}/norm/(?:scale|bias)", ("embed",)),
+        Row(f"{_MSA}/rope/frequencies", (None, "heads", None)),
+        Row(f"{_MSA}/relative_bias/offsets", (None, None, "heads"), role="offset_grid"),
+        Row(f"{_MSA}/relative_bias/tokens", (None, "heads")),
         Row(f"{_BLOCK}/MlpBlock_0/gate/kernel", ("embed", "mlp")),
         Row(f"{_BLOCK}/MlpBlock_0/gate/bias", ("mlp",)),
         Row(f"{_BLOCK}/MlpBlock_0/norm/(?:scale|bias)", ("mlp",)),
@@ -306,7 +296,7 @@ FAMILY = Family(
         "classifier": ("token", "gap", "token_gap", "map"),
         "stochastic_depth_shape": ("linear", "constant"),
         "attention": NAMES,
-        "remat": REMAT_POLICIES,
+        "remat": layers.REMAT_POLICIES,
     },
     check=check,
     blocks=BLOCKS,
