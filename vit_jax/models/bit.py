@@ -120,8 +120,6 @@ class BiTResNet(ModelBase):
       max_pool_padding: `-inf` as in big_vision, or `zero` as in BiT's own code and timm.
       standardization_epsilon: added to a kernel's variance; 1e-8 in timm.
       remat: `none`, or `full`, which recomputes each unit in the backward pass.
-      dtype: of the computation; parameters, norms' statistics, the mean over the feature map and
-        the logits are float32.
     """
 
     num_classes: int

@@ -28,12 +28,11 @@ class Row:
 
     Its role, if any: `image` is the kernel of the convolution on the image; `patches` the one that
     makes tokens of the image or of the output of `image`; `vocabulary` embeds the tokens of a text;
-    `token` precedes the grid of patches;
-    `positions` are the position embeddings [1, N, D], with rows for these tokens if `of_tokens`,
-    `axis_positions` those along an axis of the grid, [n, d], `offsets` relative ones of all N
-    tokens, [2 N - 1, d], `offset_grid` by row and column, [2 h - 1, 2 w - 1, d]; `head` is
-    replaced in fine-tuning; `pre_logits` is the layer below the head; `training` exists only for
-    some training objective.
+    `token` precedes the grid of patches; `positions` are the position embeddings [1, N, D], with
+    rows for these tokens if `of_tokens`, `axis_positions` those along an axis of the grid, [n, d],
+    `offsets` relative ones of all N tokens, [2 N - 1, d], `offset_grid` by row and column,
+    [2 h - 1, 2 w - 1, d]; `head` is replaced in fine-tuning; `pre_logits` is the layer below it;
+    `training` exists only for some training objective.
     """
 
     pattern: str  # matches the full name in the model's own tree; group `block` is its number
@@ -71,8 +70,7 @@ class Family:
 
     Attributes:
       module: a linen module class.
-      input: key of the example that is its input: `image`, or `text` (int32 [B, T]; has only
-        `prefix_tokens`, `head_input` and `logits_per_token` of the attributes above).
+      input: key of the example that is its input: `image`, or `text` (int32 [B, T]).
       title: for model cards.
       acronym: prefix of variant names, as in ViT-B/16.
       rows: of all parameters.
@@ -137,7 +135,8 @@ class ModelBase(nn.Module):
       attention: implementation of the attention, see `kernels/attention.py`.
       remat: one of `REMAT_POLICIES`.
       scan: compile the blocks as one loop.
-      dtype: of the computation; parameters, softmax, norms' statistics and logits are float32.
+      dtype: of the computation; parameters, softmax, norms' statistics, means over places and
+        logits are float32.
     """
 
     @property

@@ -178,8 +178,7 @@ def resnet_features(
 ) -> jax.Array:
     """Stem and stages: [B, H, W, C] -> [B, H/d, W/d, C'], d = 4 * 2^(stages - 1); 4 for no stage.
 
-    Called inside the model's compact `__call__`, so that the parameters are at the root of the
-    tree (`conv_root`, `gn_root`, `block1/unit1/...`), as in published files.
+    Called in the model's compact `__call__`: parameters are at the root, as in published files.
     """
     x = layers.conv(width, 7, 2, "conv_root")(x)
     x = layers.norm("_root")(x)

@@ -20,10 +20,7 @@ def patch_shape(patch_size: int | tuple[int, ...]) -> tuple[int, int]:
 def pixels_per_token(
     patch_size: int | tuple[int, int] | None, resnet_layers: tuple[int, ...] | None
 ) -> tuple[int, int]:
-    """Height and width of a token in pixels: a patch times the ResNet's down-sampling.
-
-    Without patches (None), for a ResNet: of a cell of its last feature map.
-    """
+    """Height and width of a token, or of a cell of a ResNet's last feature map, in pixels."""
     height, width = (1, 1) if patch_size is None else patch_shape(patch_size)
     factor = _downsampling(resnet_layers)
     return height * factor, width * factor
@@ -39,9 +36,7 @@ def token_grid(
     patch_size: int | tuple[int, int] | None,
     resnet_layers: tuple[int, ...] | None = None,
 ) -> tuple[int, int]:
-    """Rows and columns of tokens for images of (height, width) pixels.
-
-    A ResNet without patches takes images of any size.
+    """Rows and columns of tokens for images of (height, width) pixels; any, without patches.
 
     Raises:
       UserError: the patch does not divide the image (for a hybrid: its feature map); names the

@@ -25,7 +25,6 @@ from vit_jax.parameters.table import ParameterTable
 from vit_jax.trees import flatten_names, path_name
 from vit_jax.wording import nearest
 
-Names = tuple[tuple[str, tuple[str, ...], int], ...]
 Multipliers = Sequence[tuple[str, float]]  # (regular expression, factor)
 
 
@@ -63,7 +62,7 @@ def frozen_mask(tree: Any, pattern: str, table: ParameterTable) -> Any:
       UserError: `pattern` is not a regular expression; one of its alternatives (`a|b|c`) matches
         nothing; it matches everything; or only some of the blocks in one leaf of the scan form.
     """
-    names: Names = tuple(
+    names = tuple(
         (name, tuple(table.loop_names(name, leaf)), math.prod(leaf.shape))
         for name, leaf in flatten_names(tree).items()
     )
@@ -72,7 +71,7 @@ def frozen_mask(tree: Any, pattern: str, table: ParameterTable) -> Any:
 
 
 @functools.cache  # called several times per run, but should be logged once
-def _frozen_names(pattern: str, names: Names) -> frozenset[str]:
+def _frozen_names(pattern: str, names: Any) -> frozenset[str]:
     every = [single for _, in_blocks, _ in names for single in in_blocks]
     for alternative in _alternatives(pattern):
         if not any(re.fullmatch(alternative, single) for single in every):
@@ -81,7 +80,7 @@ def _frozen_names(pattern: str, names: Names) -> frozenset[str]:
                 f"optimizer.freeze={pattern!r}: {alternative!r} matches no full parameter name."
                 f"{nearest(alternative, every + groups)} Examples of names: {_sample_names(every)}."
             )
-    frozen: set[str] = set()
+    frozen = set()
     for name, in_blocks, _ in names:
         count = sum(re.fullmatch(pattern, single) is not None for single in in_blocks)
         if 0 < count < len(in_blocks):

@@ -271,16 +271,6 @@ def num_groups(num_tokens: int, num_heads: int, head_dim: int, itemsize: int) ->
     return width // _block_width(_padded(num_tokens), head_dim, width, _ARRAYS * itemsize)
 
 
-def _cost(x: Any, head_dim: int, num_products: int, arrays: Any) -> pl.CostEstimate:
-    """Of products of [B, N, H * d] such as x with another, without padding."""
-    num_scores = x.size * x.shape[1]
-    return pl.CostEstimate(
-        flops=2 * num_products * num_scores,
-        transcendentals=num_scores // head_dim,
-        bytes_accessed=sum(array.size * array.dtype.itemsize for array in arrays),
-    )
-
-
 def _call(
     kernel: Callable[..., None],
     x: Any,
@@ -301,6 +291,11 @@ def _call(
         shape = (None, rows if length == num_tokens else length, lanes * width // total)
         return pl.BlockSpec(shape, lambda i, j: (i, 0, j))
 
+    cost = pl.CostEstimate(  # of the mathematics, without padding
+        flops=2 * num_products * x.size * num_tokens,
+        transcendentals=x.size * num_tokens // head_dim,
+        bytes_accessed=sum(a.size * a.dtype.itemsize for a in (*arrays, *outputs)),
+    )
     return pl.pallas_call(
         functools.partial(kernel, _Heads(num_tokens, head_dim, width)),
         grid=(batch_size, total // width),
@@ -308,7 +303,7 @@ def _call(
         out_specs=[block(output) for output in outputs],
         out_shape=[jax.ShapeDtypeStruct(output.shape, output.dtype) for output in outputs],
         name=kernel.__name__.strip("_"),
-        cost_estimate=_cost(x, head_dim, num_products, (*arrays, *outputs)),
+        cost_estimate=cost,
         compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "parallel")),
         interpret=interpret,
     )(*arrays)
@@ -331,16 +326,12 @@ def attention(
     return out
 
 
-def _forward(head_dim: int, interpret: bool, *qkv: jax.Array) -> Any:
-    return attention(head_dim, interpret, *qkv), qkv
-
-
 def _backward(head_dim: int, interpret: bool, qkv: Any, d_out: jax.Array) -> Any:
     call = functools.partial(_call, head_dim=head_dim, interpret=interpret, num_products=4)
     return tuple(call(_attention_backward, d_out, (*qkv, d_out), qkv))
 
 
-attention.defvjp(_forward, _backward)
+attention.defvjp(lambda *arguments: (attention(*arguments), arguments[2:]), _backward)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))

@@ -25,11 +25,7 @@ class DistilledVisionTransformer(VisionTransformer):
     """
 
     kind = "deit"
-
-    @property
-    def prefix_tokens(self) -> tuple[str, ...]:
-        return ("cls", "dist")
-
+    prefix_tokens = ("cls", "dist")
     head_input = ""  # there are two
 
     def _pool(self, x: jax.Array, *, train: bool) -> jax.Array:

@@ -110,8 +110,6 @@ class MlpMixer(ModelBase):
         linearly to 0 for the first.
       head_bias_init: constant; -6.9 in big_vision's recipe, whose loss is a sigmoid.
       gelu: `tanh` as in the official code, or `exact` as in timm and ResMLP.
-      dtype: of the computation; parameters, norms' statistics, the mean over the tokens and the
-        logits are float32.
     """
 
     num_classes: int

@@ -188,7 +188,7 @@ def last_norm(model: Any) -> nn.Module | None:
 _BLOCK = rf"{BLOCKS}(?:_(?P<block>\d+))?"
 _MSA = f"{_BLOCK}/{vit.ATTENTION}"
 POSITIONS = "posembed_patches/pos_embedding"
-ROPE_KEYS = ("rope", "rope_base", "rope_grid", "rope_offset")
+_ROPE = ("rope", "rope_base", "rope_grid", "rope_offset")
 _ATTENTION = f"{BLOCKS}_0/{vit.ATTENTION}"
 
 
@@ -304,6 +304,6 @@ FAMILY = Family(
     tokens="Transformer",
     last_norm=last_norm,
     sequence=(POSITIONS, 1),
-    conventions=("gelu", "layer_norm_epsilon", "norm_after", *ROPE_KEYS),
+    conventions=("gelu", "layer_norm_epsilon", "norm_after", *_ROPE),
     head_conventions=("classifier", "pool_prefix"),
 )

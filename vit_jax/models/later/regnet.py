@@ -19,7 +19,6 @@ from vit_jax.models.layers import BatchNorm, IdentityLayer, head
 from vit_jax.models.resnet import symmetric_conv, units_of_stages
 
 STEM_WIDTH = 32
-SQUEEZE = 4  # the bottleneck of squeeze-and-excitation has a fourth of the block's input channels
 
 
 class SqueezeExcite(nn.Module):
@@ -66,7 +65,7 @@ class Block(nn.Module):
         groups = width // self.group_width
         y = conv(width, 3, self.stride, "conv2", feature_group_count=groups)(y)  # [B, H/s, W/s, F]
         y = nn.relu(norm(name="bn2")(y))
-        y = SqueezeExcite(round(x.shape[-1] / SQUEEZE), dtype, name="se")(y)
+        y = SqueezeExcite(round(x.shape[-1] / 4), dtype, name="se")(y)
         y = conv(width, 1, 1, "conv3")(y)
         return nn.relu(shortcut + norm(name="bn3")(y))
 
@@ -81,8 +80,6 @@ class RegNet(ModelBase):
       frozen_norms: training keeps the statistics of the batch norms as they are and uses them, as
         is usual where batches are small.
       remat: `none`, or `full`, which recomputes each block in the backward pass.
-      dtype: of the computation; parameters, the norms, the mean over the feature map and the
-        logits are float32.
     """
 
     num_classes: int

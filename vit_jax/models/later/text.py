@@ -95,7 +95,6 @@ FAMILY = Family(
         *vit.MAP_ROWS,
         *HEAD,
     ),
-    # T5's vocabulary without its extra ids.
     infer=infer,
     choices={
         "pooling": ("last", "first", "gap", "max", "map"),
