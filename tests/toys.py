@@ -27,15 +27,8 @@ from vit_jax.models.family import (
 )
 from vit_jax.models.layers import IdentityLayer, apply_blocks, embed_patches, loop_of
 from vit_jax.objectives import create as objectives
-from vit_jax.objectives.objective import (
-    Batch,
-    Metrics,
-    Objective,
-    Task,
-    masked_mean,
-    scale_images,
-    split_patches,
-)
+from vit_jax.objectives.objective import Batch, Metrics, Objective, Task, masked_mean, scale_images
+from vit_jax.objectives.patches import split_patches
 
 
 class AverageBlock(nn.Module):

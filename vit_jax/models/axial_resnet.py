@@ -91,11 +91,9 @@ class AxialResNet(bit.BiTResNet):
     kind = "axial_resnet"
 
     def _features(self, x: jax.Array, width: int) -> jax.Array:
-        options: dict[str, Any] = {"standardize": bit.weight_standardize, "epsilon": EPSILON}
-        layers = resnet.ResNetLayers(False, False, self.dtype, **options)
-        return resnet.resnet_features(
-            x, self.resnet_layers, width, layers, unit=AxialUnit, remat=self.remat
-        )
+        standardize, units = bit.weight_standardize, self.resnet_layers
+        layers = resnet.ResNetLayers(False, False, self.dtype, standardize, EPSILON)
+        return resnet.resnet_features(x, units, width, layers, AxialUnit, self.remat)
 
 
 FAMILY = Family(

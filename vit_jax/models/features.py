@@ -37,9 +37,6 @@ from vit_jax.models.create import clone_with, family_of
 from vit_jax.models.look import capture
 from vit_jax.wording import nearest
 
-# (params, images) -> features by name
-FeatureFunction = Callable[[Any, jax.Array], dict[str, jax.Array]]
-
 _BLOCK = re.compile(r"block_(\d+)(_tokens|_normed)?")
 
 
@@ -81,7 +78,9 @@ def check_features(module: Any, features: Iterable[str], key: str = "--features"
     return names
 
 
-def feature_function(module: Any, names: Sequence[str]) -> FeatureFunction:
+def feature_function(
+    module: Any, names: Sequence[str]
+) -> Callable[[Any, jax.Array], dict[str, jax.Array]]:
     """`(params, images) -> {name: float32 [B, ...]}`, to be jitted.
 
     Images are as the model takes them, `names` from `check_features`; parameters have the module's

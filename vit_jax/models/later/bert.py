@@ -113,11 +113,9 @@ class Bert(ModelBase):
             return x + embed(2, name="embedders_segment_ids")(jnp.zeros_like(texts))
 
         def blocks(x: jax.Array) -> jax.Array:
-            mask = (texts > 0)[:, None, None, :]
+            mask, sizes = (texts > 0)[:, None, None, :], (self.mlp_dim, self.dropout_rate)
             return layers.apply_blocks(
-                functools.partial(
-                    BertBlock, mask, self.mlp_dim, self.dropout_rate, self.gelu, self.dtype
-                ),
+                functools.partial(BertBlock, mask, *sizes, self.gelu, self.dtype),
                 x,
                 name="layers",
                 train=train,

@@ -53,9 +53,8 @@ class MlpBlock(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        dense = functools.partial(
-            layers.Dense, kernel_init=nn.initializers.lecun_normal(), dtype=self.dtype
-        )
+        init = nn.initializers.lecun_normal()
+        dense = functools.partial(layers.Dense, kernel_init=init, dtype=self.dtype)
         y = dense(self.mlp_dim or x.shape[-1])(x)  # [B, M, mlp_dim]
         if self.mlp_dim is None:
             return y
