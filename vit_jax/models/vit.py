@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import flax.linen as nn
 import jax
@@ -46,7 +46,7 @@ class BlockConfig:
     dtype: Any = jnp.float32
 
     @classmethod
-    def of(cls, model: Any, **others: Any) -> BlockConfig:
+    def of(cls, model: Any, **others: Any) -> Self:
         """From the model's attributes of these names, and `others`."""
         names = [field.name for field in dataclasses.fields(cls) if hasattr(model, field.name)]
         return cls(**{name: getattr(model, name) for name in names}, **others)

@@ -29,6 +29,8 @@ INIT = nn.initializers.normal(0.02)
 class ModernConfig(BlockConfig):
     """Configuration shared by all blocks; see `ModernVisionTransformer`."""
 
+    pre_norm: bool = False
+    final_norm: str = "tokens"
     norm_kind: str = "layer"
     norm_after: bool = False
     qkv_bias: str = "qkv"
@@ -215,13 +217,11 @@ class ModernEncoder(nn.Module):
 
     config: ModernConfig
     blocks: Callable[..., jax.Array]  # `apply_blocks` with its settings
-    pre_norm: bool
-    last_norm: bool
 
     @nn.compact
     def __call__(self, x: jax.Array, *shared: jax.Array, train: bool) -> jax.Array:
-        if self.pre_norm:
-            x = self.config.norm("pre_norm")(x)
-        block = functools.partial(ModernBlock, self.config)
+        c = self.config
+        x = c.norm("pre_norm")(x) if c.pre_norm else x
+        block = functools.partial(ModernBlock, c)
         x = self.blocks(block, x, *shared, name="encoderblock", train=train)
-        return self.config.norm("encoder_norm")(x) if self.last_norm else x
+        return c.norm("encoder_norm")(x) if c.final_norm == "tokens" else x

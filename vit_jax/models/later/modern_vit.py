@@ -122,7 +122,7 @@ class ModernVisionTransformer(ModelBase):
         """Scaled images [B, H, W, C] -> logits [B, K] float32."""
         x = layers.embed_patches(self, images, use_bias=self.patch_bias, kernel_init=_PATCH_INIT)
         grid = (x.shape[1], x.shape[2])
-        config: Any = ModernConfig.of(self, grid=grid)
+        config = ModernConfig.of(self, grid=grid)
         x = jnp.reshape(x, (x.shape[0], -1, self.hidden_size))  # [B, h*w, D]
         if self.patch_norm:
             x = config.norm("patch_norm")(x)
@@ -134,9 +134,7 @@ class ModernVisionTransformer(ModelBase):
                 tokens = jnp.tile(jnp.asarray(token, self.dtype), (x.shape[0], 1, 1))
                 x = jnp.concatenate([tokens, x], axis=1)  # [B, N, D]
         blocks = functools.partial(layers.apply_blocks, **layers.loop_of(self))
-        encoder = ModernEncoder(
-            config, blocks, self.pre_norm, self.final_norm == "tokens", name="Transformer"
-        )
+        encoder = ModernEncoder(config, blocks, name="Transformer")
         x = encoder(x, *self._angles(grid, config, train), train=train)
         x = self._pool(x, config, train=train)
         if self.final_norm == "pooled":
@@ -175,14 +173,6 @@ class ModernVisionTransformer(ModelBase):
         if self.classifier == "gap":
             return mean
         return jnp.concatenate([x[:, 0], mean], axis=-1)  # [B, 2 D]
-
-
-def last_norm(model: Any) -> nn.Module | None:
-    """See `Family.last_norm`."""
-    if model.final_norm != "tokens":
-        return None
-    config: Any = ModernConfig.of(model)
-    return config.norm("encoder_norm")
 
 
 _BLOCK = rf"{BLOCKS}(?:_(?P<block>\d+))?"
@@ -302,7 +292,9 @@ FAMILY = Family(
     blocks=BLOCKS,
     attention=vit.ATTENTION,
     tokens="Transformer",
-    last_norm=last_norm,
+    last_norm=lambda model: (
+        ModernConfig.of(model).norm("encoder_norm") if model.final_norm == "tokens" else None
+    ),
     sequence=(POSITIONS, 1),
     conventions=("gelu", "layer_norm_epsilon", "norm_after", *_ROPE),
     head_conventions=("classifier", "pool_prefix"),
