@@ -46,7 +46,7 @@ DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
 
 
 def create_model(
-    name: str, *, num_classes: int | None = None, dtype: Any = "float32", **kwargs: Any
+    name: str, *, num_classes: int | None = None, dtype: str = "float32", **kwargs: Any
 ) -> Any:
     """Builds a linen module without parameters.
 
