@@ -18,24 +18,17 @@ from vit_jax.models.family import (
     FIRST,
     HEAD,
     Family,
+    ModelBase,
     Row,
     Shapes,
     axis_of,
     count_blocks,
     patch_size_of,
 )
-from vit_jax.models.layers import IdentityLayer, PatchEmbedding, apply_blocks
-from vit_jax.models.tokens import patch_shape, token_grid
+from vit_jax.models.layers import IdentityLayer, apply_blocks, embed_patches, loop_of
 from vit_jax.objectives import create as objectives
-from vit_jax.objectives.objective import (
-    Batch,
-    Metrics,
-    Objective,
-    Task,
-    masked_mean,
-    scale_images,
-    split_patches,
-)
+from vit_jax.objectives.objective import Batch, Metrics, Objective, Task, masked_mean, scale_images
+from vit_jax.objectives.patches import split_patches
 
 
 class AverageBlock(nn.Module):
@@ -47,7 +40,7 @@ class AverageBlock(nn.Module):
         return x + nn.tanh(nn.Dense(x.shape[-1], name="mix")(jnp.mean(x, axis=1, keepdims=True)))
 
 
-class Patches(nn.Module):
+class Patches(ModelBase):
     """Images to logits, [B, H, W, C] -> [B, num_classes] float32.
 
     Attributes:
@@ -66,17 +59,6 @@ class Patches(nn.Module):
     dtype: Any = jnp.float32
 
     kind = "toy_patches"
-    prefix_tokens = ()
-    head_input = "pre_logits"
-    logits_per_token = False
-
-    @property
-    def pixels_per_token(self) -> tuple[int, int]:
-        return patch_shape(self.patch_size)
-
-    @nn.nowrap
-    def token_grid(self, image_size: tuple[int, int]) -> tuple[int, int]:
-        return token_grid(image_size, self.patch_size)
 
     @nn.compact
     def __call__(self, images: jax.Array, *, train: bool) -> jax.Array:
@@ -85,19 +67,15 @@ class Patches(nn.Module):
             AverageBlock,
             jnp.reshape(x, (x.shape[0], -1, self.hidden_size)),  # [B, N, D]
             name="block",
-            num_layers=self.num_layers,
-            stochastic_depth_rate=0.0,
-            remat="none",
-            scan=self.scan,
             train=train,
+            **loop_of(self),
         )
         x = IdentityLayer(name="tokens")(x)
         x = IdentityLayer(name="pre_logits")(jnp.mean(x, axis=1, dtype=jnp.float32))
         return nn.Dense(self.num_classes, name="head")(x) if self.num_classes else x
 
     def _embed(self, images: jax.Array) -> jax.Array:
-        patch = self.pixels_per_token
-        return PatchEmbedding(self.hidden_size, patch, patch, name="embedding")(images)
+        return embed_patches(self, images)
 
 
 class Pixels(Patches):

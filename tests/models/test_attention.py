@@ -25,9 +25,9 @@ from vit_jax.models.kernels.attention import (
     MultiHeadDotProductAttention,
     check_attention,
     fastest,
+    xla,
 )
 from vit_jax.models.kernels.attention_cudnn import cudnn
-from vit_jax.models.kernels.attention_xla import xla
 from vit_jax.models.kernels.devices import device_of_program
 from vit_jax.parameters.sharding import MESH_AXES, keep_batch_sharding
 from vit_jax.run import create_run

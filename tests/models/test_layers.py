@@ -177,7 +177,8 @@ def test_residual_sums_of_gpus_are_of_matrices(monkeypatch: pytest.MonkeyPatch) 
 
 def test_patches_of_gpus_are_a_product(monkeypatch: pytest.MonkeyPatch) -> None:
     """As the convolution, also where patches leave pixels over."""
-    module = layers.PatchEmbedding(8, (4, 3), (4, 3))
+    convolve = products.convolve_patches
+    module = nn.Conv(8, (4, 3), (4, 3), "VALID", conv_general_dilated=convolve)
     images = golden.images(2, 13, 11)
     params = jax.jit(module.init)(jax.random.key(1), images)
 

@@ -13,7 +13,7 @@ from tests.golden import VIT
 from vit_jax.errors import UserError
 from vit_jax.models.create import VARIANTS, create_model, get_variant
 from vit_jax.models.layers import REMAT_POLICIES
-from vit_jax.models.resnet import ResNetLayers, ResNetStage
+from vit_jax.models.resnet import ResidualUnit, ResNetLayers, Stage
 from vit_jax.models.tokens import patch_shape, sincos2d, token_grid
 from vit_jax.models.variants import PATCH_SIZES, SIZES
 from vit_jax.trees import flatten_names
@@ -158,9 +158,8 @@ def test_initialisation_is_the_papers() -> None:
 
 
 def test_the_last_norm_of_a_residual_unit_starts_at_zero() -> None:
-    stage = ResNetStage(
-        2, 32, (1, 1), ResNetLayers(batch_norm=False, train=False, dtype=jnp.float32)
-    )
+    layers = ResNetLayers(batch_norm=False, train=False, dtype=jnp.float32)
+    stage = Stage(functools.partial(ResidualUnit, 32, layers), num_units=2, stride=1, digits=1)
     params = flatten_names(jax.jit(stage.init)(jax.random.key(0), golden.images(1, 8, 8)))
     scales = {name: value for name, value in params.items() if name.endswith("gn3/scale")}
     assert len(scales) == 2

@@ -140,7 +140,7 @@ def test_balanced_weights_are_those_of_scikit_learn() -> None:
     [
         ("balance", "objective.class_weights='balance' is unknown. Did you mean 'balanced'"),
         ("balanced", "'balanced' gives class 'c' the weight inf"),
-        ((1.0, 2.0), "has 2 weights for 3 classes"),
+        ((1.0, 2.0), r"a number for each class \(3\)"),
         ((1.0, 0.0, 2.0), "gives class 'b' the weight 0"),
         ((1.0, "b", 2.0), "must be 'balanced', a number for each class"),
         ((("cat", 2.0),), "objective.class_weights='cat' is unknown. Known: a, b, c"),

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from vit_jax.errors import UserError
-from vit_jax.objectives.classification import Classification
-from vit_jax.objectives.objective import LOSSES, Task, one_hot_targets
+from vit_jax.objectives.classification import LOSSES, Classification, one_hot_targets
+from vit_jax.objectives.objective import Task
 
 LOGITS = np.random.default_rng(0).normal(size=(4, 5)).astype(np.float32)
 LABELS = np.array([0, 4, 2, 2])

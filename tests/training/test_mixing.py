@@ -12,8 +12,8 @@ from scipy import stats
 
 from tests import tiny
 from vit_jax.errors import UserError
-from vit_jax.objectives.classification import Classification
-from vit_jax.objectives.objective import LOSSES, Objective, Task, one_hot_targets
+from vit_jax.objectives.classification import LOSSES, Classification, one_hot_targets
+from vit_jax.objectives.objective import Objective, Task
 from vit_jax.parameters.sharding import create_mesh
 from vit_jax.run import create_run
 from vit_jax.training.mixing import create_mixing

@@ -20,16 +20,13 @@ import numpy as np
 from vit_jax.models import bit, resnet
 from vit_jax.models.family import FIRST, HEAD, Family, Row
 from vit_jax.models.kernels.products import product
-from vit_jax.models.layers import IdentityLayer, head
-from vit_jax.models.resnet import STEM_WIDTH, StdConv
 
 STEM = "conv_root/kernel"
 _ATTENTION = r"block\d+/unit(?P<unit>\d+)/(?:height|width)"
 
 NUM_HEADS = 8
 
-_Conv = functools.partial(StdConv, use_bias=False, standardize=bit.weight_standardize)
-_Norm = functools.partial(nn.GroupNorm, epsilon=1e-4)
+EPSILON = 1e-4
 
 
 class AxialAttention(nn.Module):
@@ -46,11 +43,12 @@ class AxialAttention(nn.Module):
     def __call__(self, x: jax.Array) -> jax.Array:
         x = jnp.moveaxis(x, self.axis, 2)  # [B, M, L, C]: M lines of L cells
         length, channels = x.shape[2:]
+        norm = functools.partial(nn.GroupNorm, epsilon=EPSILON, dtype=self.dtype)
         width = channels // NUM_HEADS
         init = nn.initializers.normal(1 / channels)
         dense = nn.Dense(2 * channels, False, self.dtype, kernel_init=init, name="qkv")
         qkv = dense(jnp.reshape(x, (-1, length, channels)))  # [B*M, L, 2C]
-        qkv = _Norm(dtype=self.dtype, name="gn_qkv")(qkv)
+        qkv = norm(name="gn_qkv")(qkv)
         qkv = jnp.reshape(qkv, (-1, length, NUM_HEADS, 2 * width))  # [B*M, L, h, 2d]
         init = nn.initializers.normal(1 / width)
         embedding = self.param("relative_embedding", init, (2 * length - 1, 2 * width))
@@ -66,57 +64,22 @@ class AxialAttention(nn.Module):
         out = product("bhop,bphd->bohd", weights, value)
         out = out + product("bhop,opd->bohd", weights, for_value)  # [B*M, L, h, d]
         out = jnp.reshape(out.astype(self.dtype), (-1, length, channels))
-        out = _Norm(dtype=self.dtype, name="gn_out")(out)
+        out = norm(name="gn_out")(out)
         return jnp.moveaxis(jnp.reshape(out, x.shape), 2, self.axis)  # [B, H, W, C]
 
 
-class ResidualUnit(nn.Module):
+class AxialUnit(resnet.ResidualUnit):
     """Axial bottleneck: [B, H, W, C] -> [B, H/s, W/s, 4 * features] for stride s.
 
     y = gn3(conv3(relu(pool(width(height(relu(gn1(conv1(x)))))))); out = relu(y + shortcut(x)).
     """
 
-    features: int
-    stride: int = 1
-    dtype: Any = jnp.float32
-
-    @nn.compact
-    def __call__(self, x: jax.Array) -> jax.Array:
-        stride, features_out = (self.stride, self.stride), 4 * self.features
-        conv, norm = (functools.partial(layer, dtype=self.dtype) for layer in (_Conv, _Norm))
-        shortcut = x
-        if x.shape[-1] != features_out or self.stride != 1:
-            shortcut = conv(features_out, (1, 1), stride, name="conv_proj")(x)
-            shortcut = norm(name="gn_proj")(shortcut)  # [B, H/s, W/s, 4F]
-        y = conv(self.features, (1, 1), name="conv1")(x)
-        y = nn.relu(norm(name="gn1")(y))  # [B, H, W, F]
-        y = AxialAttention(1, self.dtype, name="height")(y)
-        y = AxialAttention(2, self.dtype, name="width")(y)
+    def _mix(self, y: jax.Array) -> jax.Array:
+        y = AxialAttention(1, self.layers.dtype, name="height")(y)
+        y = AxialAttention(2, self.layers.dtype, name="width")(y)
         if self.stride != 1:
-            y = nn.avg_pool(y, (2, 2), stride, "SAME")  # [B, H/s, W/s, F]
-        y = conv(features_out, (1, 1), name="conv3")(nn.relu(y))
-        # Scale 0: at initialisation the unit is its shortcut.
-        y = norm(scale_init=nn.initializers.zeros_init(), name="gn3")(y)  # [B, H/s, W/s, 4F]
-        return nn.relu(y + shortcut)
-
-
-class Stage(nn.Module):
-    """`num_units` units, the first with stride: [B, H, W, C] -> [B, H/s, W/s, 4 * features]."""
-
-    num_units: int
-    features: int
-    first_stride: int
-    remat: str
-    dtype: Any
-
-    @nn.compact
-    def __call__(self, x: jax.Array) -> jax.Array:
-        # Saves only the input of each unit.
-        unit = nn.remat(ResidualUnit) if self.remat == "full" else ResidualUnit
-        for i in range(self.num_units):
-            stride = 1 if i else self.first_stride
-            x = unit(self.features, stride, self.dtype, name=f"unit{i + 1}")(x)
-        return x
+            y = nn.avg_pool(y, (2, 2), (self.stride, self.stride), "SAME")  # [B, H/s, W/s, F]
+        return nn.relu(y)
 
 
 class AxialResNet(bit.BiTResNet):
@@ -127,21 +90,10 @@ class AxialResNet(bit.BiTResNet):
 
     kind = "axial_resnet"
 
-    @nn.compact
-    def __call__(self, images: jax.Array, *, train: bool) -> jax.Array:
-        """Images in [-1, 1], [B, H, W, C] -> logits [B, K] float32; `train` has no effect."""
-        del train
-        width = STEM_WIDTH * self.resnet_width_factor
-        x = jnp.asarray(images, self.dtype)
-        x = _Conv(width, (7, 7), (2, 2), dtype=self.dtype, name="conv_root")(x)
-        x = nn.relu(_Norm(dtype=self.dtype, name="gn_root")(x))  # [B, H/2, W/2, width]
-        x = nn.max_pool(x, (3, 3), (2, 2), "SAME")  # [B, H/4, W/4, width]
-        for i, num_units in enumerate(self.resnet_layers):
-            sizes = (num_units, width * 2**i, 2 if i else 1)
-            x = Stage(*sizes, self.remat, self.dtype, name=f"block{i + 1}")(x)
-        x = jnp.mean(x, axis=(1, 2), dtype=jnp.float32)  # [B, D]
-        x = IdentityLayer(name="pre_logits")(x)
-        return head(self.num_classes, self.head_bias_init)(x) if self.num_classes else x
+    def _features(self, x: jax.Array, width: int) -> jax.Array:
+        standardize, units = bit.weight_standardize, self.resnet_layers
+        layers = resnet.ResNetLayers(False, False, self.dtype, standardize, EPSILON)
+        return resnet.resnet_features(x, units, width, layers, AxialUnit, self.remat)
 
 
 FAMILY = Family(

@@ -18,10 +18,9 @@ import numpy as np
 
 from vit_jax.errors import UserError
 from vit_jax.models import resnet
-from vit_jax.models.family import FIRST, HEAD, LAST, Family, Row
+from vit_jax.models.family import FIRST, HEAD, LAST, Family, ModelBase, Row
 from vit_jax.models.layers import IdentityLayer, head
-from vit_jax.models.resnet import STEM_WIDTH, StdConv
-from vit_jax.models.tokens import pixels_per_token, token_grid
+from vit_jax.models.resnet import STEM_WIDTH, StdConv, apply_stages, symmetric_conv
 
 GROUP_NORM_EPSILON = 1e-5
 WEIGHT_STANDARDIZATION_EPSILON = 1e-10
@@ -42,20 +41,11 @@ def weight_standardize(
 
 
 def _conv(
-    features: int, size: int, stride: int, dtype: Any, epsilon: float, name: str
+    features: int, size: int, stride: int, name: str, *, dtype: Any, epsilon: float
 ) -> nn.Module:
-    """A standardised convolution with the same padding on both sides, as in PyTorch."""
-    margin = size // 2
-    return StdConv(
-        features,
-        (size, size),
-        (stride, stride),
-        padding=((margin, margin), (margin, margin)),
-        use_bias=False,
-        dtype=dtype,
-        name=name,
-        standardize=functools.partial(weight_standardize, epsilon=epsilon),
-    )
+    standardize = functools.partial(weight_standardize, epsilon=epsilon)
+    options = {"kind": StdConv, "standardize": standardize, "dtype": dtype}
+    return symmetric_conv(features, size, stride, name, **options)
 
 
 def _norm(dtype: Any, name: str) -> nn.Module:
@@ -85,7 +75,7 @@ class RootBlock(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        conv = _conv(self.features, 7, 2, self.dtype, self.epsilon, "conv_root")
+        conv = _conv(self.features, 7, 2, "conv_root", dtype=self.dtype, epsilon=self.epsilon)
         x = conv(x)  # [B, H/2, W/2, features]
         y = nn.max_pool(x, (3, 3), (2, 2), padding=((1, 1), (1, 1)))  # [B, H/4, W/4, features]
         if self.max_pool_padding == "zero":
@@ -112,49 +102,24 @@ class ResidualUnit(nn.Module):
         y = nn.relu(_norm(self.dtype, "gn1")(x))  # [B, H, W, C]
         shortcut = x
         if x.shape[-1] != features_out or self.stride != 1:
-            shortcut = conv(features_out, 1, self.stride, name="conv_proj")(y)  # [B, H/s, W/s, 4F]
-        y = conv(self.features, 1, 1, name="conv1")(y)  # [B, H, W, F]
+            shortcut = conv(features_out, 1, self.stride, "conv_proj")(y)  # [B, H/s, W/s, 4F]
+        y = conv(self.features, 1, 1, "conv1")(y)  # [B, H, W, F]
         y = nn.relu(_norm(self.dtype, "gn2")(y))
-        y = conv(self.features, 3, self.stride, name="conv2")(y)  # [B, H/s, W/s, F]
+        y = conv(self.features, 3, self.stride, "conv2")(y)  # [B, H/s, W/s, F]
         y = nn.relu(_norm(self.dtype, "gn3")(y))
-        y = conv(features_out, 1, 1, name="conv3")(y)  # [B, H/s, W/s, 4F]
+        y = conv(features_out, 1, 1, "conv3")(y)  # [B, H/s, W/s, 4F]
         return shortcut + y
 
 
-class Stage(nn.Module):
-    """`num_units` units, the first with stride: [B, H, W, C] -> [B, H/s, W/s, 4 * features]."""
-
-    num_units: int
-    features: int
-    first_stride: int
-    epsilon: float
-    remat: str = "none"
-    dtype: Any = jnp.float32
-
-    @nn.compact
-    def __call__(self, x: jax.Array) -> jax.Array:
-        # Saves only the input of each unit.
-        unit = nn.remat(ResidualUnit) if self.remat == "full" else ResidualUnit
-        for i in range(self.num_units):
-            stride = self.first_stride if i == 0 else 1
-            x = unit(self.features, stride, self.epsilon, self.dtype, name=f"unit{i + 1:02}")(x)
-        return x
-
-
-class BiTResNet(nn.Module):
+class BiTResNet(ModelBase):
     """Images to logits, [B, H, W, C] -> [B, num_classes] float32; images of any size.
 
     Attributes:
-      num_classes: number of logits; 0 returns the representation instead, [B, D] with
-        D = 256 * resnet_width_factor * 2 ** (number of stages - 1).
       resnet_layers: units per stage, such as (3, 4, 6, 3) of an R50.
       resnet_width_factor: multiplies all channels: the 3 in R50x3.
-      head_bias_init: constant; -10 if the loss is a sigmoid over many classes.
       max_pool_padding: `-inf` as in big_vision, or `zero` as in BiT's own code and timm.
       standardization_epsilon: added to a kernel's variance; 1e-8 in timm.
       remat: `none`, or `full`, which recomputes each unit in the backward pass.
-      dtype: of the computation; parameters, norms' statistics, the mean over the feature map and
-        the logits are float32.
     """
 
     num_classes: int
@@ -167,38 +132,24 @@ class BiTResNet(nn.Module):
     dtype: Any = jnp.float32
 
     kind = "bit"
-    prefix_tokens = ()
-    head_input = "pre_logits"
-    logits_per_token = False
-
-    @property
-    def pixels_per_token(self) -> tuple[int, int]:
-        """Height and width of the image region that a cell of the last feature map covers."""
-        return pixels_per_token(None, self.resnet_layers)
-
-    @nn.nowrap
-    def token_grid(self, image_size: tuple[int, int]) -> tuple[int, int]:
-        """Rows and columns of the last feature map; every convolution rounds up."""
-        return token_grid(image_size, None, self.resnet_layers)
 
     @nn.compact
     def __call__(self, images: jax.Array, *, train: bool) -> jax.Array:
         """Images in [-1, 1], [B, H, W, C] -> logits [B, K] float32; `train` has no effect."""
         del train
-        width, epsilon = STEM_WIDTH * self.resnet_width_factor, self.standardization_epsilon
         x = jnp.asarray(images, self.dtype)
-        root = RootBlock(width, self.max_pool_padding, epsilon, self.dtype, name="root_block")
-        x = root(x)  # [B, H/4, W/4, C']
-        for i, num_units in enumerate(self.resnet_layers):
-            stride, name = 1 if i == 0 else 2, f"block{i + 1}"
-            stage = Stage(
-                num_units, width * 2**i, stride, epsilon, self.remat, self.dtype, name=name
-            )
-            x = stage(x)  # [B, H/d, W/d, D], d = 4 * 2**i
-        x = nn.relu(_norm(self.dtype, "norm-pre-head")(x))
+        x = self._features(x, STEM_WIDTH * self.resnet_width_factor)  # [B, h, w, D]
         x = jnp.mean(x, axis=(1, 2), dtype=jnp.float32)  # [B, D]
         x = IdentityLayer(name="pre_logits")(x)
         return head(self.num_classes, self.head_bias_init)(x) if self.num_classes else x
+
+    def _features(self, x: jax.Array, width: int) -> jax.Array:
+        """[B, H, W, C] -> [B, H/d, W/d, D], d = 4 * 2^(stages - 1); `width` of the stem."""
+        options: dict[str, Any] = {"epsilon": self.standardization_epsilon, "dtype": self.dtype}
+        x = RootBlock(width, self.max_pool_padding, **options, name="root_block")(x)
+        options |= {"remat": self.remat, "digits": 2}
+        x = apply_stages(x, self.resnet_layers, width, ResidualUnit, **options)
+        return nn.relu(_norm(self.dtype, "norm-pre-head")(x))
 
 
 def check(model: BiTResNet) -> None:

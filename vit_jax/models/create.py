@@ -18,34 +18,22 @@ from vit_jax.models.later import variants as later
 from vit_jax.models.tokens import patch_shape
 from vit_jax.wording import nearest
 
-MODELS: Kinds = Kinds(
-    vit="vit_jax.models.vit:FAMILY",
-    deit="vit_jax.models.later.deit:FAMILY",
-    modern_vit="vit_jax.models.later.modern_vit:FAMILY",
-    mae="vit_jax.models.later.mae:FAMILY",
-    bit="vit_jax.models.bit:FAMILY",
-    mixer="vit_jax.models.later.mixer:FAMILY",
-    axial_vit="vit_jax.models.axial_vit:FAMILY",
-    axial_resnet="vit_jax.models.axial_resnet:FAMILY",
-    text="vit_jax.models.later.text:FAMILY",
-    bert="vit_jax.models.later.bert:FAMILY",
-    regnet="vit_jax.models.later.regnet:FAMILY",
-)
-
-# Attributes of each kind by the name of a size, such as `B/16`.
-VARIANTS_OF: dict[str, dict[str, dict[str, Any]]] = {
-    "vit": variants.VIT,
-    "deit": later.DEIT,
-    "modern_vit": later.MODERN,
-    "mae": later.MAE,
-    "bit": variants.BIT,
-    "mixer": later.MIXER,
-    "axial_vit": variants.AXIAL,
-    "axial_resnet": variants.AXIAL_RESNET,
-    "text": later.TEXT,
-    "bert": later.BERT,
-    "regnet": later.REGNET,
+# Of each kind its file, and attributes by the name of a size, such as `B/16`.
+_KINDS: dict[str, tuple[str, dict[str, dict[str, Any]]]] = {
+    "vit": ("vit", variants.VIT),
+    "deit": ("later.deit", later.DEIT),
+    "modern_vit": ("later.modern_vit", later.MODERN),
+    "mae": ("later.mae", later.MAE),
+    "bit": ("bit", variants.BIT),
+    "mixer": ("later.mixer", later.MIXER),
+    "axial_vit": ("axial_vit", variants.AXIAL),
+    "axial_resnet": ("axial_resnet", variants.AXIAL_RESNET),
+    "text": ("later.text", later.TEXT),
+    "bert": ("later.bert", later.BERT),
+    "regnet": ("later.regnet", later.REGNET),
 }
+MODELS = Kinds({name: f"vit_jax.models.{file}:FAMILY" for name, (file, _) in _KINDS.items()})
+VARIANTS_OF = {name: sizes for name, (_, sizes) in _KINDS.items()}
 
 # All named sizes, each with its kind of model.
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -83,13 +71,12 @@ def create_model(
     for key, field in family.keys.items():
         if key not in kwargs and field.default is dataclasses.MISSING:
             raise UserError(f"model.{key} has no default for model.name={name!r}; set it.")
-    computed: Any = dtype
     if isinstance(dtype, str):
         check_known("model.dtype", dtype, DTYPES)
-        computed = DTYPES[dtype]
     # Lists become tuples: linen hashes a module's attributes.
     attributes = {k: tuple(v) if isinstance(v, list) else v for k, v in kwargs.items()}
-    module = family.module(num_classes=num_classes, dtype=computed, **attributes)  # type: ignore[call-arg]
+    attributes |= {"num_classes": num_classes, "dtype": DTYPES.get(dtype, dtype)}
+    module = family.module(**attributes)
     _check_attributes(family, module)
     return module
 

@@ -14,6 +14,8 @@ from typing import Any
 
 import flax.linen as nn
 
+from vit_jax.models.tokens import pixels_per_token, token_grid
+
 # Depth of a row: before the first block, in a block (or the scan over blocks), after the last.
 FIRST, BLOCK, LAST = "first", "block", "last"
 
@@ -26,12 +28,11 @@ class Row:
 
     Its role, if any: `image` is the kernel of the convolution on the image; `patches` the one that
     makes tokens of the image or of the output of `image`; `vocabulary` embeds the tokens of a text;
-    `token` precedes the grid of patches;
-    `positions` are the position embeddings [1, N, D], with rows for these tokens if `of_tokens`,
-    `axis_positions` those along an axis of the grid, [n, d], `offsets` relative ones of all N
-    tokens, [2 N - 1, d], `offset_grid` by row and column, [2 h - 1, 2 w - 1, d]; `head` is
-    replaced in fine-tuning; `pre_logits` is the layer below the head; `training` exists only for
-    some training objective.
+    `token` precedes the grid of patches; `positions` are the position embeddings [1, N, D], with
+    rows for these tokens if `of_tokens`, `axis_positions` those along an axis of the grid, [n, d],
+    `offsets` relative ones of all N tokens, [2 N - 1, d], `offset_grid` by row and column,
+    [2 h - 1, 2 w - 1, d]; `head` is replaced in fine-tuning; `pre_logits` is the layer below it;
+    `training` exists only for some training objective.
     """
 
     pattern: str  # matches the full name in the model's own tree; group `block` is its number
@@ -44,11 +45,16 @@ class Row:
     is_statistic: bool = False  # of a batch norm: measured in training, without a gradient
 
 
+def dense_rows(
+    layer: str, *axes: str | None, depth: str = BLOCK, role: str = ""
+) -> tuple[Row, Row]:
+    """Kernel with these axes, and bias with the last one."""
+    kernel = Row(f"{layer}/kernel", axes, depth, role)
+    return kernel, dataclasses.replace(kernel, pattern=f"{layer}/bias", axes=axes[-1:])
+
+
 # A single head.
-HEAD = (
-    Row("head/kernel", ("embed", "classes"), LAST, role="head"),
-    Row("head/bias", ("classes",), LAST, role="head"),
-)
+HEAD = dense_rows("head", "embed", "classes", depth=LAST, role="head")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -64,8 +70,7 @@ class Family:
 
     Attributes:
       module: a linen module class.
-      input: key of the example that is its input: `image`, or `text` (int32 [B, T]; has only
-        `prefix_tokens`, `head_input` and `logits_per_token` of the attributes above).
+      input: key of the example that is its input: `image`, or `text` (int32 [B, T]).
       title: for model cards.
       acronym: prefix of variant names, as in ViT-B/16.
       rows: of all parameters.
@@ -115,6 +120,49 @@ class Family:
     def block_name(self) -> str:
         """`blocks` without its parent modules."""
         return self.blocks.rpartition("/")[2]
+
+
+class ModelBase(nn.Module):
+    """What most models have of what `Family` asks for, and attributes that several have.
+
+    Attributes:
+      num_classes: number of logits, or width of a text's embedding; 0 returns the representation
+        instead.
+      patch_size: side of a patch in pixels, or (height, width).
+      head_bias_init: constant; -10 if the loss is a sigmoid over many classes.
+      gelu: `tanh`, or `exact`.
+      layer_norm_epsilon: of all norms.
+      attention: implementation of the attention, see `kernels/attention.py`.
+      remat: one of `REMAT_POLICIES`.
+      scan: compile the blocks as one loop.
+      dtype: of the computation; parameters, softmax, norms' statistics, means over places and
+        logits are float32.
+    """
+
+    @property
+    def prefix_tokens(self) -> tuple[str, ...]:
+        return ()
+
+    @property
+    def head_input(self) -> str:
+        return "pre_logits"
+
+    @property
+    def logits_per_token(self) -> bool:
+        return False
+
+    @property
+    def stem(self) -> tuple[Any, Any]:
+        """The patch size, and the stages of convolutions below; None for what there is not."""
+        return getattr(self, "patch_size", None), getattr(self, "resnet_layers", None)
+
+    @property
+    def pixels_per_token(self) -> tuple[int, int]:
+        return pixels_per_token(*self.stem)
+
+    @nn.nowrap
+    def token_grid(self, image_size: tuple[int, int]) -> tuple[int, int]:
+        return token_grid(image_size, *self.stem)
 
 
 def scale_of_width(width: int) -> int:

@@ -29,17 +29,13 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from flax.traverse_util import flatten_dict
 
 from vit_jax.errors import UserError
 from vit_jax.models.create import clone_with, family_of
+from vit_jax.models.look import capture
 from vit_jax.wording import nearest
-
-# (params, images) -> features by name
-FeatureFunction = Callable[[Any, jax.Array], dict[str, jax.Array]]
 
 _BLOCK = re.compile(r"block_(\d+)(_tokens|_normed)?")
 
@@ -52,29 +48,26 @@ def available_features(module: Any) -> list[str]:
     names += [*module.prefix_tokens, "gap"]
     names += ["tokens"] if family.tokens else []
     names += ["patches"] if family.tokens and family.input == "image" else []
-    ends = ("", "_tokens", *(["_normed"] if family.last_norm(module) else []))
-    for i in range(_num_blocks(module)):
-        names += [f"block_{i}{end}" for end in ends]
-    return names
+    return names + [f"block_{i}{end}" for i in range(_num_blocks(module)) for end in _ends(module)]
 
 
 def _num_blocks(module: Any) -> int:
     return module.num_layers if family_of(module).blocks else 0
 
 
+def _ends(module: Any) -> list[str]:
+    """Of the names of a block's features."""
+    return ["", "_tokens", *(["_normed"] if family_of(module).last_norm(module) else [])]
+
+
 def check_features(module: Any, features: Iterable[str], key: str = "--features") -> list[str]:
     """The names without duplicates; UserError for a feature that the model does not have."""
     known = available_features(module)
     names = list(dict.fromkeys(name.strip() for name in features if name.strip()))
-    listing = ", ".join(name for name in known if not _BLOCK.fullmatch(name))
-    if count := _num_blocks(module):
-        last = count - 1
-        listing += f", block_0 to block_{last}, block_0_tokens to block_{last}_tokens"
-        listing += (
-            f", block_0_normed to block_{last}_normed"
-            if family_of(module).last_norm(module)
-            else ""
-        )
+    shown = [name for name in known if not _BLOCK.fullmatch(name)]
+    if last := _num_blocks(module):
+        shown += [f"block_0{end} to block_{last - 1}{end}" for end in _ends(module)]
+    listing = ", ".join(shown)
     if not names:
         raise UserError(f"{key} is empty; this model has {listing}.")
     for name in names:
@@ -85,40 +78,27 @@ def check_features(module: Any, features: Iterable[str], key: str = "--features"
     return names
 
 
-def feature_function(module: Any, names: Sequence[str]) -> FeatureFunction:
+def feature_function(
+    module: Any, names: Sequence[str]
+) -> Callable[[Any, jax.Array], dict[str, jax.Array]]:
     """`(params, images) -> {name: float32 [B, ...]}`, to be jitted.
 
-    Images are as the model takes them; parameters have the module's form, but the loop form for
-    features of single blocks. Other intermediate values are not kept.
-
-    Args:
-      module: a Vision Transformer or a ResNet.
-      names: from `check_features`.
+    Images are as the model takes them, `names` from `check_features`; parameters have the module's
+    form, but the loop form for features of single blocks. Other values are not kept.
     """
     family = family_of(module)
     if any(map(_BLOCK.fullmatch, names)):  # unrolled, so that single blocks can be captured
         module = clone_with(module, scan=False, remat="none")
     sources = {name: _module_of(module, name) for name in names}
 
-    def wanted(submodule: nn.Module, method: str) -> bool:
-        return method == "__call__" and submodule.name in sources.values()
-
     def function(params: Any, images: jax.Array) -> dict[str, jax.Array]:
-        logits, state = module.apply(
-            {"params": params},
-            images,
-            train=False,
-            capture_intermediates=wanted,
-            mutable=["intermediates"],
-        )
-        captured = flatten_dict(state.get("intermediates", {}))
-        outputs = {path[-2]: value[0] for path, value in captured.items() if "__call__" in path}
+        logits, captured = capture(module, params, images, sources.values())
+        outputs = {path.split("/")[-2]: v for path, v in captured.items() if "__call__" in path}
         outputs["logits"] = logits
         values = {name: _feature(module, name, outputs[sources[name]]) for name in sources}
+        norm: Any = family.last_norm(module)
         for name in [name for name in values if name.endswith("_normed")]:
-            norm: Any = family.last_norm(module)
-            own = {"params": params[family.tokens][norm.name]}
-            values[name] = norm.apply(own, values[name])
+            values[name] = norm.apply({"params": params[family.tokens][norm.name]}, values[name])
         return {name: jnp.asarray(value, jnp.float32) for name, value in values.items()}
 
     return function
@@ -127,16 +107,10 @@ def feature_function(module: Any, names: Sequence[str]) -> FeatureFunction:
 def vector_feature(
     module: Any, name: str, image_shape: tuple[int, ...], params: Any, key: str = "--feature"
 ) -> Callable[[Any, jax.Array], jax.Array]:
-    """`(params, images) -> float32 [B, D]`, see `feature_function`.
-
-    Args:
-      module, name: see there.
-      image_shape: [H, W, C].
-      params: of the module; shapes suffice.
-      key: flag or config key for error messages.
+    """`(params, images) -> float32 [B, D]`, see `feature_function`; of `params` shapes suffice.
 
     Raises:
-      UserError: unknown feature, or not one vector per image.
+      UserError: `key` names an unknown feature, or not one vector per image of [H, W, C].
     """
     check_features(module, [name], key)
     function = feature_function(module, [name])

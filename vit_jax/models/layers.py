@@ -13,9 +13,9 @@ import numpy as np
 
 from vit_jax.errors import UserError
 from vit_jax.models.kernels.elementwise import gelu as gelu
-from vit_jax.models.kernels.elementwise import normalize, random_words
-from vit_jax.models.kernels.elementwise import residual as residual
+from vit_jax.models.kernels.elementwise import normalize, random_words, residual
 from vit_jax.models.kernels.products import convolve_patches, dot_general
+from vit_jax.models.tokens import patch_shape
 
 # What the forward pass saves; the backward pass recomputes the rest.
 REMAT_POLICIES: dict[str, Any] = {
@@ -39,8 +39,14 @@ def head(num_classes: int, bias: float, name: str = "head") -> nn.Module:
     return nn.Dense(num_classes, kernel_init=zeros, bias_init=constant, name=name)
 
 
-# As a convolution whose windows are the patches: [B, H, W, C] -> [B, h, w, D].
-PatchEmbedding = functools.partial(nn.Conv, padding="VALID", conv_general_dilated=convolve_patches)
+def embed_patches(
+    model: Any, images: jax.Array, name: str = "embedding", **options: Any
+) -> jax.Array:
+    """A convolution whose windows are a model's patches: [B, H, W, C] -> [B, h, w, D]."""
+    patch = patch_shape(model.patch_size)
+    sizes = model.hidden_size, patch, patch, "VALID"
+    conv = functools.partial(nn.Conv, conv_general_dilated=convolve_patches, dtype=model.dtype)
+    return conv(*sizes, name=name, **options)(jnp.asarray(images, model.dtype))
 
 
 class LayerNorm(nn.Module):
@@ -134,9 +140,6 @@ class Dropout(nn.Module):
         return jnp.where(kept, jnp.asarray(x, jnp.float32) / (1.0 - self.rate), 0.0).astype(x.dtype)
 
 
-DEPTH_SHAPES = ("linear", "constant")
-
-
 def drop_rates(rate: float, num_layers: int, shape: str = "linear") -> np.ndarray | None:
     """Float32 [L]: `linear` from 0 for the first block to `rate` for the last, or `constant`.
 
@@ -167,17 +170,28 @@ class StochasticDepth(nn.Module):
         return jnp.where(kept, jnp.asarray(x, jnp.float32) / keep, 0.0).astype(x.dtype)
 
 
+def add_branch(x: jax.Array, y: jax.Array, drop_rate: Any, *, train: bool) -> jax.Array:
+    """x + y with stochastic depth: twice [B, ..., D] -> the same shape."""
+    return residual(x, StochasticDepth()(y, drop_rate, deterministic=not train))
+
+
+def loop_of(module: Any) -> dict[str, Any]:
+    """The arguments of `apply_blocks` that a module has as attributes."""
+    depth = "num_layers", "stochastic_depth_rate", "stochastic_depth_shape"
+    return {k: getattr(module, k) for k in (*depth, "remat", "scan") if hasattr(module, k)}
+
+
 def apply_blocks(
     create_block: Callable[..., nn.Module],
     x: jax.Array,
     *shared: jax.Array,
     name: str,
-    num_layers: int,
-    stochastic_depth_rate: float,
-    stochastic_depth_shape: str = "linear",
-    remat: str,
-    scan: bool,
     train: bool,
+    num_layers: int,
+    stochastic_depth_rate: float = 0.0,
+    stochastic_depth_shape: str = "linear",
+    remat: str = "none",
+    scan: bool = False,
 ) -> jax.Array:
     """Blocks `NAME_0`, `NAME_1`, ... of the module in whose compact `__call__` this is called.
 
@@ -188,8 +202,7 @@ def apply_blocks(
       create_block: called with `name`; the block as `block(x, drop_rate, *shared, train=train)`.
       x: [B, N, D], like the result.
       shared: the same for all blocks.
-      stochastic_depth_rate: of the last block, with its shape see `layers.drop_rates`.
-      remat: one of `REMAT_POLICIES`.
+      num_layers, ...: see `loop_of`.
     """
 
     def apply_block(block: nn.Module, x: jax.Array, drop_rate: Any) -> jax.Array:

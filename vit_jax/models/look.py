@@ -13,10 +13,9 @@ hidden size, d: width of a head.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from flax.traverse_util import flatten_dict
@@ -25,8 +24,7 @@ from vit_jax.errors import UserError
 from vit_jax.kinds import check_known
 from vit_jax.models.create import clone_with, family_of
 
-PROJECTIONS = ("query", "key", "value")
-INSIDE = ("attention", *PROJECTIONS, "tokens")
+INSIDE = ("attention", "query", "key", "value", "tokens")
 
 
 def can_show(module: Any) -> tuple[str, ...]:
@@ -59,27 +57,30 @@ def look(
             has = " and ".join(can_show(model)) or "no blocks"
             raise UserError(f"this model has no {name}; it has {has}.")
     model = clone_with(model, attention="reference", remat="none")
+    is_stacked = getattr(model, "scan", False)
+    numbers = [""] if is_stacked else [f"_{i}" for i in range(model.num_layers)]
+    blocks = [f"{family.block_name}{number}" for number in numbers] if "tokens" in what else []
+    _, captured = capture(model, params, images, {*what, *blocks})
+    tails = {"tokens": "__call__", "attention": f"{family.attention}/attention_weights"}
 
-    def wanted(module: nn.Module, method: str) -> bool:
-        is_block = (module.name or "").startswith(family.block_name) and "tokens" in what
-        return method == "__call__" and (is_block or module.name in what)
+    def of_blocks(name: str) -> jax.Array:
+        tail = tails.get(name, f"{family.attention}/{name}/__call__")
+        values = [captured[f"{family.blocks}{number}/{tail}"] for number in numbers]
+        return values[0] if is_stacked else jnp.stack(values)
 
-    _, state = model.apply(
+    return {name: of_blocks(name) for name in what}
+
+
+def capture(
+    model: Any, params: Any, inputs: Any, names: Collection[str]
+) -> tuple[jax.Array, dict[str, jax.Array]]:
+    """The model's output, and by `path/__call__` the outputs of its submodules with these names."""
+    outputs, state = model.apply(
         {"params": params},
-        images,
+        inputs,
         train=False,
-        capture_intermediates=wanted,
+        capture_intermediates=lambda part, method: method == "__call__" and part.name in names,
         mutable=["intermediates"],
     )
-    captured = flatten_dict(state["intermediates"], sep="/")
-
-    def of_block(name: str, block: str) -> jax.Array:
-        if name == "tokens":
-            return captured[f"{block}/__call__"][0]
-        inside = "attention_weights" if name == "attention" else f"{name}/__call__"
-        return captured[f"{block}/{family.attention}/{inside}"][0]
-
-    if getattr(model, "scan", False):  # stacked already
-        return {name: of_block(name, family.blocks) for name in what}
-    blocks = [f"{family.blocks}_{i}" for i in range(model.num_layers)]
-    return {name: jnp.stack([of_block(name, block) for block in blocks]) for name in what}
+    captured = flatten_dict(state.get("intermediates", {}), sep="/")
+    return outputs, {name: values[0] for name, values in captured.items()}

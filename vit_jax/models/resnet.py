@@ -7,6 +7,7 @@ official code, or with batch normalisation; that of BiT (`bit.py`) is pre-activa
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -62,6 +63,15 @@ class StdConv(nn.Conv):
         return self.standardize(value) if name == "kernel" else value
 
 
+def symmetric_conv(
+    features: int, size: int, stride: int, name: str, *, kind: Any = nn.Conv, **options: Any
+) -> nn.Module:
+    """A convolution without bias, with the same padding on both sides, as in PyTorch."""
+    padding = ((size // 2, size // 2),) * 2
+    sizes = (size, size), (stride, stride), padding
+    return kind(features, *sizes, use_bias=False, name=name, **options)
+
+
 @dataclasses.dataclass(frozen=True)
 class ResNetLayers:
     """Convolutions without bias and norms: standardised and of groups, or plain and of batches."""
@@ -69,18 +79,20 @@ class ResNetLayers:
     batch_norm: bool
     train: bool
     dtype: Any
+    standardize: Callable[[jax.Array], jax.Array] = weight_standardize
+    epsilon: float = GROUP_NORM_EPSILON
 
-    def conv(self, features: int, size: int, strides: tuple[int, int], name: str) -> nn.Module:
-        kind = nn.Conv if self.batch_norm else StdConv
-        return kind(features, (size, size), strides, use_bias=False, dtype=self.dtype, name=name)
+    def conv(self, features: int, size: int, stride: int, name: str) -> nn.Module:
+        standardized = functools.partial(StdConv, standardize=self.standardize)
+        kind = nn.Conv if self.batch_norm else standardized
+        sizes = (size, size), (stride, stride)
+        return kind(features, *sizes, use_bias=False, dtype=self.dtype, name=name)
 
     def norm(self, part: str, **kwargs: Any) -> nn.Module:
         """`gn1` or `bn1` for the part `1`."""
         if self.batch_norm:
             return BatchNorm(self.train, dtype=self.dtype, name=f"bn{part}", **kwargs)
-        return nn.GroupNorm(
-            epsilon=GROUP_NORM_EPSILON, dtype=self.dtype, name=f"gn{part}", **kwargs
-        )
+        return nn.GroupNorm(epsilon=self.epsilon, dtype=self.dtype, name=f"gn{part}", **kwargs)
 
 
 class ResidualUnit(nn.Module):
@@ -91,60 +103,88 @@ class ResidualUnit(nn.Module):
 
     features: int
     layers: ResNetLayers
-    strides: tuple[int, int] = (1, 1)
+    stride: int
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         conv, norm = self.layers.conv, self.layers.norm
         features_out = 4 * self.features
         shortcut = x
-        if x.shape[-1] != features_out or self.strides != (1, 1):
-            shortcut = conv(features_out, 1, self.strides, "conv_proj")(x)
+        if x.shape[-1] != features_out or self.stride != 1:
+            shortcut = conv(features_out, 1, self.stride, "conv_proj")(x)
             shortcut = norm("_proj")(shortcut)  # [B, H/s, W/s, 4F]
 
-        y = conv(self.features, 1, (1, 1), "conv1")(x)
-        y = nn.relu(norm("1")(y))  # [B, H, W, F]
-        y = conv(self.features, 3, self.strides, "conv2")(y)
-        y = nn.relu(norm("2")(y))  # [B, H/s, W/s, F]
-        y = conv(features_out, 1, (1, 1), "conv3")(y)
+        y = conv(self.features, 1, 1, "conv1")(x)
+        y = self._mix(nn.relu(norm("1")(y)))  # [B, H/s, W/s, F]
+        y = conv(features_out, 1, 1, "conv3")(y)
         # Scale 0: at initialisation the unit is its shortcut.
         y = norm("3", scale_init=nn.initializers.zeros_init())(y)  # [B, H/s, W/s, 4F]
         return nn.relu(y + shortcut)
 
+    def _mix(self, y: jax.Array) -> jax.Array:
+        """The step that sees other places: [B, H, W, F] -> [B, H/s, W/s, F]."""
+        y = self.layers.conv(self.features, 3, self.stride, "conv2")(y)
+        return nn.relu(self.layers.norm("2")(y))
 
-class ResNetStage(nn.Module):
-    """`num_units` residual units, the first with stride: [B, H, W, C] -> [B, H/s, W/s, 4F]."""
 
+class Stage(nn.Module):
+    """Residual units, the first with a stride: [B, H, W, C] -> [B, H/s, W/s, C']."""
+
+    create_unit: Callable[..., nn.Module]  # of a stride and a name
     num_units: int
-    features: int
-    first_stride: tuple[int, int]
-    layers: ResNetLayers
+    stride: int
+    digits: int  # of a unit's number in its name
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         for i in range(self.num_units):
-            strides = self.first_stride if i == 0 else (1, 1)
-            x = ResidualUnit(self.features, self.layers, strides, name=f"unit{i + 1}")(x)
+            name = f"unit{i + 1:0{self.digits}}"
+            x = self.create_unit(stride=1 if i else self.stride, name=name)(x)
         return x
 
 
+def apply_stages(
+    x: jax.Array,
+    units: Sequence[int],
+    width: int,
+    unit: type[nn.Module],
+    *,
+    remat: str = "none",
+    digits: int = 1,
+    **attributes: Any,
+) -> jax.Array:
+    """Stages `block1`, ...: [B, H, W, C] -> [B, H/d, W/d, C'], d = 2^(stages - 1).
+
+    Args:
+      units: their number in each stage.
+      width: `features` of the units of the first stage, which double from stage to stage.
+      unit: module with `features`, `stride` and `attributes`.
+      remat: `none`, or `full`, which saves only the input of each unit.
+    """
+    unit = nn.remat(unit) if remat == "full" else unit
+    for i, num_units in enumerate(units):
+        create_unit = functools.partial(unit, features=width * 2**i, **attributes)
+        x = Stage(create_unit, num_units, 2 if i else 1, digits, name=f"block{i + 1}")(x)
+    return x
+
+
 def resnet_features(
-    x: jax.Array, units: Sequence[int], width: int, layers: ResNetLayers
+    x: jax.Array,
+    units: Sequence[int],
+    width: int,
+    layers: ResNetLayers,
+    unit: type[nn.Module] = ResidualUnit,
+    remat: str = "none",
 ) -> jax.Array:
     """Stem and stages: [B, H, W, C] -> [B, H/d, W/d, C'], d = 4 * 2^(stages - 1); 4 for no stage.
 
-    Called inside the model's compact `__call__`, so that the parameters are at the root of the
-    tree (`conv_root`, `gn_root`, `block1/unit1/...`), as in published files.
+    Called in the model's compact `__call__`: parameters are at the root, as in published files.
     """
-    x = layers.conv(width, 7, (2, 2), "conv_root")(x)
+    x = layers.conv(width, 7, 2, "conv_root")(x)
     x = layers.norm("_root")(x)
     x = nn.relu(x)  # [B, H/2, W/2, width]
     x = nn.max_pool(x, window_shape=(3, 3), strides=(2, 2), padding="SAME")  # [B, H/4, W/4, width]
-    for i, num_units in enumerate(units):
-        first_stride = (1, 1) if i == 0 else (2, 2)
-        stage = ResNetStage(num_units, width * 2**i, first_stride, layers, name=f"block{i + 1}")
-        x = stage(x)
-    return x
+    return apply_stages(x, units, width, unit, remat=remat, layers=layers)
 
 
 def units_of_stages(shapes: Shapes, pattern: str) -> dict[int, int]:

@@ -20,10 +20,7 @@ def patch_shape(patch_size: int | tuple[int, ...]) -> tuple[int, int]:
 def pixels_per_token(
     patch_size: int | tuple[int, int] | None, resnet_layers: tuple[int, ...] | None
 ) -> tuple[int, int]:
-    """Height and width of a token in pixels: a patch times the ResNet's down-sampling.
-
-    Without patches (None), for a ResNet: of a cell of its last feature map.
-    """
+    """Height and width of a token, or of a cell of a ResNet's last feature map, in pixels."""
     height, width = (1, 1) if patch_size is None else patch_shape(patch_size)
     factor = _downsampling(resnet_layers)
     return height * factor, width * factor
@@ -39,9 +36,7 @@ def token_grid(
     patch_size: int | tuple[int, int] | None,
     resnet_layers: tuple[int, ...] | None = None,
 ) -> tuple[int, int]:
-    """Rows and columns of tokens for images of (height, width) pixels.
-
-    A ResNet without patches takes images of any size.
+    """Rows and columns of tokens for images of (height, width) pixels; any, without patches.
 
     Raises:
       UserError: the patch does not divide the image (for a hybrid: its feature map); names the
@@ -78,8 +73,12 @@ def sincos2d(grid: tuple[int, int], hidden_size: int) -> np.ndarray:
             f"model.hidden_size={hidden_size} must be a multiple of 4, and at least 8, for "
             "model.position_embedding='sincos2d'."
         )
-    y, x = np.mgrid[: grid[0], : grid[1]].astype(np.float32).reshape(2, -1, 1)  # [h*w, 1] each
     exponents = np.arange(quarter, dtype=np.float32) / np.float32(quarter - 1)
-    omega = (np.float32(1.0) / np.float32(10_000.0) ** exponents)[None]  # [1, D/4]
+    return sincos(grid, np.float32(1.0) / np.float32(10_000.0) ** exponents)[None]
+
+
+def sincos(grid: tuple[int, int], omega: np.ndarray) -> np.ndarray:
+    """sin(x w), cos(x w), sin(y w) and cos(y w) of each cell (x, y): [D/4] -> [h*w, D]."""
+    y, x = np.mgrid[: grid[0], : grid[1]].astype(omega.dtype).reshape(2, -1, 1)  # [h*w, 1] each
     parts = [np.sin(x * omega), np.cos(x * omega), np.sin(y * omega), np.cos(y * omega)]
-    return np.concatenate(parts, axis=1)[None]
+    return np.concatenate(parts, axis=1)

@@ -8,42 +8,16 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
 from vit_jax.errors import UserError
-from vit_jax.models import resnet
-from vit_jax.models.family import (
-    BLOCK,
-    FIRST,
-    HEAD,
-    LAST,
-    Family,
-    Row,
-    Shapes,
-    axis_of,
-    count_blocks,
-    layer_width,
-    patch_size_of,
-)
+from vit_jax.models import family, layers, resnet
+from vit_jax.models.family import BLOCK, FIRST, HEAD, LAST, Family, ModelBase, Row, Shapes
 from vit_jax.models.kernels.attention import NAMES, AttentionFn, MultiHeadDotProductAttention
-from vit_jax.models.layers import (
-    REMAT_POLICIES,
-    BatchNorm,
-    Dense,
-    Dropout,
-    IdentityLayer,
-    LayerNorm,
-    PatchEmbedding,
-    StochasticDepth,
-    apply_blocks,
-    gelu,
-    head,
-    residual,
-)
 from vit_jax.models.positions import (
     POSITION_EMBEDDINGS,
     add_at_stem,
@@ -52,9 +26,7 @@ from vit_jax.models.positions import (
     infer_positions,
     position_rows,
 )
-from vit_jax.models.positions import AddPositionEmbs as AddPositionEmbs
 from vit_jax.models.resnet import ResNetLayers, resnet_features
-from vit_jax.models.tokens import patch_shape, pixels_per_token, token_grid
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,13 +46,13 @@ class BlockConfig:
     dtype: Any = jnp.float32
 
     @classmethod
-    def of(cls, model: Any, **others: Any) -> BlockConfig:
+    def of(cls, model: Any, **others: Any) -> Self:
         """From the model's attributes of these names, and `others`."""
         names = [field.name for field in dataclasses.fields(cls) if hasattr(model, field.name)]
         return cls(**{name: getattr(model, name) for name in names}, **others)
 
     def norm(self, name: str | None = None) -> nn.Module:
-        return LayerNorm(epsilon=self.layer_norm_epsilon, dtype=self.dtype, name=name)
+        return layers.LayerNorm(epsilon=self.layer_norm_epsilon, dtype=self.dtype, name=name)
 
     def msa(self, *, train: bool, bias: Any = None) -> nn.Module:
         """Equations 5 to 8; for `bias` see `AttentionFn`."""
@@ -101,12 +73,13 @@ class MlpBlock(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array, *, train: bool) -> jax.Array:
         c = self.config
-        dense = functools.partial(Dense, dtype=c.dtype, bias_init=nn.initializers.normal(1e-6))
+        init = nn.initializers.normal(1e-6)
+        dense = functools.partial(layers.Dense, dtype=c.dtype, bias_init=init)
         y = dense(c.mlp_dim)(x)  # [B, N, M]
-        y = gelu(y, c.gelu)
-        y = Dropout(c.dropout_rate)(y, deterministic=not train)
+        y = layers.gelu(y, c.gelu)
+        y = layers.Dropout(c.dropout_rate)(y, deterministic=not train)
         y = dense(x.shape[-1])(y)  # [B, N, D]
-        return Dropout(c.dropout_rate)(y, deterministic=not train)
+        return layers.Dropout(c.dropout_rate)(y, deterministic=not train)
 
 
 class Encoder1DBlock(nn.Module):
@@ -127,12 +100,12 @@ class Encoder1DBlock(nn.Module):
         x, bias = add_in_block(c, x, positions)  # the paper's model adds its own at the stem
         y = c.norm()(x)
         y = self._attend(y, bias, train=train)
-        y = Dropout(c.dropout_rate)(y, deterministic=not train)
-        x = residual(x, StochasticDepth()(y, drop_rate, deterministic=not train))
+        y = layers.Dropout(c.dropout_rate)(y, deterministic=not train)
+        x = layers.add_branch(x, y, drop_rate, train=train)
 
         y = c.norm()(x)
         y = MlpBlock(c)(y, train=train)
-        return residual(x, StochasticDepth()(y, drop_rate, deterministic=not train))
+        return layers.add_branch(x, y, drop_rate, train=train)
 
     def _attend(self, x: jax.Array, bias: Any, *, train: bool) -> jax.Array:
         """MSA of all tokens, [B, N, D] -> [B, N, D]; other models have lines of them."""
@@ -154,17 +127,14 @@ class Encoder(nn.Module):
         """`positions` [1, N, D] are added; None: those of the config."""
         c = self.config
         x, shared = add_at_stem(c, x, positions)
-        x = Dropout(c.dropout_rate)(x, deterministic=not train)
-        x = apply_blocks(
+        x = layers.Dropout(c.dropout_rate)(x, deterministic=not train)
+        x = layers.apply_blocks(
             functools.partial(self.block, c),
             x,
             *shared,
             name="encoderblock",
-            num_layers=self.num_layers,
-            stochastic_depth_rate=self.stochastic_depth_rate,
-            remat=self.remat,
-            scan=self.scan,
             train=train,
+            **layers.loop_of(self),
         )
         return c.norm("encoder_norm")(x)  # equation 4
 
@@ -187,11 +157,10 @@ class MAPHead(nn.Module):
         return (x + MlpBlock(c)(y, train=train))[:, 0]  # [B, D]
 
 
-class VisionTransformer(nn.Module):
-    """Images to logits, [B, H, W, C] -> [B, num_classes] float32.
+class VisionTransformer(ModelBase):
+    """Images to logits, [B, H, W, C] -> [B, num_classes] float32. See also `ModelBase`.
 
     Attributes:
-      num_classes: number of logits; 0 returns the representation instead.
       patch_size: side of a patch in pixels, or (height, width); for a hybrid, in cells of the
         ResNet's feature map. Incomplete patches at the border are dropped.
       hidden_size, num_layers, mlp_dim, num_heads: table 1 of the paper.
@@ -204,7 +173,6 @@ class VisionTransformer(nn.Module):
       classifier: the head's input: `token` (class token), `gap` (mean over tokens), `map`
         (attention pooling), or every token: `unpooled` (without class token) and
         `token_unpooled` (with it), which give [B, N, num_classes].
-      head_bias_init: constant; -10 if the loss is a sigmoid over many classes.
       head_norm: a batch norm without scale and bias in front of the head (MAE's linear probe,
         2111.06377, appendix A.1).
       position_embedding: `learned`, or another of the table in `positions.py`.
@@ -213,14 +181,10 @@ class VisionTransformer(nn.Module):
       gelu: `tanh` as in Google's models, or `exact` as in timm and Hugging Face
         (logits of B/16 differ by about 4e-4).
       layer_norm_epsilon: 1e-6 in every published model but Hugging Face's own (1e-12).
-      attention: implementation of the attention, see `kernels/attention.py`.
       resnet_layers: units per stage of a hybrid's ResNet; (): only its stem; None: no ResNet.
       resnet_width_factor: multiplies the channels of a hybrid's ResNet.
       resnet_batch_norm: batch norms and plain convolutions in a hybrid's ResNet, instead of group
         norms and standardised convolutions.
-      remat: one of `REMAT_POLICIES`.
-      scan: compile the blocks as one loop.
-      dtype: of the computation; parameters, softmax, norms' statistics and logits are float32.
     """
 
     num_classes: int
@@ -257,11 +221,6 @@ class VisionTransformer(nn.Module):
         return ("cls",) if self.classifier in ("token", "token_unpooled") else ()
 
     @property
-    def pixels_per_token(self) -> tuple[int, int]:
-        """Height and width of the image region that becomes a token."""
-        return pixels_per_token(self.patch_size, self.resnet_layers)
-
-    @property
     def head_input(self) -> str:
         """The submodule whose output is the head's input."""
         return "pre_logits" if self.representation_size is None else "representation"
@@ -269,11 +228,6 @@ class VisionTransformer(nn.Module):
     @property
     def logits_per_token(self) -> bool:
         return self.classifier in ("unpooled", "token_unpooled")
-
-    @nn.nowrap
-    def token_grid(self, image_size: tuple[int, int]) -> tuple[int, int]:
-        """Rows and columns of tokens of images of (height, width); UserError if they do not fit."""
-        return token_grid(image_size, self.patch_size, self.resnet_layers)
 
     @nn.compact
     def __call__(
@@ -286,12 +240,10 @@ class VisionTransformer(nn.Module):
         x = jnp.asarray(images, self.dtype)
         if self.resnet_layers is not None:
             width = 64 * self.resnet_width_factor
-            layers = ResNetLayers(self.resnet_batch_norm, train, self.dtype)
-            x = resnet_features(x, self.resnet_layers, width, layers)  # [B, H/d, W/d, C']
+            parts = ResNetLayers(self.resnet_batch_norm, train, self.dtype)
+            x = resnet_features(x, self.resnet_layers, width, parts)  # [B, H/d, W/d, C']
 
-        patch = patch_shape(self.patch_size)
-        embedding = functools.partial(PatchEmbedding, dtype=self.dtype, name="embedding")
-        x = embedding(self.hidden_size, patch, patch)(x)  # x_p E of equation 1, [B, h, w, D]
+        x = layers.embed_patches(self, x)  # x_p E of equation 1, [B, h, w, D]
         batch_size, height, width, hidden_size = x.shape
         x = jnp.reshape(x, (batch_size, height * width, hidden_size))  # [B, h*w, D]
         if corruption is not None:
@@ -302,15 +254,9 @@ class VisionTransformer(nn.Module):
             for token in map(self._token, self.prefix_tokens)
         ]
         x = jnp.concatenate([*tokens, x], axis=1)  # [B, N, D]
-        x = Encoder(
-            BlockConfig.of(self, grid=(height, width)),
-            num_layers=self.num_layers,
-            stochastic_depth_rate=self.stochastic_depth_rate,
-            remat=self.remat,
-            scan=self.scan,
-            block=self.block,
-            name="Transformer",
-        )(x, train=train)
+        config = BlockConfig.of(self, grid=(height, width))
+        encoder = Encoder(config, **layers.loop_of(self), block=self.block, name="Transformer")
+        x = encoder(x, train=train)
         return self._classify(self._pool(x, train=train), train=train)
 
     def _token(self, name: str) -> jax.Array:
@@ -340,16 +286,16 @@ class VisionTransformer(nn.Module):
     def _classify(self, x: jax.Array, *, train: bool) -> jax.Array:
         """[..., D] -> [..., K] float32; the representation if num_classes is 0."""
         if self.representation_size is None:
-            x = IdentityLayer(name="pre_logits")(x)
+            x = layers.IdentityLayer(name="pre_logits")(x)
         else:
             dense = nn.Dense(self.representation_size, dtype=self.dtype, name="pre_logits")
-            x = IdentityLayer(name="representation")(nn.tanh(dense(x)))  # [..., R]
+            x = layers.IdentityLayer(name="representation")(nn.tanh(dense(x)))  # [..., R]
         x = jnp.asarray(x, jnp.float32)
         if not self.num_classes:
             return x
         if self.head_norm:
-            x = BatchNorm(train, epsilon=HEAD_NORM_EPSILON, affine=False, name="head_norm")(x)
-        return head(self.num_classes, self.head_bias_init)(x)
+            x = layers.BatchNorm(train, HEAD_NORM_EPSILON, affine=False, name="head_norm")(x)
+        return layers.head(self.num_classes, self.head_bias_init)(x)
 
 
 HEAD_NORM_EPSILON = 1e-6
@@ -365,12 +311,9 @@ def attention_rows(prefix: str, depth: str = BLOCK) -> tuple[Row, ...]:
     return (
         Row(f"{attention}/(?:query|key|value)/kernel", ("embed", "heads", None), depth),
         Row(f"{attention}/(?:query|key|value)/bias", ("heads", None), depth),
-        Row(f"{attention}/out/kernel", ("heads", None, "embed"), depth),
-        Row(f"{attention}/out/bias", ("embed",), depth),
-        Row(f"{mlp}/Dense_0/kernel", ("embed", "mlp"), depth),
-        Row(f"{mlp}/Dense_0/bias", ("mlp",), depth),
-        Row(f"{mlp}/Dense_1/kernel", ("mlp", "embed"), depth),
-        Row(f"{mlp}/Dense_1/bias", ("embed",), depth),
+        *family.dense_rows(f"{attention}/out", "heads", None, "embed", depth=depth),
+        *family.dense_rows(f"{mlp}/Dense_0", "embed", "mlp", depth=depth),
+        *family.dense_rows(f"{mlp}/Dense_1", "mlp", "embed", depth=depth),
         Row(f"{prefix}/LayerNorm_[01]/(?:scale|bias)", ("embed",), depth),
     )
 
@@ -381,9 +324,9 @@ MAP_ROWS = (Row("MAPHead_0/probe", (None, None, "embed"), LAST), *attention_rows
 def infer_blocks(shapes: Shapes, blocks: str, part: str = "") -> dict[str, Any]:
     """What the shapes of the blocks, or of this part of each, determine, see `Family.infer`."""
     return {
-        "num_layers": count_blocks(shapes, blocks),
-        "mlp_dim": axis_of(shapes, f"{blocks}_0{part}/MlpBlock_0/Dense_0/kernel", 2, 1),
-        "num_heads": axis_of(shapes, f"{blocks}_0{part}/{ATTENTION}/query/kernel", 3, 1),
+        "num_layers": family.count_blocks(shapes, blocks),
+        "mlp_dim": family.axis_of(shapes, f"{blocks}_0{part}/MlpBlock_0/Dense_0/kernel", 2, 1),
+        "num_heads": family.axis_of(shapes, f"{blocks}_0{part}/{ATTENTION}/query/kernel", 3, 1),
     }
 
 
@@ -391,12 +334,12 @@ def infer(shapes: Shapes) -> dict[str, Any]:
     """See `Family.infer`."""
     has_pooling = any(name.startswith("MAPHead_0/") for name in shapes)
     return {
-        "patch_size": patch_size_of(shapes, "embedding/kernel"),
-        "hidden_size": axis_of(shapes, "embedding/kernel", 4, 3),
+        "patch_size": family.patch_size_of(shapes, "embedding/kernel"),
+        "hidden_size": family.axis_of(shapes, "embedding/kernel", 4, 3),
         **infer_blocks(shapes, BLOCKS),
         **resnet.infer(shapes, "conv_root/kernel"),
         "resnet_batch_norm": "bn_root/scale" in shapes,
-        "representation_size": layer_width(shapes, "pre_logits"),
+        "representation_size": family.layer_width(shapes, "pre_logits"),
         "head_norm": "head_norm/mean" in shapes,
         "classifier": "token" if "cls" in shapes else "map" if has_pooling else "gap",
         "position_embedding": infer_positions(shapes, "Transformer", BLOCKS),
@@ -438,8 +381,7 @@ FAMILY = Family(
         *attention_rows(_BLOCK),
         Row("Transformer/encoder_norm/(?:scale|bias)", ("embed",), LAST),
         *MAP_ROWS,
-        Row("pre_logits/kernel", ("embed", None), LAST, role="pre_logits"),
-        Row("pre_logits/bias", (None,), LAST, role="pre_logits"),
+        *family.dense_rows("pre_logits", "embed", None, depth=LAST, role="pre_logits"),
         Row("head_norm/(?:mean|var)", ("embed",), LAST, role="head", is_statistic=True),
         *HEAD,
     ),
@@ -449,13 +391,13 @@ FAMILY = Family(
         "position_embedding": POSITION_EMBEDDINGS,
         "gelu": ("tanh", "exact"),
         "attention": NAMES,
-        "remat": REMAT_POLICIES,
+        "remat": layers.REMAT_POLICIES,
     },
     check=check,
     blocks=BLOCKS,
     attention=ATTENTION,
     tokens="Transformer",
-    last_norm=lambda model: LayerNorm(model.layer_norm_epsilon, model.dtype, name="encoder_norm"),
+    last_norm=lambda model: BlockConfig.of(model).norm("encoder_norm"),
     sequence=(POSITIONS, 1),
     conventions=("position_embedding", "gelu", "layer_norm_epsilon"),
     head_conventions=("classifier",),

@@ -7,20 +7,43 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from vit_jax.errors import UserError
 from vit_jax.kinds import check_known
-from vit_jax.objectives.objective import (
-    LOSSES,
-    Batch,
-    Metrics,
-    Objective,
-    Task,
-    masked_mean,
-    one_hot_targets,
-    scale_images,
-    sigmoid_cross_entropy,
-)
+from vit_jax.objectives.objective import Batch, Metrics, Objective, Task, masked_mean, scale_images
+
+
+def sigmoid_cross_entropy(logits: jax.Array, targets: jax.Array) -> jax.Array:
+    """Binary cross-entropy summed over the classes: [B, K], [B, K] -> [B].
+
+    The loss of the released ImageNet-21k models (vision_transformer, issue 34).
+    """
+    return jnp.sum(optax.sigmoid_binary_cross_entropy(logits, targets), axis=-1)
+
+
+def binary_cross_entropy(logits: jax.Array, targets: jax.Array) -> jax.Array:
+    """Binary cross-entropy averaged over the classes: [B, K], [B, K] -> [B].
+
+    Any positive target counts as 1: both labels of a mixed image are there (DeiT III, 2204.07118,
+    `engine.py`; "ResNet strikes back", 2110.00476).
+    """
+    present = jnp.asarray(targets > 0.0, logits.dtype)
+    return jnp.mean(optax.sigmoid_binary_cross_entropy(logits, present), axis=-1)
+
+
+# Logits and targets, [B, K] each, to losses [B].
+LOSSES: dict[str, Callable[[jax.Array, jax.Array], jax.Array]] = {
+    "softmax": optax.softmax_cross_entropy,
+    "sigmoid": sigmoid_cross_entropy,
+    "binary": binary_cross_entropy,
+}
+
+
+def one_hot_targets(labels: jax.Array, num_classes: int, label_smoothing: float) -> jax.Array:
+    """Integer labels [B] -> [B, K]: 1 - s + s/K for the label, s/K for the others."""
+    return optax.smooth_labels(jax.nn.one_hot(labels, num_classes), label_smoothing)
+
 
 # From logits to the probability of each class, by training loss.
 PROBABILITIES: dict[str, Callable[[jax.Array], jax.Array]] = {

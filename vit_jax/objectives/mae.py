@@ -12,16 +12,8 @@ import jax
 import jax.numpy as jnp
 
 from vit_jax.errors import UserError
-from vit_jax.objectives.objective import (
-    Batch,
-    Metrics,
-    Objective,
-    Task,
-    masked_mean,
-    pixel_seeds,
-    scale_images,
-    split_patches,
-)
+from vit_jax.objectives.objective import Batch, Metrics, Objective, Task, masked_mean, scale_images
+from vit_jax.objectives.patches import pixel_seeds, split_patches
 
 
 class MaskedAutoencoding(Objective):

@@ -19,16 +19,8 @@ import optax
 
 from vit_jax.errors import UserError
 from vit_jax.kinds import check_known
-from vit_jax.objectives.objective import (
-    Batch,
-    Metrics,
-    Objective,
-    Task,
-    masked_mean,
-    pixel_seeds,
-    scale_images,
-    split_patches,
-)
+from vit_jax.objectives.objective import Batch, Metrics, Objective, Task, masked_mean, scale_images
+from vit_jax.objectives.patches import pixel_seeds, split_patches
 
 # Prediction targets, with the side of the patch in colour predictions (0: pixels instead). The
 # paper's few-shot accuracy was best with the first; all worked.

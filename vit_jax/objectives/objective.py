@@ -1,4 +1,4 @@
-"""The interface of objectives, and losses."""
+"""The interface of objectives, and what they share."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 
 from vit_jax.errors import UserError
 from vit_jax.trees import merge_trees
@@ -94,17 +93,11 @@ class Objective:
 
     @property
     def models(self) -> dict[str, Any]:
-        """All models, trained or not, by the prefix of their parameters.
-
-        Evaluators of features use the first one that takes images.
-        """
+        """All models by prefix; evaluators of features use the first one that takes images."""
         return {self.prefix: self.model}
 
     def describe(self, description: Any) -> dict[str, Any]:
-        """Descriptions of the resulting models by prefix; "" for a single model.
-
-        They derive from `model`'s `description`. The first one is loaded by default.
-        """
+        """Descriptions of the resulting models by prefix; the first is loaded by default."""
         return {self.prefix: description}
 
     def init(self, rng: jax.Array, batch: Batch) -> Any:
@@ -134,11 +127,7 @@ class Objective:
         return self.model.apply({"params": self._own(params)}, images, train=False)
 
     def apply_train(self, params: Any, images: jax.Array, rng: jax.Array) -> tuple[Any, Any, Any]:
-        """The same in training, with dropout.
-
-        Returns:
-          (outputs, what the model has sown by name, the entry `buffers` of the metrics, if any).
-        """
+        """In training: outputs, what the model has sown by name, {`buffers` of the metrics}."""
         outputs, stored = self.model.apply(
             {"params": self._own(params)},
             images,
@@ -158,10 +147,7 @@ class Objective:
         return {self.prefix: tree} if self.prefix else tree
 
     def prepare(self, batch: Batch) -> Batch:
-        """Processes a whole training batch, after mixing and before accumulation splits it.
-
-        Adds what the loss of an example needs to know about the others, as an array [B, ...].
-        """
+        """Adds to a mixed batch, before accumulation splits it, what a loss needs of the others."""
         return batch
 
     def loss(self, params: Any, batch: Batch, rng: jax.Array) -> tuple[jax.Array, Metrics]:
@@ -200,59 +186,10 @@ def scale_images(images: jax.Array) -> jax.Array:
     return images
 
 
-def split_patches(images: jax.Array, patch: tuple[int, int]) -> jax.Array:
-    """[B, H, W, C] -> [B, P, h, w, C], in the order of tokens; incomplete patches are dropped."""
-    (height, width), (batch_size, *sides, channels) = patch, images.shape
-    rows, columns = sides[0] // height, sides[1] // width
-    x = images[:, : rows * height, : columns * width]
-    x = jnp.reshape(x, (batch_size, rows, height, columns, width, channels))
-    x = jnp.swapaxes(x, 2, 3)  # [B, rows, columns, h, w, C]
-    return jnp.reshape(x, (batch_size, rows * columns, height, width, channels))
-
-
-def pixel_seeds(images: jax.Array) -> jax.Array:
-    """uint32 [B], a function of each image's pixels: equal in every batch and at every step."""
-    pixels = jnp.asarray(jnp.round((images + 1.0) * 127.5), jnp.int32)  # negative if normalised
-    return jnp.sum(pixels.astype(jnp.uint32), axis=(1, 2, 3), dtype=jnp.uint32)
-
-
 def of_batches(
     function: Callable[[Any, jax.Array], Any], key: str = "image", prefix: str = ""
 ) -> Callable[[Any, Batch], Any]:
     """Turns a function of (params, model input) into one of (params, batch)."""
-
-    def of_batch(params: Any, batch: Batch) -> Any:
-        return function(params[prefix] if prefix else params, scale_images(batch[key]))
-
-    return of_batch
-
-
-def sigmoid_cross_entropy(logits: jax.Array, targets: jax.Array) -> jax.Array:
-    """Binary cross-entropy summed over the classes: [B, K], [B, K] -> [B].
-
-    The loss of the released ImageNet-21k models (vision_transformer, issue 34).
-    """
-    return jnp.sum(optax.sigmoid_binary_cross_entropy(logits, targets), axis=-1)
-
-
-def binary_cross_entropy(logits: jax.Array, targets: jax.Array) -> jax.Array:
-    """Binary cross-entropy averaged over the classes: [B, K], [B, K] -> [B].
-
-    Any positive target counts as 1: both labels of a mixed image are there (DeiT III, 2204.07118,
-    `engine.py`; "ResNet strikes back", 2110.00476).
-    """
-    present = jnp.asarray(targets > 0.0, logits.dtype)
-    return jnp.mean(optax.sigmoid_binary_cross_entropy(logits, present), axis=-1)
-
-
-# Logits and targets, [B, K] each, to losses [B].
-LOSSES: dict[str, Callable[[jax.Array, jax.Array], jax.Array]] = {
-    "softmax": optax.softmax_cross_entropy,
-    "sigmoid": sigmoid_cross_entropy,
-    "binary": binary_cross_entropy,
-}
-
-
-def one_hot_targets(labels: jax.Array, num_classes: int, label_smoothing: float) -> jax.Array:
-    """Integer labels [B] -> [B, K]: 1 - s + s/K for the label, s/K for the others."""
-    return optax.smooth_labels(jax.nn.one_hot(labels, num_classes), label_smoothing)
+    return lambda params, batch: function(
+        params[prefix] if prefix else params, scale_images(batch[key])
+    )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import logging
 import math
+import operator
 import re
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -24,7 +25,6 @@ from vit_jax.parameters.table import ParameterTable
 from vit_jax.trees import flatten_names, path_name
 from vit_jax.wording import nearest
 
-Names = tuple[tuple[str, tuple[str, ...], int], ...]
 Multipliers = Sequence[tuple[str, float]]  # (regular expression, factor)
 
 
@@ -37,11 +37,10 @@ def freeze_parameters(
     raises the errors of `frozen_mask`.
     """
 
-    def frozen(tree: Any) -> Any:
-        return frozen_mask(tree, pattern, table)
+    frozen = functools.partial(frozen_mask, pattern=pattern, table=table)
 
     def trained(tree: Any) -> Any:
-        return jax.tree.map(lambda is_frozen: not is_frozen, frozen(tree))
+        return jax.tree.map(operator.not_, frozen(tree))
 
     # optax.partition would do the same, but adds its labels to the paths of the moments, by
     # which sharding.state_shardings finds the parameter of a moment.
@@ -63,7 +62,7 @@ def frozen_mask(tree: Any, pattern: str, table: ParameterTable) -> Any:
       UserError: `pattern` is not a regular expression; one of its alternatives (`a|b|c`) matches
         nothing; it matches everything; or only some of the blocks in one leaf of the scan form.
     """
-    names: Names = tuple(
+    names = tuple(
         (name, tuple(table.loop_names(name, leaf)), math.prod(leaf.shape))
         for name, leaf in flatten_names(tree).items()
     )
@@ -72,7 +71,7 @@ def frozen_mask(tree: Any, pattern: str, table: ParameterTable) -> Any:
 
 
 @functools.cache  # called several times per run, but should be logged once
-def _frozen_names(pattern: str, names: Names) -> frozenset[str]:
+def _frozen_names(pattern: str, names: Any) -> frozenset[str]:
     every = [single for _, in_blocks, _ in names for single in in_blocks]
     for alternative in _alternatives(pattern):
         if not any(re.fullmatch(alternative, single) for single in every):
@@ -81,7 +80,7 @@ def _frozen_names(pattern: str, names: Names) -> frozenset[str]:
                 f"optimizer.freeze={pattern!r}: {alternative!r} matches no full parameter name."
                 f"{nearest(alternative, every + groups)} Examples of names: {_sample_names(every)}."
             )
-    frozen: set[str] = set()
+    frozen = set()
     for name, in_blocks, _ in names:
         count = sum(re.fullmatch(pattern, single) is not None for single in in_blocks)
         if 0 < count < len(in_blocks):
@@ -141,10 +140,9 @@ def add_multiplied_decay(
             return update
         return update + jnp.asarray(weight_decay * factor, param.dtype) * param
 
-    def factors(params: Any) -> Any:
-        return decay_factors(params, decaying, multipliers, table)
-
-    return _update_by_name(factors, decayed)
+    return _update_by_name(
+        lambda params: decay_factors(params, decaying, multipliers, table), decayed
+    )
 
 
 def _update_by_name(
@@ -174,11 +172,9 @@ def layer_factors(tree: Any, decay: float, table: ParameterTable) -> Any:
     """
     if not 0.0 < decay <= 1.0:
         raise UserError(f"optimizer.layer_decay={decay} must be in (0, 1]; 1 disables it.")
-    depths: dict[str, int] = {}
-    for parameter in map(table.find, _all_loop_names(tree, table)):
-        if parameter.block is not None:
-            known = depths.get(parameter.prefix, 0)
-            depths[parameter.prefix] = max(known, parameter.block + 1)
+    parameters = [table.find(name) for name in _all_loop_names(tree, table)]
+    blocks = sorted((p.prefix, p.block + 1) for p in parameters if p.block is not None)
+    depths = dict(blocks)  # of each prefix the last, and highest
     if not depths:
         raise UserError(f"optimizer.layer_decay={decay}: there are no encoder blocks; set it to 1.")
 

@@ -191,13 +191,10 @@ def _moment_spec(
     """The parameter's spec, for a factored moment without the averaged dimension."""
     if shape == param_shape:
         return spec
-    kept = [
-        PartitionSpec(*spec[:i], *spec[i + 1 :])
-        for i in range(len(param_shape))
-        if param_shape[:i] + param_shape[i + 1 :] == shape
-    ]
+    without = (i for i in range(len(spec)) if param_shape[:i] + param_shape[i + 1 :] == shape)
+    specs = [PartitionSpec(*spec[:i], *spec[i + 1 :]) for i in without]
     # In a square matrix rows and columns look the same: prefer to shard.
-    return max(kept, key=lambda s: sum(axis is not None for axis in s), default=PartitionSpec())
+    return max(specs, key=lambda s: sum(axis is not None for axis in s), default=PartitionSpec())
 
 
 def _log_fallbacks(abstract_params: Any, shardings: Any, mesh: Mesh, table: ParameterTable) -> None:

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import itertools
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -44,37 +44,32 @@ class ParameterTable:
     own: Mapping[str, tuple[str | None, ...]] = dataclasses.field(default_factory=dict)
 
     @functools.cached_property
-    def _known(self) -> dict[str, Parameter]:
-        return {}
+    def find(self) -> Callable[[str], Parameter]:
+        """The parameter called, for example, `head/kernel` or `teacher/head/kernel`.
 
-    def find(self, name: str) -> Parameter:
-        """The parameter called `name`, such as `head/kernel` or `teacher/head/kernel`.
-
-        An adapter (parameters/lora.py) has the row of its kernel, but its own axes.
-
-        Raises:
-          ValueError: no row, or more than one, matches.
+        An adapter (parameters/lora.py) has the row of its kernel, but its own axes. Raises a
+        ValueError if no row, or more than one, matches.
         """
-        if name not in self._known:
-            parent, _, last = name.rpartition("/")
-            if last in ("lora_a", "lora_b"):
-                self._known[name] = _adapter(self.find(f"{parent}/kernel"), last)
-            elif name in self.own:
-                row = Row(re.escape(name), self.own[name], LAST)
-                self._known[name] = Parameter(row, "", None, False, name)
-            else:
-                self._known[name] = self._find_in_family(name)
-        return self._known[name]
+        return functools.cache(self._find)
 
-    def _find_in_family(self, name: str) -> Parameter:
+    def _find(self, name: str) -> Parameter:
+        parent, _, last = name.rpartition("/")
+        if last in ("lora_a", "lora_b"):
+            kernel = self.find(f"{parent}/kernel")
+            first, *others = kernel.row.axes
+            axes = (first, None) if last == "lora_a" else (None, *others)
+            general = kernel.general.removesuffix("kernel") + last
+            return kernel._replace(row=dataclasses.replace(kernel.row, axes=axes), general=general)
+        if name in self.own:
+            return Parameter(Row(re.escape(name), self.own[name], LAST), "", None, False, name)
         prefix, family = self._family_of(name)
-        rest = name.removeprefix(prefix)
-        rows = [(row, match) for row in family.rows if (match := re.fullmatch(row.pattern, rest))]
-        if len(rows) != 1:
-            raise ValueError(f"{name!r} matches {len(rows)} rows of {family.title}, not 1.")
-        [(row, match)] = rows
+        general = name.removeprefix(prefix)
+        rows = ((row, re.fullmatch(row.pattern, general)) for row in family.rows)
+        matches = [(row, match) for row, match in rows if match]
+        if len(matches) != 1:
+            raise ValueError(f"{name!r} matches {len(matches)} rows of {family.title}, not 1.")
+        [(row, match)] = matches
         spans = {key: match.span(key) for key, text in match.groupdict().items() if text}
-        general = rest
         for start, end in sorted(spans.values(), reverse=True):
             general = f"{general[:start]}*{general[end:]}"
         block = int(match["block"]) if "block" in spans else None
@@ -127,9 +122,8 @@ class ParameterTable:
     def last_norms(self, names: Iterable[str]) -> list[str]:
         """Layers after the last block that have one scale per feature."""
         scales = [name for name in names if name.endswith("/scale") and self.has(name)]
-        rows = {name: self.find(name).row for name in scales}
-        last = [n for n, row in rows.items() if (row.depth, row.axes) == (LAST, ("embed",))]
-        return [name.removesuffix("/scale") for name in last]
+        rows = {name.removesuffix("/scale"): self.find(name).row for name in scales}
+        return [name for name, row in rows.items() if (row.depth, row.axes) == (LAST, ("embed",))]
 
     def is_stacked(self, name: str) -> bool:
         """Whether the leaf with this name has a layer axis."""
@@ -208,13 +202,6 @@ def table_of(model: Any) -> ParameterTable:
     """The parameters of a module that `create_model` made, or of a kind of `MODELS`."""
     family = MODELS[model] if isinstance(model, str) else family_of(model)
     return ParameterTable({"": family})
-
-
-def _adapter(kernel: Parameter, last: str) -> Parameter:
-    first, *others = kernel.row.axes
-    axes = (first, None) if last == "lora_a" else (None, *others)
-    row = dataclasses.replace(kernel.row, axes=axes)
-    return kernel._replace(row=row, general=kernel.general.removesuffix("kernel") + last)
 
 
 @functools.cache  # a loader asks several times; nobody changes the tree

@@ -19,13 +19,14 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name as saved
-from jax.sharding import PartitionSpec
 
 from vit_jax.errors import UserError
+from vit_jax.kinds import Kinds
 from vit_jax.models.kernels import devices
-from vit_jax.models.kernels.attention_xla import chunked, xla
 from vit_jax.models.kernels.devices import device_has
-from vit_jax.models.kernels.products import dot_general
+from vit_jax.models.kernels.products import dot_general, product
+
+_CACHE_BYTES = 2**20  # of float32 scores that `chunked` holds at a time, twice
 
 
 def reference(
@@ -62,44 +63,55 @@ def reference(
     return jnp.einsum("bhqk,bkhd->bqhd", weights, value)  # equation 7
 
 
-def pallas(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
-    """Our TPU kernel: scores never leave the chip."""
-    from vit_jax.models.kernels import attention_pallas as tpu
+def xla(
+    query: jax.Array, key: jax.Array, value: jax.Array, *, bias: jax.Array | None = None
+) -> jax.Array:
+    """Products over [B, H, N, d]; softmax in float32, the weights in the dtype of the values.
 
-    _, num_tokens, num_heads, head_dim = query.shape
-    if not tpu.fits(num_tokens, num_heads, head_dim, query.dtype.itemsize):
-        raise UserError(
-            f"model.attention='pallas' does not fit {num_tokens} tokens with heads of "
-            f"{head_dim}; use 'splash' or 'xla'."
-        )
-    return _by_columns(tpu.attention, query, key, value)
-
-
-def splash(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
-    """JAX's TPU kernel for long sequences, which iterates over the keys in blocks."""
-    from vit_jax.models.kernels import attention_splash
-
-    return _by_columns(attention_splash.attention, query, key, value)
+    `bias` [B, H, N, N] is added to the scores.
+    """
+    query = query / math.sqrt(query.shape[-1])
+    query, key, value = (jnp.swapaxes(x, 1, 2) for x in (query, key, value))  # [B, H, N, d]
+    scores = product("bhqd,bhkd->bhqk", query, key)
+    scores = scores if bias is None else scores + bias
+    weights = jax.nn.softmax(scores).astype(value.dtype)
+    out = product("bhqk,bhkd->bhqd", weights, value).astype(value.dtype)
+    return jnp.swapaxes(out, 1, 2)
 
 
-def cudnn(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
-    """cuDNN's fused attention for GPUs."""
-    from vit_jax.models.kernels import attention_cudnn
+def chunked(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
+    """Like `xla`, a few heads at a time: their scores stay in the cache of a CPU.
 
-    return attention_cudnn.cudnn(query, key, value)
+    The backward pass recomputes them. On a mesh each device would compute the heads of all.
+    """
+    batch, num_queries, num_heads, width = query.shape
+    num_products = batch * num_heads
+    fit = max(_CACHE_BYTES // (4 * num_queries * key.shape[1]), 2)
+    chunk = max(n for n in range(1, min(fit, num_products) + 1) if num_products % n == 0)
+
+    def chunks(x: jax.Array) -> jax.Array:  # [B * H / chunk, chunk, N, d]
+        return jnp.reshape(jnp.swapaxes(x, 1, 2), (-1, chunk, x.shape[1], width))
+
+    @functools.partial(jax.checkpoint, prevent_cse=False)
+    def heads(_: None, qkv: Any) -> tuple[None, jax.Array]:
+        query, key, value = qkv
+        weights = jax.nn.softmax(product("hqd,hkd->hqk", query, key)).astype(value.dtype)
+        return None, product("hqk,hkd->hqd", weights, value).astype(value.dtype)
+
+    query = query / math.sqrt(width)
+    # Two at a time: the softmax of one overlaps with the products of the other.
+    _, out = jax.lax.scan(heads, None, (chunks(query), chunks(key), chunks(value)), unroll=2)
+    return jnp.swapaxes(jnp.reshape(out, (batch, num_heads, num_queries, width)), 1, 2)
 
 
-# x W of [B, N, D] and [D, E].
-_MATRICES = (((2,), (0,)), ((), ()))
-
-ATTENTIONS: dict[str, Callable[..., jax.Array]] = {
-    "reference": reference,
-    "xla": xla,
-    "chunked": chunked,
-    "cudnn": cudnn,
-    "pallas": pallas,
-    "splash": splash,
-}
+ATTENTIONS = Kinds(
+    reference=reference,
+    xla=xla,
+    chunked=chunked,
+    cudnn="vit_jax.models.kernels.attention_cudnn:cudnn",
+    pallas="vit_jax.models.kernels.attention_tpu:pallas",
+    splash="vit_jax.models.kernels.attention_tpu:splash",
+)
 NAMES = ("auto", *ATTENTIONS)
 BIASED = ("auto", "reference", "xla")  # those that can add a bias to the scores
 PLATFORMS = {"cudnn": "gpu", "pallas": "tpu", "splash": "tpu"}  # of those that need one
@@ -176,20 +188,18 @@ class AttentionFn:
         Returns:
           [B, N, H, d]; None where Flax's layers serve as well.
         """
-        head_dim = x.shape[2] // num_heads
-        shape = (*x.shape[:2], num_heads, head_dim)
-        zeros = jnp.zeros((num_heads, head_dim))  # some models have no bias, or not for keys
-        layers = {
-            name: (params[name]["kernel"], params[name].get("bias", zeros))
-            for name in ("query", "key", "value")
-        }
+        shape = (*x.shape[:2], num_heads, x.shape[2] // num_heads)
+        zeros = jnp.zeros(shape[2:])  # some models have no bias, or not for keys
+        names = ("query", "key", "value")
+        layers = {name: {"bias": zeros, **params[name]} for name in names}
         name = self._resolve(shape, x.dtype)
         out = None
         if name == "cudnn" and device_has("biases_in_products"):
-            qkv = (_heads(x, *layer, name) for name, layer in layers.items())
-            out = ATTENTIONS["cudnn"](*qkv)
+            out = ATTENTIONS["cudnn"](*(_dense(x, name, **layers[name]) for name in names))
         elif name == "pallas" and not device_has("three_products"):
-            out = _joint(x, *zip(*layers.values(), strict=True))
+            from vit_jax.models.kernels.attention_tpu import joint
+
+            out = joint(x, *([layers[name][part] for name in names] for part in ("kernel", "bias")))
         return None if out is None else saved(jnp.reshape(out, shape), "attention")
 
     def _resolve(self, shape: tuple[int, ...], dtype: Any) -> str:
@@ -217,110 +227,18 @@ class MultiHeadDotProductAttention(nn.MultiHeadDotProductAttention):
             x, params = jnp.asarray(x, self.dtype), self.variables["params"]
             heads = self.attention_fn.of_tokens(x, params, self.num_heads)  # [B, N, H, d]
             if heads is not None:
-                with jax.named_scope("out"):
-                    kernel, bias = (params["out"][name] for name in ("kernel", "bias"))
-                    heads = jnp.reshape(heads, (*x.shape[:2], -1))
-                    kernel = jnp.reshape(kernel, (heads.shape[2], -1)).astype(x.dtype)
-                    out = dot_general(heads, kernel, _MATRICES)
-                    return out + jnp.reshape(bias, (1, 1, -1)).astype(x.dtype)
+                return _dense(heads, "out", **params["out"])
         return super().__call__(x, *others, **options)
 
 
-def _heads(x: jax.Array, kernel: jax.Array, bias: jax.Array, name: str) -> jax.Array:
-    """x W + b: [B, N, D], [D, H, d] and [H, d] -> [B, N, H, d]."""
+def _dense(x: jax.Array, name: str, kernel: jax.Array, bias: jax.Array) -> jax.Array:
+    """x W + b, both as matrices: [B, N, ...], of as many features as W -> [B, N, *bias.shape]."""
     with jax.named_scope(name):
-        kernel = jnp.reshape(kernel, (len(kernel), -1)).astype(x.dtype)
-        out = dot_general(x, kernel, _MATRICES)
+        x = jnp.reshape(x, (*x.shape[:2], -1))
+        kernel = jnp.reshape(kernel, (x.shape[2], -1)).astype(x.dtype)
+        out = dot_general(x, kernel, (((2,), (0,)), ((), ())))
         out = out + jnp.reshape(bias, (1, 1, -1)).astype(x.dtype)
-    return jnp.reshape(out, (*x.shape[:2], *bias.shape))
-
-
-def _joint(x: jax.Array, kernels: Any, biases: Any) -> jax.Array | None:
-    """Our TPU kernel on one product for queries, keys and values, as in equation 5.
-
-    Args:
-      x: [B, N, D].
-      kernels, biases: three times [D, H, d] and [H, d].
-
-    Returns:
-      [B, N, D]; None if the kernel does not take them.
-    """
-    from vit_jax.models.kernels import attention_pallas as tpu
-
-    batch_size, num_tokens, width = x.shape
-    num_heads, head_dim = biases[0].shape
-    mesh = jax.sharding.get_abstract_mesh()
-    shards = math.prod(mesh.shape[axis] for axis in _mesh_axes("heads", num_heads, mesh) or ())
-    sizes = (num_tokens, num_heads // shards, head_dim, x.dtype.itemsize)
-    groups = shards * tpu.num_groups(*sizes)
-    if width // groups % tpu.LANES or not tpu.fits(*sizes):
-        return None
-
-    def joint(query: jax.Array, *others: jax.Array) -> jax.Array:
-        """Three times [H, d, ...] -> [3 * D, ...], by groups of heads."""
-        arrays = (query / math.sqrt(head_dim), *others)  # exact for heads of 16, 64, 256
-        arrays = tuple(jnp.reshape(array, (groups, -1, *array.shape[2:])) for array in arrays)
-        return jnp.reshape(jnp.concatenate(arrays, axis=1), (-1, *query.shape[2:]))
-
-    with jax.named_scope("query_key_value"):
-        # A TPU has [D, H, d] in memory as [H, d, D]: joined like that, nothing is transposed.
-        kernel = joint(*(jnp.moveaxis(kernel, 0, -1) for kernel in kernels)).T  # [D, 3 * D]
-        x = _with_unfused_gradient(x) if device_has("unfused_joint_gradient") else x
-        qkv = dot_general(x, kernel.astype(x.dtype), _MATRICES)
-        bias = jnp.tile(joint(*biases).astype(jnp.float32), (batch_size, 1, 1))
-    return _on_each_device(tpu.joint_attention, (qkv, bias), num_heads, head_dim)
-
-
-@jax.custom_vjp
-def _with_unfused_gradient(x: jax.Array) -> jax.Array:
-    """x, whose gradient is behind a barrier."""
-    return x
-
-
-_with_unfused_gradient.defvjp(
-    lambda x: (x, None), lambda _, d_x: (jax.lax.optimization_barrier(d_x),)
-)
-
-
-def _by_columns(
-    kernel: Callable[..., jax.Array], query: jax.Array, key: jax.Array, value: jax.Array
-) -> jax.Array:
-    """A kernel for arrays [B, N, H * d], of whose queries it wants to be divided by sqrt(d)."""
-    num_heads, head_dim = query.shape[2:]
-    query = query / math.sqrt(head_dim)
-    # Heads stay adjacent, as the matrix products leave them.
-    qkv = (jnp.reshape(x, (*x.shape[:2], -1)) for x in (query, key, value))
-    # As the kernel reads them: otherwise remat would add the biases and write them again.
-    arrays = tuple(saved(x, "dense") for x in qkv)
-    return jnp.reshape(_on_each_device(kernel, arrays, num_heads, head_dim), query.shape)
-
-
-def _on_each_device(
-    kernel: Callable[..., jax.Array], arrays: tuple[jax.Array, ...], num_heads: int, head_dim: int
-) -> jax.Array:
-    """Runs a kernel on the images and heads of each device: XLA cannot partition it.
-
-    Without a TPU Pallas interprets the kernel, for tests.
-    """
-    call = functools.partial(kernel, head_dim, devices.device_of_program()[0] != "tpu")
-    mesh = jax.sharding.get_abstract_mesh()
-    if not mesh.empty:
-        sizes = {"batch": len(arrays[0]), "heads": num_heads}
-        batch, heads = (_mesh_axes(axis, size, mesh) for axis, size in sizes.items())
-        spec = PartitionSpec(batch, None, heads)
-        # The kernel does not declare over which axes its outputs vary.
-        call = jax.shard_map(call, in_specs=(spec,) * len(arrays), out_specs=spec, check_vma=False)
-    return call(*arrays)
-
-
-def _mesh_axes(logical: str, size: int, mesh: Any) -> tuple[str, ...] | None:
-    """The mesh axes that shard a logical axis; None if they do not divide its size."""
-    if mesh.empty:
-        return None
-    spec: Any = nn.logical_to_mesh_axes((logical,))
-    axes = (spec[0],) if isinstance(spec[0], str) else spec[0] or ()
-    shards = math.prod(mesh.shape[axis] for axis in axes)
-    return axes if axes and size % shards == 0 else None
+        return jnp.reshape(out, (*x.shape[:2], *bias.shape))
 
 
 def fastest(num_tokens: int, num_heads: int, head_dim: int, *, itemsize: int, alone: bool) -> str:
@@ -331,10 +249,10 @@ def fastest(num_tokens: int, num_heads: int, head_dim: int, *, itemsize: int, al
     platform, kind = devices.device_of_program()
     name, why = "xla", "it runs everywhere"
     if device_has("pallas"):
-        from vit_jax.models.kernels import attention_pallas
+        from vit_jax.models.kernels.attention_pallas import fits
 
         name, why = "splash", "too many tokens for the chip's memory: block by block"
-        if attention_pallas.fits(num_tokens, num_heads, head_dim, itemsize):
+        if fits(num_tokens, num_heads, head_dim, itemsize):
             name, why = "pallas", "scores stay on the chip"
     elif device_has("chunked") and alone:
         name, why = "chunked", "scores stay in the cache; 'reference' has the official bits"

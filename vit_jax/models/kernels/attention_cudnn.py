@@ -12,7 +12,7 @@ from typing import Any
 import jax
 
 from vit_jax.errors import UserError, one_line
-from vit_jax.models.kernels.attention_xla import xla
+from vit_jax.models.kernels.attention import xla
 
 _LIBRARY = "jax._src.cudnn.fused_attention_stablehlo"
 

@@ -161,7 +161,12 @@ def _thirds(ref: Any, width: int) -> list[Any]:
     return [ref.at[:, pl.ds(i * width, width)] for i in range(3)]
 
 
-def _attention_forward(heads: _Heads, q_ref: Any, k_ref: Any, v_ref: Any, o_ref: Any) -> None:
+def _attention_forward(heads: _Heads, *refs: Any) -> None:
+    """Of queries, keys, values and the output, or of all three as one block and the output."""
+    *qkv_refs, o_ref = refs
+    is_joint = len(qkv_refs) == 1
+    q_ref, k_ref, v_ref = _thirds(qkv_refs[0], heads.width) if is_joint else qkv_refs
+
     def work(lanes: Any) -> Iterator[Callable[[], None]]:
         keys = k_ref[: heads.keys, lanes]
         queries, values = q_ref[:, lanes].T, heads.load(v_ref, lanes).T
@@ -183,22 +188,19 @@ def _attention_forward(heads: _Heads, q_ref: Any, k_ref: Any, v_ref: Any, o_ref:
     heads.for_each(work, arrays=1)
 
 
-def _attention_forward_joint(heads: _Heads, qkv_ref: Any, o_ref: Any) -> None:
-    q_ref, k_ref, v_ref = _thirds(qkv_ref, heads.width)
-    _attention_forward(heads, q_ref, k_ref, v_ref, o_ref)
+def _attention_backward(heads: _Heads, *refs: Any) -> None:
+    """Of queries, keys, values, the output's gradient and theirs.
 
+    Or of one block of all three, the output's gradient, that of the block and its sum over rows.
+    """
+    if len(refs) == 4:
+        qkv_ref, do_ref, *d_refs = refs
+        q_ref, k_ref, v_ref = _thirds(qkv_ref, heads.width)
+        d_refs, sum_refs = (_thirds(ref, heads.width) for ref in d_refs)
+    else:
+        q_ref, k_ref, v_ref, do_ref, *d_refs = refs
+        sum_refs = []
 
-def _attention_backward(
-    heads: _Heads,
-    q_ref: Any,
-    k_ref: Any,
-    v_ref: Any,
-    do_ref: Any,
-    dq_ref: Any,
-    dk_ref: Any,
-    dv_ref: Any,
-    *sum_refs: Any,
-) -> None:
     def work(lanes: Any) -> Iterator[Callable[[], None]]:
         q, k, v, do = (heads.load(ref, lanes) for ref in (q_ref, k_ref, v_ref, do_ref))
         queries, keys, d_outs = q.T, k.T, do.T
@@ -229,20 +231,12 @@ def _attention_backward(
 
         def store() -> None:
             gradients = ([jnp.concatenate(dq, axis=1) for dq in dqs], dks, dvs)
-            for i, ref in enumerate((dq_ref, dk_ref, dv_ref)):
+            for i, ref in enumerate(d_refs):
                 _store(ref, lanes, gradients[i], *sum_refs[i : i + 1])
 
         yield store
 
     heads.for_each(work, arrays=2)
-
-
-def _attention_backward_joint(
-    heads: _Heads, qkv_ref: Any, do_ref: Any, dqkv_ref: Any, sum_ref: Any
-) -> None:
-    q, k, v = _thirds(qkv_ref, heads.width)
-    gradients = [*_thirds(dqkv_ref, heads.width), *_thirds(sum_ref, heads.width)]
-    _attention_backward(heads, q, k, v, do_ref, *gradients)
 
 
 def _lanes_of_whole_heads(head_dim: int, width: int) -> int:
@@ -277,16 +271,6 @@ def num_groups(num_tokens: int, num_heads: int, head_dim: int, itemsize: int) ->
     return width // _block_width(_padded(num_tokens), head_dim, width, _ARRAYS * itemsize)
 
 
-def _cost(x: Any, head_dim: int, num_products: int, arrays: Any) -> pl.CostEstimate:
-    """Of products of [B, N, H * d] such as x with another, without padding."""
-    num_scores = x.size * x.shape[1]
-    return pl.CostEstimate(
-        flops=2 * num_products * num_scores,
-        transcendentals=num_scores // head_dim,
-        bytes_accessed=sum(array.size * array.dtype.itemsize for array in arrays),
-    )
-
-
 def _call(
     kernel: Callable[..., None],
     x: Any,
@@ -307,6 +291,11 @@ def _call(
         shape = (None, rows if length == num_tokens else length, lanes * width // total)
         return pl.BlockSpec(shape, lambda i, j: (i, 0, j))
 
+    cost = pl.CostEstimate(  # of the mathematics, without padding
+        flops=2 * num_products * x.size * num_tokens,
+        transcendentals=x.size * num_tokens // head_dim,
+        bytes_accessed=sum(a.size * a.dtype.itemsize for a in (*arrays, *outputs)),
+    )
     return pl.pallas_call(
         functools.partial(kernel, _Heads(num_tokens, head_dim, width)),
         grid=(batch_size, total // width),
@@ -314,7 +303,7 @@ def _call(
         out_specs=[block(output) for output in outputs],
         out_shape=[jax.ShapeDtypeStruct(output.shape, output.dtype) for output in outputs],
         name=kernel.__name__.strip("_"),
-        cost_estimate=_cost(x, head_dim, num_products, (*arrays, *outputs)),
+        cost_estimate=cost,
         compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "parallel")),
         interpret=interpret,
     )(*arrays)
@@ -337,16 +326,12 @@ def attention(
     return out
 
 
-def _forward(head_dim: int, interpret: bool, *qkv: jax.Array) -> Any:
-    return attention(head_dim, interpret, *qkv), qkv
-
-
 def _backward(head_dim: int, interpret: bool, qkv: Any, d_out: jax.Array) -> Any:
     call = functools.partial(_call, head_dim=head_dim, interpret=interpret, num_products=4)
     return tuple(call(_attention_backward, d_out, (*qkv, d_out), qkv))
 
 
-attention.defvjp(_forward, _backward)
+attention.defvjp(lambda *arguments: (attention(*arguments), arguments[2:]), _backward)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
@@ -365,14 +350,14 @@ def _joint_forward(head_dim: int, interpret: bool, qkv: jax.Array, bias: jax.Arr
     qkv = saved(qkv + bias.astype(qkv.dtype), "dense")
     out = jax.ShapeDtypeStruct((*qkv.shape[:2], qkv.shape[2] // 3), qkv.dtype)
     call = functools.partial(_call, head_dim=head_dim, interpret=interpret, num_products=2)
-    [out] = call(_attention_forward_joint, out, [qkv], [out])
+    [out] = call(_attention_forward, out, [qkv], [out])
     return out, qkv
 
 
 def _joint_backward(head_dim: int, interpret: bool, qkv: jax.Array, d_out: jax.Array) -> Any:
     sums = jax.ShapeDtypeStruct((len(qkv), 1, qkv.shape[2]), jnp.float32)
     call = functools.partial(_call, head_dim=head_dim, interpret=interpret, num_products=4)
-    return tuple(call(_attention_backward_joint, d_out, [qkv, d_out], [qkv, sums]))
+    return tuple(call(_attention_backward, d_out, [qkv, d_out], [qkv, sums]))
 
 
 joint_attention.defvjp(_joint_forward, _joint_backward)

@@ -16,16 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from vit_jax.errors import UserError
-from vit_jax.models.family import FIRST, HEAD, Family, Row, Shapes, axis_of, count_blocks
-from vit_jax.models.layers import (
-    REMAT_POLICIES,
-    Dense,
-    Dropout,
-    IdentityLayer,
-    LayerNorm,
-    apply_blocks,
-    gelu,
-)
+from vit_jax.models import layers
+from vit_jax.models.family import FIRST, HEAD, Family, ModelBase, Row, Shapes, axis_of, count_blocks
 
 HEAD_DIM = 64  # in all sizes; a narrower model has one head
 _INIT = nn.initializers.truncated_normal(0.02)
@@ -52,12 +44,12 @@ class BertBlock(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array, _: Any = None, *, train: bool) -> jax.Array:
-        dense = functools.partial(Dense, dtype=self.dtype, kernel_init=_INIT)
+        dense = functools.partial(layers.Dense, dtype=self.dtype, kernel_init=_INIT)
 
         def add_and_norm(x: jax.Array, y: jax.Array) -> jax.Array:
             y = dense(x.shape[-1], name="dense_layer")(y)
-            y = Dropout(self.dropout_rate)(y, deterministic=not train)
-            return LayerNorm(epsilon=1e-12, dtype=self.dtype, name="layer_norm")(x + y)
+            y = layers.Dropout(self.dropout_rate)(y, deterministic=not train)
+            return layers.LayerNorm(epsilon=1e-12, dtype=self.dtype, name="layer_norm")(x + y)
 
         def attend(x: jax.Array) -> jax.Array:
             width = x.shape[-1]
@@ -73,25 +65,21 @@ class BertBlock(nn.Module):
 
         def mlp_block(x: jax.Array) -> jax.Array:
             y = Scope(lambda x: dense(self.mlp_dim, name="dense_layer")(x), name="mlp")(x)
-            return add_and_norm(x, gelu(y, self.gelu))
+            return add_and_norm(x, layers.gelu(y, self.gelu))
 
         x = Scope(attention_block, name="attention_block")(x)
         return Scope(mlp_block, name="mlp_block")(x)
 
 
-class Bert(nn.Module):
+class Bert(ModelBase):
     """Texts to embeddings, int32 [B, T] -> [B, num_classes] float32; the head sees the first token.
 
     Attributes:
-      num_classes: width of the embedding; 0 returns the representation instead, [B, hidden_size].
       vocab_size: number of token ids; 0 is padding.
       hidden_size, num_layers, mlp_dim: table of section 3; the model has hidden_size / 64 heads.
       max_length: maximum length of a text, in tokens.
       dropout_rate: after the embeddings and at the end of each residual branch.
       gelu: `tanh` as in flaxformer, or `exact` as in the original.
-      remat: one of `REMAT_POLICIES`.
-      scan: compile the blocks as one loop.
-      dtype: of the computation; parameters, softmax, norms' statistics and the result are float32.
     """
 
     num_classes: int
@@ -107,9 +95,6 @@ class Bert(nn.Module):
     dtype: Any = jnp.float32
 
     kind = "bert"
-    prefix_tokens = ()
-    head_input = "pre_logits"
-    logits_per_token = False
 
     @nn.compact
     def __call__(self, texts: jax.Array, *, train: bool) -> jax.Array:
@@ -128,28 +113,23 @@ class Bert(nn.Module):
             return x + embed(2, name="embedders_segment_ids")(jnp.zeros_like(texts))
 
         def blocks(x: jax.Array) -> jax.Array:
-            mask = (texts > 0)[:, None, None, :]
-            return apply_blocks(
-                functools.partial(
-                    BertBlock, mask, self.mlp_dim, self.dropout_rate, self.gelu, self.dtype
-                ),
+            mask, sizes = (texts > 0)[:, None, None, :], (self.mlp_dim, self.dropout_rate)
+            return layers.apply_blocks(
+                functools.partial(BertBlock, mask, *sizes, self.gelu, self.dtype),
                 x,
                 name="layers",
-                num_layers=self.num_layers,
-                stochastic_depth_rate=0.0,
-                remat=self.remat,
-                scan=self.scan,
                 train=train,
+                **layers.loop_of(self),
             )
 
         def encoder() -> jax.Array:
             x = Scope(embedder, name="embedder")()
-            x = LayerNorm(epsilon=1e-12, dtype=self.dtype, name="layer_norm")(x)
-            x = Dropout(self.dropout_rate)(x, deterministic=not train)
+            x = layers.LayerNorm(epsilon=1e-12, dtype=self.dtype, name="layer_norm")(x)
+            x = layers.Dropout(self.dropout_rate)(x, deterministic=not train)
             return Scope(lambda x: Scope(blocks, name="layer_sequence")(x), name="encoder_block")(x)
 
         x = Scope(encoder, name="BertEncoder_0")()[:, 0]
-        x = jnp.asarray(IdentityLayer(name="pre_logits")(x), jnp.float32)  # [B, D]
+        x = jnp.asarray(layers.IdentityLayer(name="pre_logits")(x), jnp.float32)  # [B, D]
         # Not initialized to zero: a zero embedding has no direction.
         return nn.Dense(self.num_classes, name="head")(x) if self.num_classes else x
 
@@ -196,7 +176,7 @@ FAMILY = Family(
         *HEAD,
     ),
     infer=infer,
-    choices={"gelu": ("tanh", "exact"), "remat": REMAT_POLICIES},
+    choices={"gelu": ("tanh", "exact"), "remat": layers.REMAT_POLICIES},
     check=check,
     blocks=BLOCKS,
     tokens=_ENCODER,

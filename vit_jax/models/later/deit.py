@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from vit_jax.models import vit
-from vit_jax.models.family import FIRST, LAST, Row
+from vit_jax.models.family import FIRST, LAST, Row, dense_rows
 from vit_jax.models.layers import head
 from vit_jax.models.vit import VisionTransformer
 
@@ -25,11 +25,7 @@ class DistilledVisionTransformer(VisionTransformer):
     """
 
     kind = "deit"
-
-    @property
-    def prefix_tokens(self) -> tuple[str, ...]:
-        return ("cls", "dist")
-
+    prefix_tokens = ("cls", "dist")
     head_input = ""  # there are two
 
     def _pool(self, x: jax.Array, *, train: bool) -> jax.Array:
@@ -58,8 +54,7 @@ FAMILY = dataclasses.replace(
     rows=(
         *vit.FAMILY.rows,
         Row("dist", (None, None, "embed"), FIRST, role="token", title="distillation token"),
-        Row("head_dist/kernel", ("embed", "classes"), LAST, role="head"),
-        Row("head_dist/bias", ("classes",), LAST, role="head"),
+        *dense_rows("head_dist", "embed", "classes", depth=LAST, role="head"),
     ),
     # The two heads need the two tokens, and no layer in between.
     objective="hard_distillation",

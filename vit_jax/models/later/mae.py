@@ -9,7 +9,6 @@ D: hidden size, E: the decoder's.
 from __future__ import annotations
 
 import dataclasses
-import functools
 from typing import Any
 
 import flax.linen as nn
@@ -19,23 +18,19 @@ import numpy as np
 
 from vit_jax.errors import UserError
 from vit_jax.models import vit
-from vit_jax.models.family import LAST, Row, Shapes, layer_width
-from vit_jax.models.layers import Dense, PatchEmbedding
-from vit_jax.models.tokens import patch_shape
+from vit_jax.models.family import LAST, Row, Shapes, dense_rows, layer_width
+from vit_jax.models.layers import Dense, embed_patches, loop_of
+from vit_jax.models.tokens import patch_shape, sincos
 from vit_jax.models.vit import BlockConfig, Encoder, VisionTransformer
 
 
 def sincos_table(grid: tuple[int, int], width: int) -> np.ndarray:
     """Fixed positions of the authors' code: [1, 1 + h*w, width] float32, 0 for the class token.
 
-    For cell (x, y): sin(x w), cos(x w), sin(y w), cos(y w), width/4 values each, with
-    w_k = 10,000^(-4k / width); `tokens.sincos2d` has other frequencies.
+    `sincos` with w_k = 10,000^(-4k / width); `sincos2d` has other frequencies.
     """
-    y, x = np.mgrid[: grid[0], : grid[1]].reshape(2, -1, 1)  # [h*w, 1] each
     omega = 10_000.0 ** (-np.arange(width // 4) / (width // 4))
-    parts = [np.sin(x * omega), np.cos(x * omega), np.sin(y * omega), np.cos(y * omega)]
-    table = np.concatenate(parts, axis=1)  # [h*w, width]
-    return np.pad(table, ((1, 0), (0, 0)))[None].astype(np.float32)
+    return np.pad(sincos(grid, omega), ((1, 0), (0, 0)))[None].astype(np.float32)
 
 
 class FixedPositions(nn.Module):
@@ -90,25 +85,17 @@ class MaskedAutoencoder(VisionTransformer):
         `corruption` has `visible` [B, V], numbers of the patches to encode, and `restore` [B, P],
         the place of each patch in the list of visible patches followed by masked ones.
         """
-        x = jnp.asarray(images, self.dtype)
-        patch = patch_shape(self.patch_size)
         # As a dense layer on the pixels of a patch (the authors' code).
         init = nn.initializers.xavier_uniform(in_axis=(0, 1, 2), out_axis=3)
-        embedding = functools.partial(PatchEmbedding, dtype=self.dtype, name="embedding")
-        x = embedding(self.hidden_size, patch, patch, kernel_init=init)(x)  # [B, h, w, D]
+        x = embed_patches(self, images, kernel_init=init)  # [B, h, w, D]
         grid = (x.shape[1], x.shape[2])
         x = jnp.reshape(x, (x.shape[0], -1, x.shape[3]))  # [B, P, D]
         x = jnp.concatenate([self._tokens("cls", x, 1), x], axis=1)  # [B, 1 + P, D]
         kept = None if corruption is None else _with_class_token(corruption["visible"])
-        x = PartialEncoder(
-            BlockConfig.of(self),
-            num_layers=self.num_layers,
-            stochastic_depth_rate=self.stochastic_depth_rate,
-            remat=self.remat,
-            scan=self.scan,
-            grid=grid,
-            name="Transformer",
-        )(x, kept, train=train)  # [B, 1 + V, D]
+        encoder = PartialEncoder(
+            BlockConfig.of(self), **loop_of(self), grid=grid, name="Transformer"
+        )
+        x = encoder(x, kept, train=train)  # [B, 1 + V, D]
         if corruption is not None:
             return self._decode(x, corruption["restore"], grid, images.shape[-1], train=train)
         if self.is_initializing():  # an encoder without its decoder is a VisionTransformer
@@ -171,12 +158,10 @@ def check(model: MaskedAutoencoder) -> None:
 _DECODER = (
     Row("mask_token", (None, None, "embed"), LAST),
     Row(DECODER_POSITIONS, (None, None, "embed"), LAST),
-    Row("decoder_embed/kernel", (None, "embed"), LAST),
-    Row("decoder_embed/bias", ("embed",), LAST),
+    *dense_rows("decoder_embed", None, "embed", depth=LAST),
     *vit.attention_rows(rf"{DECODER_BLOCKS}(?:_(?P<block>\d+))?"),
     Row("decoder/encoder_norm/(?:scale|bias)", ("embed",), LAST),
-    Row("decoder_pred/kernel", ("embed", None), LAST),
-    Row("decoder_pred/bias", (None,), LAST),
+    *dense_rows("decoder_pred", "embed", None, depth=LAST),
 )
 
 FAMILY = dataclasses.replace(

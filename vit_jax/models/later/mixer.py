@@ -18,32 +18,10 @@ import jax
 import jax.numpy as jnp
 
 from vit_jax.errors import UserError
-from vit_jax.models.family import (
-    FIRST,
-    HEAD,
-    LAST,
-    Family,
-    Row,
-    Shapes,
-    axis_of,
-    count_blocks,
-    patch_size_of,
-)
+from vit_jax.models import family, layers
+from vit_jax.models.family import FIRST, HEAD, LAST, Family, ModelBase, Row, Shapes
 from vit_jax.models.later.modern_block import LayerScale
 from vit_jax.models.later.variants import RESMLPS
-from vit_jax.models.layers import (
-    REMAT_POLICIES,
-    Dense,
-    IdentityLayer,
-    LayerNorm,
-    PatchEmbedding,
-    StochasticDepth,
-    apply_blocks,
-    gelu,
-    head,
-    residual,
-)
-from vit_jax.models.tokens import patch_shape, token_grid
 
 
 class Affine(nn.Module):
@@ -59,7 +37,7 @@ class Affine(nn.Module):
         return x * scale + bias
 
 
-NORMS = {"layer": LayerNorm, "affine": Affine}
+NORMS = {"layer": layers.LayerNorm, "affine": Affine}
 
 
 class MlpBlock(nn.Module):
@@ -75,16 +53,15 @@ class MlpBlock(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        dense = functools.partial(
-            Dense, kernel_init=nn.initializers.lecun_normal(), dtype=self.dtype
-        )
+        init = nn.initializers.lecun_normal()
+        dense = functools.partial(layers.Dense, kernel_init=init, dtype=self.dtype)
         y = dense(self.mlp_dim or x.shape[-1])(x)  # [B, M, mlp_dim]
         if self.mlp_dim is None:
             return y
         if self.gated:
             y, gate = jnp.split(y, 2, axis=-1)  # [B, M, mlp_dim / 2] each
-            return dense(x.shape[-1])(y * gelu(gate, "silu"))
-        return dense(x.shape[-1])(gelu(y, self.gelu))
+            return dense(x.shape[-1])(y * layers.gelu(gate, "silu"))
+        return dense(x.shape[-1])(layers.gelu(y, self.gelu))
 
 
 class MixerBlock(nn.Module):
@@ -114,17 +91,15 @@ class MixerBlock(nn.Module):
         y = jnp.swapaxes(norm()(x), 1, 2)  # [B, D, N]
         y = mlp(self.tokens_mlp_dim, name="token_mixing")(y)
         y = scaled(jnp.swapaxes(y, 1, 2))  # [B, N, D]
-        x = residual(x, StochasticDepth()(y, drop_rate, deterministic=not train))
+        x = layers.add_branch(x, y, drop_rate, train=train)
         y = scaled(mlp(self.channels_mlp_dim, name="channel_mixing")(norm()(x)))
-        return residual(x, StochasticDepth()(y, drop_rate, deterministic=not train))
+        return layers.add_branch(x, y, drop_rate, train=train)
 
 
-class MlpMixer(nn.Module):
+class MlpMixer(ModelBase):
     """Images to logits, [B, H, W, C] -> [B, num_classes] float32; global average pooling.
 
     Attributes:
-      num_classes: number of logits; 0 returns the representation instead.
-      patch_size: side of a patch in pixels, or (height, width).
       hidden_size, num_layers, channels_mlp_dim: table 1 of the paper.
       tokens_mlp_dim: also table 1; None: one linear layer over the tokens (ResMLP).
       norm: `layer`, or `affine` as in ResMLP, an affine map per feature.
@@ -134,10 +109,6 @@ class MlpMixer(nn.Module):
         linearly to 0 for the first.
       head_bias_init: constant; -6.9 in big_vision's recipe, whose loss is a sigmoid.
       gelu: `tanh` as in the official code, or `exact` as in timm and ResMLP.
-      remat: one of `REMAT_POLICIES`.
-      scan: compile the blocks as one loop.
-      dtype: of the computation; parameters, norms' statistics, the mean over the tokens and the
-        logits are float32.
     """
 
     num_classes: int
@@ -157,42 +128,24 @@ class MlpMixer(nn.Module):
     dtype: Any = jnp.float32
 
     kind = "mixer"
-    prefix_tokens = ()
-    head_input = "pre_logits"
-    logits_per_token = False
-
-    @property
-    def pixels_per_token(self) -> tuple[int, int]:
-        """Height and width of a patch."""
-        return patch_shape(self.patch_size)
-
-    @nn.nowrap
-    def token_grid(self, image_size: tuple[int, int]) -> tuple[int, int]:
-        """Rows and columns of tokens of images of (height, width); UserError if they do not fit."""
-        return token_grid(image_size, self.patch_size)
 
     @nn.compact
     def __call__(self, images: jax.Array, *, train: bool) -> jax.Array:
         """Images in [-1, 1], [B, H, W, C] -> logits [B, K] float32."""
-        patch = self.pixels_per_token
-        stem = PatchEmbedding(self.hidden_size, patch, patch, dtype=self.dtype, name="stem")
-        x = stem(jnp.asarray(images, self.dtype))  # [B, h, w, D]
+        x = layers.embed_patches(self, images, "stem")  # [B, h, w, D]
         x = jnp.reshape(x, (x.shape[0], -1, self.hidden_size))  # [B, N, D]
         keys = ("tokens_mlp_dim", "channels_mlp_dim", "norm", "layer_scale_init", "gelu", "gated")
-        x = apply_blocks(
+        x = layers.apply_blocks(
             functools.partial(MixerBlock, **{key: getattr(self, key) for key in (*keys, "dtype")}),
             x,
             name=BLOCKS,
-            num_layers=self.num_layers,
-            stochastic_depth_rate=self.stochastic_depth_rate,
-            remat=self.remat,
-            scan=self.scan,
             train=train,
+            **layers.loop_of(self),
         )
         x = NORMS[self.norm](dtype=self.dtype, name="pre_head_layer_norm")(x)
         x = jnp.mean(x, axis=1, dtype=jnp.float32)  # [B, D]
-        x = IdentityLayer(name="pre_logits")(x)
-        return head(self.num_classes, self.head_bias_init)(x) if self.num_classes else x
+        x = layers.IdentityLayer(name="pre_logits")(x)
+        return layers.head(self.num_classes, self.head_bias_init)(x) if self.num_classes else x
 
 
 BLOCKS = "MixerBlock"
@@ -202,16 +155,17 @@ _TOKENS, _CHANNELS = (f"{BLOCKS}_0/{axis}_mixing/Dense" for axis in ("token", "c
 
 def infer(shapes: Shapes) -> dict[str, Any]:
     """See `Family.infer`."""
-    wide, narrow = (axis_of(shapes, f"{_CHANNELS}_{k}/kernel", 2, 1 - k) for k in (0, 1))
-    depth, width = count_blocks(shapes, BLOCKS), axis_of(shapes, "stem/kernel", 4, 3)
+    wide, narrow = (family.axis_of(shapes, f"{_CHANNELS}_{k}/kernel", 2, 1 - k) for k in (0, 1))
+    depth, width = family.count_blocks(shapes, BLOCKS), family.axis_of(shapes, "stem/kernel", 4, 3)
     scales: dict[Any, float] = {(depth, width): init for depth, width, init in RESMLPS.values()}
     has_gamma = f"{BLOCKS}_0/LayerScale_0/gamma" in shapes
-    has_second = f"{_TOKENS}_1/kernel" in shapes
+    is_linear = f"{_TOKENS}_1/kernel" not in shapes
+    tokens = family.axis_of(shapes, f"{_TOKENS}_0/kernel", 2, 1)
     return {
-        "patch_size": patch_size_of(shapes, "stem/kernel"),
+        "patch_size": family.patch_size_of(shapes, "stem/kernel"),
         "hidden_size": width,
         "num_layers": depth,
-        "tokens_mlp_dim": axis_of(shapes, f"{_TOKENS}_0/kernel", 2, 1) if has_second else None,
+        "tokens_mlp_dim": None if is_linear else tokens,
         "channels_mlp_dim": wide,
         "norm": "affine" if f"{BLOCKS}_0/Affine_0/scale" in shapes else "layer",
         "layer_scale_init": scales.get((depth, width), 0.1) if has_gamma else None,
@@ -235,18 +189,15 @@ FAMILY = Family(
         Row("stem/bias", ("embed",), FIRST),
         Row(rf"{_BLOCK}/(?:LayerNorm|Affine)_[01]/(?:scale|bias)", ("embed",)),
         Row(rf"{_BLOCK}/LayerScale_[01]/gamma", ("embed",)),
-        Row(rf"{_BLOCK}/token_mixing/Dense_0/kernel", (None, "mlp")),
-        Row(rf"{_BLOCK}/token_mixing/Dense_1/kernel", ("mlp", None)),
-        Row(rf"{_BLOCK}/token_mixing/Dense_1/bias", (None,)),
-        Row(rf"{_BLOCK}/channel_mixing/Dense_0/kernel", ("embed", "mlp")),
-        Row(rf"{_BLOCK}/channel_mixing/Dense_1/kernel", ("mlp", "embed")),
-        Row(rf"{_BLOCK}/channel_mixing/Dense_1/bias", ("embed",)),
-        Row(rf"{_BLOCK}/(?:token|channel)_mixing/Dense_0/bias", ("mlp",)),
+        *family.dense_rows(f"{_BLOCK}/token_mixing/Dense_0", None, "mlp"),
+        *family.dense_rows(f"{_BLOCK}/token_mixing/Dense_1", "mlp", None),
+        *family.dense_rows(f"{_BLOCK}/channel_mixing/Dense_0", "embed", "mlp"),
+        *family.dense_rows(f"{_BLOCK}/channel_mixing/Dense_1", "mlp", "embed"),
         Row("pre_head_layer_norm/(?:scale|bias)", ("embed",), LAST),
         *HEAD,
     ),
     infer=infer,
-    choices={"gelu": ("tanh", "exact"), "norm": NORMS, "remat": REMAT_POLICIES},
+    choices={"gelu": ("tanh", "exact"), "norm": NORMS, "remat": layers.REMAT_POLICIES},
     check=check,
     blocks=BLOCKS,
     tokens="pre_head_layer_norm",

@@ -18,20 +18,19 @@ import numpy as np
 from vit_jax.models import vit
 from vit_jax.models.kernels.attention import AttentionFn
 from vit_jax.models.later.rotary import MixedAngles, rotate
-from vit_jax.models.layers import Dense, LayerNorm, StochasticDepth, dot_general, gelu, residual
+from vit_jax.models.layers import Dense, LayerNorm, add_branch, dot_general, gelu
 from vit_jax.models.vit import BlockConfig
 
 # timm's truncated normal is cut at +-2, a hundred deviations: a normal.
 INIT = nn.initializers.normal(0.02)
-NORMS = ("layer", "layer_without_bias", "rms")
-QKV_BIASES = ("qkv", "qv", "none")
-MLPS = ("mlp", "swiglu")
 
 
 @dataclasses.dataclass(frozen=True)
 class ModernConfig(BlockConfig):
     """Configuration shared by all blocks; see `ModernVisionTransformer`."""
 
+    pre_norm: bool = False
+    final_norm: str = "tokens"
     norm_kind: str = "layer"
     norm_after: bool = False
     qkv_bias: str = "qkv"
@@ -209,8 +208,7 @@ class ModernBlock(nn.Module):
         for layer in (msa, MlpBlock(c, name="MlpBlock_0")):
             norm = c.norm()
             y = norm(layer(x)) if c.norm_after else layer(norm(x))
-            y = c.layer_scale()(y)
-            x = residual(x, StochasticDepth()(y, drop_rate, deterministic=not train))
+            x = add_branch(x, c.layer_scale()(y), drop_rate, train=train)
         return x
 
 
@@ -219,13 +217,11 @@ class ModernEncoder(nn.Module):
 
     config: ModernConfig
     blocks: Callable[..., jax.Array]  # `apply_blocks` with its settings
-    pre_norm: bool
-    last_norm: bool
 
     @nn.compact
     def __call__(self, x: jax.Array, *shared: jax.Array, train: bool) -> jax.Array:
-        if self.pre_norm:
-            x = self.config.norm("pre_norm")(x)
-        block = functools.partial(ModernBlock, self.config)
+        c = self.config
+        x = c.norm("pre_norm")(x) if c.pre_norm else x
+        block = functools.partial(ModernBlock, c)
         x = self.blocks(block, x, *shared, name="encoderblock", train=train)
-        return self.config.norm("encoder_norm")(x) if self.last_norm else x
+        return c.norm("encoder_norm")(x) if c.final_norm == "tokens" else x

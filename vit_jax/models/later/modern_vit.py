@@ -19,38 +19,22 @@ import jax
 import jax.numpy as jnp
 
 from vit_jax.errors import UserError
-from vit_jax.models import vit
-from vit_jax.models.family import FIRST, HEAD, LAST, Family, Row, Shapes, axis_of
+from vit_jax.models import layers, vit
+from vit_jax.models.family import FIRST, HEAD, LAST, Family, ModelBase, Row, Shapes, axis_of
 from vit_jax.models.kernels.attention import BIASED, NAMES
-from vit_jax.models.later.modern_block import (
-    INIT,
-    MLPS,
-    NORMS,
-    QKV_BIASES,
-    ModernConfig,
-    ModernEncoder,
-)
+from vit_jax.models.later.modern_block import INIT, ModernConfig, ModernEncoder
 from vit_jax.models.later.rotary import ROPES, axial_angles
-from vit_jax.models.layers import (
-    DEPTH_SHAPES,
-    REMAT_POLICIES,
-    IdentityLayer,
-    PatchEmbedding,
-    apply_blocks,
-)
-from vit_jax.models.tokens import patch_shape, token_grid
-from vit_jax.models.vit import BLOCKS, AddPositionEmbs, MAPHead, attention_rows
+from vit_jax.models.positions import AddPositionEmbs
+from vit_jax.models.vit import BLOCKS
 
 # PyTorch's for convolutions: uniform within 1 / sqrt(inputs).
 _PATCH_INIT = nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform")
 
 
-class ModernVisionTransformer(nn.Module):
+class ModernVisionTransformer(ModelBase):
     """Images to logits, [B, H, W, C] -> [B, num_classes] float32.
 
     Attributes:
-      num_classes: number of logits; 0 returns the representation instead.
-      patch_size: side of a patch in pixels, or (height, width).
       hidden_size, num_layers, mlp_dim, num_heads: as in table 1 of the paper (2010.11929).
       class_token: whether there is one.
       num_registers: further learned tokens ("Vision Transformers Need Registers", 2309.16588).
@@ -81,12 +65,6 @@ class ModernVisionTransformer(nn.Module):
       stochastic_depth_rate: probability of dropping a branch in training.
       stochastic_depth_shape: `linear`: from 0 for the first block to the rate for the last, as in
         timm; `constant`: the rate for all, as in DeiT III (`models_v2.py`).
-      head_bias_init: constant; -10 if the loss is a sigmoid over many classes.
-      layer_norm_epsilon: of all norms.
-      attention: implementation of the attention, see `kernels/attention.py`.
-      remat: one of `REMAT_POLICIES`.
-      scan: compile the blocks as one loop.
-      dtype: of the computation; parameters, softmax, norms' statistics and logits are float32.
     """
 
     num_classes: int
@@ -132,8 +110,6 @@ class ModernVisionTransformer(nn.Module):
     dtype: Any = jnp.float32
 
     kind = "modern_vit"
-    head_input = "pre_logits"
-    logits_per_token = False
 
     @property
     def prefix_tokens(self) -> tuple[str, ...]:
@@ -141,27 +117,12 @@ class ModernVisionTransformer(nn.Module):
         registers = range(self.num_registers or 0)
         return ("cls",) * self.class_token + tuple(f"register_{i}" for i in registers)
 
-    @property
-    def pixels_per_token(self) -> tuple[int, int]:
-        """Height and width of a patch."""
-        return patch_shape(self.patch_size)
-
-    @nn.nowrap
-    def token_grid(self, image_size: tuple[int, int]) -> tuple[int, int]:
-        """Rows and columns of tokens of images of (height, width); UserError if they do not fit."""
-        return token_grid(image_size, self.patch_size)
-
     @nn.compact
     def __call__(self, images: jax.Array, *, train: bool) -> jax.Array:
         """Scaled images [B, H, W, C] -> logits [B, K] float32."""
-        patch = self.pixels_per_token
-        embedding = functools.partial(
-            PatchEmbedding, use_bias=self.patch_bias, dtype=self.dtype, name="embedding"
-        )
-        embed = embedding(self.hidden_size, patch, patch, kernel_init=_PATCH_INIT)
-        x = embed(jnp.asarray(images, self.dtype))  # [B, h, w, D]
+        x = layers.embed_patches(self, images, use_bias=self.patch_bias, kernel_init=_PATCH_INIT)
         grid = (x.shape[1], x.shape[2])
-        config: Any = ModernConfig.of(self, grid=grid)
+        config = ModernConfig.of(self, grid=grid)
         x = jnp.reshape(x, (x.shape[0], -1, self.hidden_size))  # [B, h*w, D]
         if self.patch_norm:
             x = config.norm("patch_norm")(x)
@@ -172,22 +133,13 @@ class ModernVisionTransformer(nn.Module):
                 token = self.param(name, INIT, (1, count, self.hidden_size))
                 tokens = jnp.tile(jnp.asarray(token, self.dtype), (x.shape[0], 1, 1))
                 x = jnp.concatenate([tokens, x], axis=1)  # [B, N, D]
-        blocks = functools.partial(
-            apply_blocks,
-            num_layers=self.num_layers,
-            stochastic_depth_rate=self.stochastic_depth_rate,
-            stochastic_depth_shape=self.stochastic_depth_shape,
-            remat=self.remat,
-            scan=self.scan,
-        )
-        encoder = ModernEncoder(
-            config, blocks, self.pre_norm, self.final_norm == "tokens", name="Transformer"
-        )
+        blocks = functools.partial(layers.apply_blocks, **layers.loop_of(self))
+        encoder = ModernEncoder(config, blocks, name="Transformer")
         x = encoder(x, *self._angles(grid, config, train), train=train)
         x = self._pool(x, config, train=train)
         if self.final_norm == "pooled":
             x = config.norm("pooled_norm")(x[:, None])[:, 0]  # [B, D]
-        x = jnp.asarray(IdentityLayer(name="pre_logits")(x), jnp.float32)
+        x = jnp.asarray(layers.IdentityLayer(name="pre_logits")(x), jnp.float32)
         if not self.num_classes:
             return x
         bias = nn.initializers.constant(self.head_bias_init)
@@ -214,7 +166,7 @@ class ModernVisionTransformer(nn.Module):
             config = dataclasses.replace(
                 config, num_heads=heads or self.num_heads, mlp_dim=width or self.mlp_dim
             )
-            return MAPHead(config)(patches, train=train)
+            return vit.MAPHead(config)(patches, train=train)
         if self.classifier == "token":
             return x[:, 0]
         mean = jnp.mean(patches, axis=1)
@@ -223,17 +175,10 @@ class ModernVisionTransformer(nn.Module):
         return jnp.concatenate([x[:, 0], mean], axis=-1)  # [B, 2 D]
 
 
-def last_norm(model: Any) -> nn.Module | None:
-    """See `Family.last_norm`."""
-    if model.final_norm != "tokens":
-        return None
-    config: Any = ModernConfig.of(model)
-    return config.norm("encoder_norm")
-
-
 _BLOCK = rf"{BLOCKS}(?:_(?P<block>\d+))?"
+_MSA = f"{_BLOCK}/{vit.ATTENTION}"
 POSITIONS = "posembed_patches/pos_embedding"
-ROPE_KEYS = ("rope", "rope_base", "rope_grid", "rope_offset")
+_ROPE = ("rope", "rope_base", "rope_grid", "rope_offset")
 _ATTENTION = f"{BLOCKS}_0/{vit.ATTENTION}"
 
 
@@ -312,18 +257,14 @@ FAMILY = Family(
         Row("embedding/bias", ("embed",), FIRST),
         Row(POSITIONS, (None, None, "embed"), FIRST, role="positions", of_tokens=False),
         Row("(?:patch_norm|Transformer/pre_norm)/(?:scale|bias)", ("embed",), FIRST),
-        *attention_rows(_BLOCK),
+        *vit.attention_rows(_BLOCK),
         Row(f"{_BLOCK}/RMSNorm_[01]/scale", ("embed",)),
         Row(f"{_BLOCK}/LayerScale_[01]/gamma", ("embed",)),
-        Row(f"{_BLOCK}/{vit.ATTENTION}/(?:query|key)_norm/(?:scale|bias)", (None,)),
-        Row(f"{_BLOCK}/{vit.ATTENTION}/norm/(?:scale|bias)", ("embed",)),
-        Row(f"{_BLOCK}/{vit.ATTENTION}/rope/frequencies", (None, "heads", None)),
-        Row(
-            f"{_BLOCK}/{vit.ATTENTION}/relative_bias/offsets",
-            (None, None, "heads"),
-            role="offset_grid",
-        ),
-        Row(f"{_BLOCK}/{vit.ATTENTION}/relative_bias/tokens", (None, "heads")),
+        Row(f"{_MSA}/(?:query|key)_norm/(?:scale|bias)", (None,)),
+        Row(f"{_MSA}/norm/(?:scale|bias)", ("embed",)),
+        Row(f"{_MSA}/rope/frequencies", (None, "heads", None)),
+        Row(f"{_MSA}/relative_bias/offsets", (None, None, "heads"), role="offset_grid"),
+        Row(f"{_MSA}/relative_bias/tokens", (None, "heads")),
         Row(f"{_BLOCK}/MlpBlock_0/gate/kernel", ("embed", "mlp")),
         Row(f"{_BLOCK}/MlpBlock_0/gate/bias", ("mlp",)),
         Row(f"{_BLOCK}/MlpBlock_0/norm/(?:scale|bias)", ("mlp",)),
@@ -337,22 +278,24 @@ FAMILY = Family(
     choices={
         "position_embedding": ("learned", "none"),
         "rope": ROPES,
-        "norm_kind": NORMS,
+        "norm_kind": ("layer", "layer_without_bias", "rms"),
         "final_norm": ("tokens", "pooled", "none"),
-        "qkv_bias": QKV_BIASES,
-        "mlp": MLPS,
+        "qkv_bias": ("qkv", "qv", "none"),
+        "mlp": ("mlp", "swiglu"),
         "gelu": ("tanh", "exact", "quick"),
         "classifier": ("token", "gap", "token_gap", "map"),
-        "stochastic_depth_shape": DEPTH_SHAPES,
+        "stochastic_depth_shape": ("linear", "constant"),
         "attention": NAMES,
-        "remat": REMAT_POLICIES,
+        "remat": layers.REMAT_POLICIES,
     },
     check=check,
     blocks=BLOCKS,
     attention=vit.ATTENTION,
     tokens="Transformer",
-    last_norm=last_norm,
+    last_norm=lambda model: (
+        ModernConfig.of(model).norm("encoder_norm") if model.final_norm == "tokens" else None
+    ),
     sequence=(POSITIONS, 1),
-    conventions=("gelu", "layer_norm_epsilon", "norm_after", *ROPE_KEYS),
+    conventions=("gelu", "layer_norm_epsilon", "norm_after", *_ROPE),
     head_conventions=("classifier", "pool_prefix"),
 )

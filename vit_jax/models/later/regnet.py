@@ -14,30 +14,11 @@ import jax
 import jax.numpy as jnp
 
 from vit_jax.errors import UserError
-from vit_jax.models.family import FIRST, HEAD, Family, Row, Shapes, axis_of
+from vit_jax.models.family import FIRST, HEAD, Family, ModelBase, Row, Shapes, axis_of, dense_rows
 from vit_jax.models.layers import BatchNorm, IdentityLayer, head
-from vit_jax.models.resnet import units_of_stages
-from vit_jax.models.tokens import pixels_per_token, token_grid
+from vit_jax.models.resnet import symmetric_conv, units_of_stages
 
 STEM_WIDTH = 32
-SQUEEZE = 4  # the bottleneck of squeeze-and-excitation has a fourth of the block's input channels
-
-
-def _conv(
-    features: int, size: int, stride: int, dtype: Any, name: str, groups: int = 1
-) -> nn.Module:
-    """A convolution without bias, with the same padding on both sides, as in PyTorch."""
-    margin = ((size // 2, size // 2),) * 2
-    return nn.Conv(
-        features,
-        (size, size),
-        (stride, stride),
-        padding=margin,
-        feature_group_count=groups,
-        use_bias=False,
-        dtype=dtype,
-        name=name,
-    )
 
 
 class SqueezeExcite(nn.Module):
@@ -73,36 +54,32 @@ class Block(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         dtype, width = self.dtype, self.features
+        conv = functools.partial(symmetric_conv, dtype=dtype)
         norm = functools.partial(BatchNorm, self.train_norms, dtype=dtype)
         shortcut = x
         if x.shape[-1] != width or self.stride != 1:
-            shortcut = _conv(width, 1, self.stride, dtype, "conv_proj")(x)  # [B, H/s, W/s, F]
+            shortcut = conv(width, 1, self.stride, "conv_proj")(x)  # [B, H/s, W/s, F]
             shortcut = norm(name="bn_proj")(shortcut)
-        y = _conv(width, 1, 1, dtype, "conv1")(x)  # [B, H, W, F]
+        y = conv(width, 1, 1, "conv1")(x)  # [B, H, W, F]
         y = nn.relu(norm(name="bn1")(y))
         groups = width // self.group_width
-        y = _conv(width, 3, self.stride, dtype, "conv2", groups)(y)  # [B, H/s, W/s, F]
+        y = conv(width, 3, self.stride, "conv2", feature_group_count=groups)(y)  # [B, H/s, W/s, F]
         y = nn.relu(norm(name="bn2")(y))
-        y = SqueezeExcite(round(x.shape[-1] / SQUEEZE), dtype, name="se")(y)
-        y = _conv(width, 1, 1, dtype, "conv3")(y)
+        y = SqueezeExcite(round(x.shape[-1] / 4), dtype, name="se")(y)
+        y = conv(width, 1, 1, "conv3")(y)
         return nn.relu(shortcut + norm(name="bn3")(y))
 
 
-class RegNet(nn.Module):
+class RegNet(ModelBase):
     """Images to logits, [B, H, W, C] -> [B, num_classes] float32; images of any size.
 
     Attributes:
-      num_classes: number of logits; 0 returns the representation instead, [B, D] with the width D
-        of the last stage.
       stage_layers: blocks per stage.
       stage_widths: channels of each stage.
       group_width: channels per group of the 3x3 convolutions; divides each width.
-      head_bias_init: constant; -10 if the loss is a sigmoid over many classes.
       frozen_norms: training keeps the statistics of the batch norms as they are and uses them, as
         is usual where batches are small.
       remat: `none`, or `full`, which recomputes each block in the backward pass.
-      dtype: of the computation; parameters, the norms, the mean over the feature map and the
-        logits are float32.
     """
 
     num_classes: int
@@ -115,26 +92,17 @@ class RegNet(nn.Module):
     dtype: Any = jnp.float32
 
     kind = "regnet"
-    prefix_tokens = ()
-    head_input = "pre_logits"
-    logits_per_token = False
 
     @property
-    def pixels_per_token(self) -> tuple[int, int]:
-        """Height and width of the image region that a cell of the last feature map covers."""
-        return pixels_per_token(None, self.stage_layers)
-
-    @nn.nowrap
-    def token_grid(self, image_size: tuple[int, int]) -> tuple[int, int]:
-        """Rows and columns of the last feature map; every convolution rounds up."""
-        return token_grid(image_size, None, self.stage_layers)
+    def stem(self) -> tuple[Any, Any]:
+        return None, self.stage_layers
 
     @nn.compact
     def __call__(self, images: jax.Array, *, train: bool) -> jax.Array:
         """Normalised images [B, H, W, C] -> logits [B, K] float32."""
         train_norms = train and not self.frozen_norms
         x = jnp.asarray(images, self.dtype)
-        x = _conv(STEM_WIDTH, 3, 2, self.dtype, "conv_stem")(x)  # [B, H/2, W/2, 32]
+        x = symmetric_conv(STEM_WIDTH, 3, 2, "conv_stem", dtype=self.dtype)(x)  # [B, H/2, W/2, 32]
         x = nn.relu(BatchNorm(train_norms, dtype=self.dtype, name="bn_stem")(x))
         block = nn.remat(Block) if self.remat == "full" else Block
         stages = zip(self.stage_layers, self.stage_widths, strict=True)
@@ -187,10 +155,8 @@ FAMILY = Family(
         Row(rf"{_BLOCK}/conv(?:[123]|_proj)/kernel", (None, None, None, "features"), FIRST),
         Row(rf"{_BLOCK}/bn(?:[123]|_proj)/(?:scale|bias)", ("features",), FIRST),
         Row(rf"{_BLOCK}/bn(?:[123]|_proj)/(?:mean|var)", ("features",), FIRST, is_statistic=True),
-        Row(rf"{_BLOCK}/se/reduce/kernel", ("features", None), FIRST),
-        Row(rf"{_BLOCK}/se/expand/kernel", (None, "features"), FIRST),
-        Row(rf"{_BLOCK}/se/reduce/bias", (None,), FIRST),
-        Row(rf"{_BLOCK}/se/expand/bias", ("features",), FIRST),
+        *dense_rows(f"{_BLOCK}/se/reduce", "features", None, depth=FIRST),
+        *dense_rows(f"{_BLOCK}/se/expand", None, "features", depth=FIRST),
         *HEAD,
     ),
     infer=infer,

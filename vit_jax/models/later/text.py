@@ -13,40 +13,24 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from vit_jax.models.family import FIRST, HEAD, LAST, Family, Row, Shapes, axis_of
+from vit_jax.models import vit
+from vit_jax.models.family import FIRST, HEAD, LAST, Family, ModelBase, Row, Shapes, axis_of
 from vit_jax.models.kernels.attention import NAMES
-from vit_jax.models.layers import REMAT_POLICIES, IdentityLayer
-from vit_jax.models.vit import (
-    ATTENTION,
-    MAP_ROWS,
-    BlockConfig,
-    Encoder,
-    MAPHead,
-    attention_rows,
-    check_heads,
-    infer_blocks,
-)
+from vit_jax.models.layers import REMAT_POLICIES, IdentityLayer, loop_of
 
 EMBEDDING, POSITIONS, BLOCKS = "Embed_0/embedding", "pos_embedding", "Encoder_0/encoderblock"
 
 
-class TextTransformer(nn.Module):
+class TextTransformer(ModelBase):
     """Texts to embeddings, int32 [B, T] -> [B, num_classes] float32.
 
     Attributes:
-      num_classes: width of the embedding; 0 returns the representation instead, [B, hidden_size].
       vocab_size: number of token ids.
       hidden_size, num_layers, mlp_dim, num_heads: as in a Vision Transformer.
       dropout_rate: after every dense layer except query, key and value, and after adding the
         position embeddings.
       pooling: the head's input: the `last` token (SigLIP, whose texts end in an end-of-text id),
         the `first` ([CLS] of LiT), `gap` and `max` over tokens, or `map` (attention pooling).
-      gelu: `tanh`, or `exact`.
-      layer_norm_epsilon: of all layer norms.
-      attention: implementation of the attention, see `kernels/attention.py`.
-      remat: one of `REMAT_POLICIES`.
-      scan: compile the blocks as one loop.
-      dtype: of the computation; parameters, softmax, norms' statistics and the result are float32.
     """
 
     num_classes: int
@@ -65,28 +49,24 @@ class TextTransformer(nn.Module):
     dtype: Any = jnp.float32
 
     kind = "text"
-    prefix_tokens = ()
-    head_input = "pre_logits"
-    logits_per_token = False
 
     @nn.compact
     def __call__(self, texts: jax.Array, *, train: bool) -> jax.Array:
         """Token ids, int32 [B, T] -> embeddings [B, E] float32, not normalised."""
-        config = BlockConfig.of(self)
+        config = vit.BlockConfig.of(self)
         x = nn.Embed(self.vocab_size, self.hidden_size, dtype=self.dtype)(texts)  # [B, T, D]
         init = nn.initializers.normal(1 / math.sqrt(self.hidden_size))
         positions = self.param(POSITIONS, init, (1, *x.shape[1:]))
-        encoder = Encoder(config, num_layers=self.num_layers, remat=self.remat, scan=self.scan)
-        x = encoder(x, positions, train=train)
+        x = vit.Encoder(config, **loop_of(self))(x, positions, train=train)
         x = IdentityLayer(name="pre_logits")(self._pool(x, config, train=train))
         x = jnp.asarray(x, jnp.float32)  # [B, D]
         # Not initialized to zero: a zero embedding has no direction.
         return nn.Dense(self.num_classes, name="head")(x) if self.num_classes else x
 
-    def _pool(self, x: jax.Array, config: BlockConfig, *, train: bool) -> jax.Array:
+    def _pool(self, x: jax.Array, config: vit.BlockConfig, *, train: bool) -> jax.Array:
         """[B, T, D] -> [B, D]."""
         if self.pooling == "map":
-            return MAPHead(config)(x, train=train)
+            return vit.MAPHead(config)(x, train=train)
         if self.pooling in ("gap", "max"):
             return jnp.mean(x, axis=1) if self.pooling == "gap" else jnp.max(x, axis=1)
         return x[:, 0 if self.pooling == "first" else -1]
@@ -97,7 +77,7 @@ def infer(shapes: Shapes) -> dict[str, Any]:
     return {
         "vocab_size": axis_of(shapes, EMBEDDING, 2, 0),
         "hidden_size": axis_of(shapes, EMBEDDING, 2, 1),
-        **infer_blocks(shapes, BLOCKS),
+        **vit.infer_blocks(shapes, BLOCKS),
         "pooling": "map" if "MAPHead_0/probe" in shapes else "last",
     }
 
@@ -110,12 +90,11 @@ FAMILY = Family(
     rows=(
         Row(EMBEDDING, ("vocabulary", "embed"), FIRST, role="vocabulary"),
         Row(POSITIONS, (None, None, "embed"), FIRST),  # not a grid: never interpolated
-        *attention_rows(rf"{BLOCKS}(?:_(?P<block>\d+))?"),
+        *vit.attention_rows(rf"{BLOCKS}(?:_(?P<block>\d+))?"),
         Row("Encoder_0/encoder_norm/(?:scale|bias)", ("embed",), LAST),
-        *MAP_ROWS,
+        *vit.MAP_ROWS,
         *HEAD,
     ),
-    # T5's vocabulary without its extra ids.
     infer=infer,
     choices={
         "pooling": ("last", "first", "gap", "max", "map"),
@@ -123,9 +102,9 @@ FAMILY = Family(
         "attention": NAMES,
         "remat": REMAT_POLICIES,
     },
-    check=check_heads,
+    check=vit.check_heads,
     blocks=BLOCKS,
-    attention=ATTENTION,
+    attention=vit.ATTENTION,
     tokens="Encoder_0",
     sequence=(POSITIONS, 1),
     conventions=("gelu", "layer_norm_epsilon"),
