@@ -19,7 +19,7 @@ from vit_jax.models.tokens import patch_shape
 from vit_jax.wording import nearest
 
 # Of each kind its file, and attributes by the name of a size, such as `B/16`.
-_KINDS: dict[str, tuple[str, dict[str, dict[str, Any]]]] = {
+KINDS: dict[str, tuple[str, dict[str, dict[str, Any]]]] = {
     "vit": ("vit", variants.VIT),
     "deit": ("later.deit", later.DEIT),
     "modern_vit": ("later.modern_vit", later.MODERN),
@@ -32,8 +32,8 @@ _KINDS: dict[str, tuple[str, dict[str, dict[str, Any]]]] = {
     "bert": ("later.bert", later.BERT),
     "regnet": ("later.regnet", later.REGNET),
 }
-MODELS = Kinds({name: f"vit_jax.models.{file}:FAMILY" for name, (file, _) in _KINDS.items()})
-VARIANTS_OF = {name: sizes for name, (_, sizes) in _KINDS.items()}
+MODELS = Kinds({name: f"vit_jax.models.{file}:FAMILY" for name, (file, _) in KINDS.items()})
+VARIANTS_OF = {name: sizes for name, (_, sizes) in KINDS.items()}
 
 # All named sizes, each with its kind of model.
 VARIANTS: dict[str, dict[str, Any]] = {
