@@ -81,7 +81,10 @@ def broken_images() -> dict[str, bytes]:
     """Files that no decoder should accept, by file name."""
     colour = picture(3)
     jpeg, png, webp = encoded(colour), encoded(colour, "PNG"), encoded(colour, "WEBP")
+    lzw = bytearray(encoded(colour, "TIFF", compression="tiff_lzw"))
+    lzw[200:400] = bytes(200)
     return {
+        "lzw.tif": bytes(lzw),
         "half.jpg": jpeg[: len(jpeg) // 2],
         "tail.jpg": jpeg[:-20],
         "half.png": png[: len(png) // 2],

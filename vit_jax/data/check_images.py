@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from vit_jax.data.decode import decodes
+from vit_jax.data import decode
 from vit_jax.data.sources import map_threads
 from vit_jax.errors import UserError
 from vit_jax.files.manifest import read_or_none
@@ -20,30 +20,43 @@ def usable_images(
 ) -> np.ndarray:
     """Decodes all image files; returns the numbers of those that decode, sorted, int64 [n].
 
-    `read` gives the file of image `n` as bytes, or its pixels, `describe` where it is stored.
-    UserError if a file cannot be opened or none decodes, or if one does not and `on_bad_image` is
-    "error"; "skip" leaves damaged images out.
+    Warns of images that will look dark. `read` gives the file of image `n` as bytes, or its pixels,
+    `describe` where it is stored. UserError if a file cannot be opened or none decodes, or if one
+    does not and `on_bad_image` is "error"; "skip" leaves damaged images out.
     """
+
+    dark, lost = [], []
 
     def damage(number: int) -> str:
         try:
             content = read_or_none(lambda: read(number))
         except ValueError:
-            return "damaged"
+            return "it does not decode"
         if content is None:
-            return "lost"
-        return "" if not isinstance(content, bytes) or decodes(content) else "damaged"
+            lost.append(describe(number))
+        if not isinstance(content, bytes):
+            return ""
+        if warning := decode.unused_bits(content):
+            dark.append(f"{describe(number)}: {warning}")
+        return decode.damage(content)
 
-    damages = list(map_threads(damage, range(count)))
-    bad = [number for number in range(count) if damages[number]]
+    damages = dict(enumerate(map_threads(damage, range(count))))
+    if lost:
+        names = list_names(sorted(lost))
+        raise UserError(f"{len(lost)} of {count} files cannot be opened: {names}.")
+    if dark:
+        logging.getLogger(__name__).warning(list_names(sorted(dark), 10))
+    bad = {number: reason for number, reason in damages.items() if reason}
     if not bad:
         return np.arange(count)
-    if lost := [describe(number) for number in bad if damages[number] == "lost"]:
-        raise UserError(f"{len(lost)} of {count} files cannot be opened: {list_names(lost)}.")
-    report = f"{len(bad)} of {count} images cannot be read: {list_names(map(describe, bad), 10)}"
+    names = list_names([f"{describe(number)}: {reason}" for number, reason in bad.items()], 10)
+    report = f"{len(bad)} of {count} images cannot be read: {names}"
     if on_bad_image == "error":
-        raise UserError(f"{report}; fix or delete them, or skip them with on_bad_image='skip'.")
+        raise UserError(
+            f"{report}; fix or delete them, or skip them with dataset.on_bad_image='skip' "
+            "(--on_bad_image of a script)."
+        )
     if len(bad) == count:
         raise UserError(f"{report}; no images left.")
     logging.getLogger(__name__).warning("%s; skipped (dataset.on_bad_image='skip').", report)
-    return np.delete(np.arange(count), bad)
+    return np.delete(np.arange(count), list(bad))

@@ -20,7 +20,7 @@ from vit_jax.data.sources import ArraySpec, Request, Source, check_columns, map_
 from vit_jax.errors import UserError, as_user_error, one_line
 from vit_jax.files.paths import to_path
 from vit_jax.kinds import check_known
-from vit_jax.wording import counted
+from vit_jax.wording import counted, list_names
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -114,7 +114,18 @@ class Dataset:
         Decodes every image file (0.7 ms of one core each); of a TFDS set, only opens every file.
         UserError for a damaged file, unless it is an image and `on_bad_image` is "skip".
         """
-        return dataclasses.replace(self, source=self.source.check(self.on_bad_image))
+        source = self.source.check(self.on_bad_image)
+        if lost := _labels(self.source) - _labels(source):
+            names = list_names(self.class_names[label] for label in sorted(lost))
+            where = f"{self.name} {self.split}"
+            logging.getLogger(__name__).warning(f"{where}: no images left of {names}.")
+        return dataclasses.replace(self, source=source)
+
+
+def _labels(source: Source) -> set[int]:
+    """The labels that occur, if they are known without reading the images."""
+    labels = getattr(source, "columns", {}).get("label", np.array([], int))
+    return set(np.unique(labels) if labels.ndim == 1 else np.flatnonzero(labels.any(0)))
 
 
 Opened = tuple[Source, tuple[str, ...]]  # and the class names by label; () without labels
@@ -178,7 +189,7 @@ def _open_tfds(request: Request) -> Opened:
 
     directory = request.path
     if not os.path.isfile(os.path.join(directory, _INFO_FILE)):
-        if os.path.isdir(directory):
+        if os.path.isdir(directory) and not _holds_prepared(Path(directory)):
             where = (
                 f"is the prepared dataset in {request.data_dir}, not the folder ./{request.name}"
             )

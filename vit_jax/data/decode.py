@@ -39,7 +39,8 @@ _CV2_METHODS = {
     "nearest": cv2.INTER_NEAREST_EXACT,
 }
 _MAX_PIXELS = 2**28
-_DEEP = (b"II*\0", b"MM\0*", b"\0\0\0\x0cjP")  # TIFF, JPEG 2000
+_TIFF = (b"II*\0", b"MM\0*")
+_DEEP = (*_TIFF, b"\0\0\0\x0cjP")  # and JPEG 2000
 _AVIF = (b"ftypavif", b"ftypavis")
 _HEIC = (b"heic", b"heix", b"hevc")  # compatible brands of a file
 
@@ -170,21 +171,47 @@ def _unsupported_samples(data: bytes) -> str:
     return f"its samples are {deep.dtype}, with no known scale to 8 bits; convert it to uint8"
 
 
-def decodes(data: bytes) -> bool:
-    """Whether the whole image file decodes; a JPEG is decoded at 1/8 scale, which reads all of it.
+def damage(data: bytes) -> str:
+    """Why an image file cannot be used, "" if all of it decodes; a JPEG at 1/8 scale, for speed.
 
     UserError if that needs a package that is not installed.
     """
     if _is_for_pillow(data):
         try:
-            return bool(_read_by_pillow(data, exif=False).size)
+            return "" if _read_by_pillow(data, exif=False).size else "it is empty"
         except UserError:
             raise
-        except ValueError:
-            return False
+        except ValueError as error:
+            return str(error)
     # For other formats OpenCV rejects this if a side is below 8 pixels.
     flags = cv2.IMREAD_REDUCED_COLOR_8 if data.startswith(b"\xff\xd8") else cv2.IMREAD_COLOR
-    return not _unsupported_samples(data) and _imdecode(data, flags) is not None
+    if _imdecode(data, flags) is None or (data.startswith(_TIFF) and _is_broken_tiff(data)):
+        return "it does not decode"
+    return _unsupported_samples(data)
+
+
+def _is_broken_tiff(data: bytes) -> bool:
+    """OpenCV returns what it has read of such a file."""
+    from PIL import Image, UnidentifiedImageError
+
+    try:
+        Image.open(io.BytesIO(data)).load()
+    except UnidentifiedImageError:  # OpenCV reads more kinds
+        return False
+    except (OSError, ValueError, SyntaxError):
+        return True
+    return False
+
+
+def unused_bits(data: bytes) -> str:
+    """A warning if a file with 16 bits per sample uses fewer, else ""."""
+    if not data.startswith(_DEEP) and not (data.startswith(_PNG) and data[24:25] == b"\x10"):
+        return ""
+    deep = _imdecode(data, cv2.IMREAD_UNCHANGED)
+    bits = 0 if deep is None or deep.dtype != np.uint16 else int(deep.max()).bit_length()
+    if not 0 < bits < 15:
+        return ""
+    return f"its values use {bits} of 16 bits, so it will look dark (only the high byte is kept)"
 
 
 def _imdecode(data: bytes, flags: int) -> np.ndarray | None:

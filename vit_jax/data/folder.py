@@ -104,9 +104,10 @@ def split_folders(root: str, needs_label: bool = True, split: str = "") -> dict[
         return {name: folders or [name] for name, folders in splits.items()} or {"train": ["."]}
     known = {"train", *HELD_OUT}
     asked = set(split_names(split)) if split else set()
-    own = any(map(_is_image, itertools.chain(*(os.listdir(f"{root}/{name}") for name in top))))
+    inside = itertools.chain.from_iterable(os.listdir(f"{root}/{name}") for name in top)
     are_splits = any(splits[name] for name in known.intersection(top))
-    if (are_splits or (asked and asked <= set(top) and not own)) and any(splits.values()):
+    are_splits = are_splits or (asked and asked <= set(top) and not any(map(_is_image, inside)))
+    if are_splits and any(splits.values()):
         return {name: folders for name, folders in splits.items() if folders}
     if set(top) - known:
         return {"train": top, "test": top}

@@ -107,15 +107,14 @@ def _labels(splits: Mapping[str, Any]) -> tuple[list[str] | None, Sequence[str] 
     if classes:
         return None, classes.pop()
     labels = [label for data in splits.values() for label in data.labels]
-    texts = list(map(str, labels))
     if any(isinstance(label, str) for label in labels):
-        return texts, None
+        return list(map(str, labels)), None
     low, high = min(labels), max(labels)
     if not 0 <= low <= high < _MAX_CLASSES:
         limits = f"use 0, 1, ... below {_MAX_CLASSES:,}, or names"
         raise UserError(f"dataset has labels from {low} to {high}; {limits}.")
     highest = max(label for data in labelled.naming_splits(splits) for label in data.labels)
-    return texts, tuple(map(str, range(1 + highest)))
+    return [str(int(label)) for label in labels], tuple(map(str, range(1 + highest)))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

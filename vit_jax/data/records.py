@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from vit_jax.errors import as_user_error, one_line
+from vit_jax.errors import UserError, as_user_error, one_line
 from vit_jax.files.paths import cached_copy, is_bucket, size_of, to_path
 
 
@@ -66,15 +66,20 @@ def open_records(name: str, file_format: str, expected: int, offsets: dict[str, 
             file = TFRecordReader(local, offsets[name])
         if (count := file.num_records()) != expected:
             raise ValueError(f"it has {count} records, dataset_info.json says {expected}")
-    except (OSError, ValueError, RuntimeError) as error:  # also array_record's
-        message = f"{name}: {one_line(error)}; copy or prepare it again."
-        raise as_user_error(message, error) from None
+    except UserError:  # from the cache
+        raise
+    except OSError as error:
+        raise as_user_error(f"{name}: {one_line(error)}.", error) from None
+    except (ValueError, RuntimeError) as error:  # also array_record's
+        raise UserError(f"{name}: {one_line(error)}; copy or prepare it again.") from None
     return file
 
 
 def allow_open_files(count: int) -> None:
     """Raises the soft limit on open files: one per shard, and ImageNet has 1,024 shards."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)  # negative: no limit
+    if 0 <= hard < count:
+        raise UserError(f"{count} shards, but at most {hard} open files (ulimit -Hn).")
     wanted = count + 1024 if hard < 0 else min(count + 1024, hard)
     if 0 <= soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

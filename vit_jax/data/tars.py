@@ -169,8 +169,9 @@ def _index(where: str, tar: str) -> Index:
         identity = f"{tar} {stat.st_size} {stat.st_mtime_ns}"
         digest = hashlib.blake2b(os.fsencode(identity), digest_size=16).hexdigest()
         cached = cache_dir() / "tars" / f"{digest}.npz"
-        with contextlib.suppress(OSError, ValueError, zipfile.BadZipFile), np.load(cached) as kept:
-            return dict(kept)
+        damage = (OSError, ValueError, EOFError, zipfile.BadZipFile)
+        with contextlib.suppress(*damage), np.load(cached) as arrays:
+            return dict(arrays)
         index = _scan(tar)
     except (OSError, tarfile.TarError) as error:
         raise UserError(f"{where}: {tar} cannot be read: {one_line(error)}.") from error

@@ -13,7 +13,7 @@ import time
 
 import grain
 import numpy as np
-from absl import flags
+from absl import flags, logging
 
 _SHARED_MEMORY = "/dev/shm"
 _ROOM = 2**33  # bytes: containers often have 64 MB, and a worker that needs more is killed
@@ -31,7 +31,10 @@ def in_processes(data: grain.IterDataset, num_workers: int) -> grain.IterDataset
     room = 0
     with contextlib.suppress(OSError):
         room = shutil.disk_usage(_SHARED_MEMORY).free
-    shared = grain.experimental.DatasetOptions(min_shm_size=_LARGE if room > _ROOM else sys.maxsize)
+    if room < _ROOM:
+        little = f"{_SHARED_MEMORY} has {room / 2**30:.1f} GiB free"
+        logging.warning(f"{little}: batches take the slower pipe; docker run --shm-size=9g helps.")
+    shared = grain.experimental.DatasetOptions(min_shm_size=sys.maxsize if room < _ROOM else _LARGE)
     data = grain.experimental.WithOptionsIterDataset(data, shared)
     options = grain.MultiprocessingOptions(num_workers=num_workers, per_worker_buffer_size=1)
     start = functools.partial(_start_worker, os.getpid())

@@ -17,7 +17,7 @@ import numpy as np
 from array_record.python import array_record_module
 from tensorflow_datasets.proto import tf_example_pb2
 
-from vit_jax.data.decode import decode_image, decodes, resize
+from vit_jax.data.decode import damage, decode_image, resize
 from vit_jax.errors import UserError, one_line
 from vit_jax.files.manifest import digest
 from vit_jax.files.paths import read_object, replacing, write_atomically
@@ -49,7 +49,7 @@ def write_shard(shard: Shard, short_side: int, quality: int) -> dict[str, Any]:
         with contextlib.suppress(ValueError):
             if short_side:
                 image = shrink(image, short_side, quality)
-            if short_side or decodes(image):
+            if short_side or not damage(image):
                 record = serialize(image, int(row["label"]), bytes(row["name"]))
         written.append((number, record, where))
     records = [record for _, record, _ in sorted(written) if record]

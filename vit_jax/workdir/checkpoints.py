@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import logging
 import math
 import os
@@ -135,9 +136,12 @@ class CheckpointManager:
                 raise
             steps = [saved for saved in steps_in(self._folder) if saved != step]
             good = f"The last good one is step {steps[0]}" if steps else "There is no earlier one"
+            reason = one_line(error)
+            is_limit = reason == os.strerror(errno.EMFILE)
+            hint = "Raise the limit (ulimit -n)" if is_limit else "Free space or use another disk"
             raise as_user_error(
                 f"The checkpoint of step {step} could not be written to {self._folder}: "
-                f"{one_line(error)}. {good}. Free space or use another disk, then start again.",
+                f"{reason}. {good}. {hint}, then start again.",
                 error,
             ) from error
 

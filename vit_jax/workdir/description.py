@@ -137,8 +137,8 @@ def write_splits(path: Path, datasets: Sequence[Any]) -> None:
     counts = []
     for split in drawn:
         labels = split.source.columns["label"]
-        one_hot = labels if labels.ndim > 1 else np.eye(split.num_classes, dtype=int)[labels]
-        counts.append(one_hot.sum(axis=0))
+        of_class = labels.sum(0) if labels.ndim > 1 else np.bincount(labels)
+        counts.append(np.pad(of_class, (0, split.num_classes - len(of_class))))
     shown = zip(drawn[0].class_names, *counts, strict=True)
     per_class = (f"{name} {' + '.join(map(str, numbers))}" for name, *numbers in shown)
     logging.info("Images per class: %s.", list_names(per_class, 20))
