@@ -183,11 +183,13 @@ def damage(data: bytes) -> str:
             raise
         except ValueError as error:
             return str(error)
+    if reason := _unsupported_samples(data):
+        return reason
     # For other formats OpenCV rejects this if a side is below 8 pixels.
     flags = cv2.IMREAD_REDUCED_COLOR_8 if data.startswith(b"\xff\xd8") else cv2.IMREAD_COLOR
     if _imdecode(data, flags) is None or (data.startswith(_TIFF) and _is_broken_tiff(data)):
         return "it does not decode"
-    return _unsupported_samples(data)
+    return ""
 
 
 def _is_broken_tiff(data: bytes) -> bool:
