@@ -37,7 +37,7 @@ from vit_jax.plan.program import (
 )
 
 # GHz at which the matrix units of `jax._src.pallas.mosaic.tpu_info` reach the peak with a row of a
-# product in cost cycle; on v6e with two, as the compiler spaces products.
+# product in each cycle; on v6e with two, as the compiler spaces products.
 GHZ = {"v3": 0.94, "v4": 1.05, "v5e": 1.5, "v5p": 1.75, "v6e": 1.75}
 _ROWS_PER_CYCLE = {"v6e": 2}
 

@@ -14,8 +14,8 @@ or a name from scripts/zoo.py list. The suites (configs/suites.py) are
 Tasks whose data are missing, or that fail, are skipped; the table says why, and the exit status
 is 2. Prints the table and writes it to WORKDIR/SUITE/suite.md and suite.json. Each task has a file
 NAME.json there, or a folder NAME with its fine-tuning sweep: the same command resumes, and several
-tasks of a cluster can share the work. Fine-tuning takes
---config.KEY=VALUE, as --config.dataset.batch_size=64 for a small GPU.
+tasks of a cluster can share the work. Fine-tuning takes --config.KEY=VALUE, as
+--config.dataset.batch_size=64 for a small GPU.
 """
 
 import argparse
@@ -26,7 +26,6 @@ import os
 import re
 import statistics
 import sys
-import urllib.parse
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -39,7 +38,7 @@ from vit_jax.arguments import add_share, at_least, create_parser, names, split_o
 from vit_jax.command_line import override
 from vit_jax.errors import TransientError, UserError
 from vit_jax.evaluators.few_shot import confidence95
-from vit_jax.files.paths import read_object, write_atomically, write_json
+from vit_jax.files.paths import read_object, reading, write_atomically, write_json
 from vit_jax.inference.evaluate import evaluate
 from vit_jax.inference.load import load_model
 from vit_jax.inference.probe import probe
@@ -141,7 +140,9 @@ def _claim(folder: Path, model: Any) -> None:
 
 def _path(task: Task, folder: Path) -> Path:
     """The result file, named after the task, whose name may be a path."""
-    name = urllib.parse.quote(task["name"], safe="=")
+    name = re.sub(r"[^\w.=-]+", "_", task["name"]).strip("_.")
+    if name != task["name"]:  # `a/b` and `a_b` are different
+        name += f"-{hashlib.sha256(task['name'].encode()).hexdigest()[:6]}"
     return folder / name / "sweep.json" if task["kind"] == "fine_tune" else folder / f"{name}.json"
 
 
@@ -165,7 +166,8 @@ def _report(
     for task in tasks:
         row = Row(task["group"], task["name"], published=task["published"])
         results = _read(task, folder, seeds)
-        measured = [] if results is None else _measured(row, task["kind"], results)
+        with reading(str(_path(task, folder))):
+            measured = [] if results is None else _measured(row, task["kind"], results)
         state = failed.get(row.task, "missing" if results is None else "diverged")
         rows += measured or [row._replace(state=state)]
     rows += means(rows)

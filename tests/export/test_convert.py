@@ -84,7 +84,7 @@ def test_rectangles(name: str, tmp_path: Path) -> None:
     assert (description.image_shape, description.grid) == ((48, 64, 3), (6, 8))
 
 
-@pytest.mark.parametrize("name", ["npz", "timm", "huggingface"])
+@pytest.mark.parametrize("name", ["npz_published", "timm", "huggingface"])
 def test_the_norm_before_a_head_becomes_part_of_it(name: str, tmp_path: Path) -> None:
     module = create_model(**weights.SMALL, num_classes=7, head_norm=True)
     params = weights.seeded(module, (32, 32, 3))

@@ -86,7 +86,7 @@ def test_what_else_a_file_may_be_is_said(tmp_path: Path) -> None:
 
 
 def test_what_is_not_a_file_is_said(tmp_path: Path) -> None:
-    for name, message in (("none", "No such file"), ("", "Is a directory")):
+    for name, message in (("none", "No such file"), ("", "it is a folder or a device")):
         refused(tmp_path / name, message)
 
 

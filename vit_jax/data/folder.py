@@ -103,10 +103,10 @@ def split_folders(root: str, needs_label: bool = True, split: str = "") -> dict[
     if not needs_label:
         return {name: folders or [name] for name, folders in splits.items()} or {"train": ["."]}
     known = {"train", *HELD_OUT}
-    asked = set(split_names(split)) if split else set()
+    asked = {*split_names(split)} if split else {"/"}  # no folder's name
     inside = itertools.chain.from_iterable(os.listdir(f"{root}/{name}") for name in top)
     are_splits = any(splits[name] for name in known.intersection(top))
-    are_splits = are_splits or (asked and asked <= set(top) and not any(map(_is_image, inside)))
+    are_splits = are_splits or (asked <= {*top} and not any(map(_is_image, inside)))
     if are_splits and any(splits.values()):
         return {name: folders for name, folders in splits.items() if folders}
     if set(top) - known:

@@ -55,7 +55,8 @@ class Features:
         arrays = []
         for reader in (self.train_reader, self.reader):
             parts = list(stream_outputs(self._step, params, reader, on_batch=on_batch))
-            arrays += [np.concatenate([part[name] for part in parts]) for name in parts[0]]
+            for key in ("feature", "label"):
+                arrays.append(np.concatenate([part[key] for part in parts]))
         return tuple(arrays)
 
 

@@ -148,7 +148,8 @@ def write(path: Path, format: str, params: Arrays, description: Description) -> 
         write_json(path / MODEL_FILE, description.to_json())
         return
     row = FORMATS[format]
-    params, description = fold_head_norm(params, description)
+    if format != "npz":
+        params, description = fold_head_norm(params, description)
     row.write(path, params, description, input_settings(description)[0] if row.is_folder else None)
     # Folders only have positions as parameters.
     if row.is_folder and "position_embedding" in description.model:

@@ -90,7 +90,7 @@ def evaluate(
     options |= {key: value for key, value in chosen.items() if value}
     data = model.open_dataset(**options, on_bad_image=on_bad_image)
     if prompts:
-        text_options = {key: model_options[key] for key in ("dtype",) if key in model_options}
+        text_options = {"dtype": model_options["dtype"]} if "dtype" in model_options else {}
         with naming(f"prompts need the text tower {source}#txt"):
             texts = load_model(f"{source}#txt", **text_options)
         model = model.zero_shot(texts, data.class_names, prompts)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 import cv2
 import numpy as np
 
-from vit_jax.data.decode import decode_image, pillow_pixels
+from vit_jax.data.decode import decode_image, pillow_pixels, unused_bits
 from vit_jax.data.folder import EXTENSIONS, find_below, warn_unused
 from vit_jax.data.ops import (
     CentralCrop,
@@ -178,6 +179,8 @@ class Images:
             if path.exists() and not path.is_file():
                 raise ValueError("it is a folder, a pipe or a device, not an image")
             image = path.read_bytes()
+            if warning := unused_bits(image):
+                logging.warning("%s: %s.", path, warning)
         decode = self._chain.ops[0]
         if hasattr(image, "convert"):
             image = pillow_pixels(image, exif=getattr(decode, "exif", True))

@@ -60,9 +60,9 @@ def balanced_weights(labels: np.ndarray, num_classes: int) -> np.ndarray:
 
 def _explicit_weights(weights: Sequence[Any], class_names: Sequence[str]) -> np.ndarray:
     try:
-        are_pairs = all(isinstance(weight, tuple | list) for weight in weights)
-        pairs = weights if are_pairs else zip(class_names, weights, strict=True)
-        by_name = {str(name): float(value) for name, value in pairs}
+        if not all(isinstance(weight, tuple | list) for weight in weights):
+            return np.array([float(value) for _, value in zip(class_names, weights, strict=True)])
+        by_name = {str(name): float(value) for name, value in weights}
     except (TypeError, ValueError) as error:
         raise UserError(
             f"{KEY}={weights!r} must be 'balanced', a number for each class ({len(class_names)}), "

@@ -16,7 +16,7 @@ import ml_dtypes
 import numpy as np
 from flax.serialization import msgpack_restore
 from flax.traverse_util import flatten_dict
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from vit_jax.errors import UserError, as_user_error
@@ -51,6 +51,8 @@ def read_arrays(path: str | os.PathLike[str], entry: str = "") -> Arrays:
     """
     path = Path(path)
     try:
+        if path.exists() and not path.is_file():  # opening a pipe would wait for a writer
+            raise UserError("it is a folder or a device, not a file")
         arrays = _read_file(path, entry)
         if not arrays:
             raise UserError("it has no arrays")
@@ -103,6 +105,9 @@ def _read_file(path: Path, entry: str) -> Arrays:
             file.seek(-12 - len(archive.comment), os.SEEK_END)  # `zipfile` does not check the count
             if int.from_bytes(file.read(2), "little") not in (len(archive.infolist()), 0xFFFF):
                 raise UserError("its zip directory is damaged, download it again")
+            expanded = sum(member.file_size for member in archive.infolist())
+            if expanded > max(512 << 20, 20 * path.stat().st_size):  # weights shrink to about 0.9
+                raise UserError(f"it claims to expand to {expanded} bytes, which weights never do")
             is_torch = any(name.endswith("/data.pkl") for name in archive.namelist())
             return torch_file.read_zip(archive, entry) if is_torch else _read_npz(archive)
         if head.startswith(torch_file.STREAM_MAGIC):
@@ -143,5 +148,8 @@ def write_safetensors(path: Path, arrays: Arrays, metadata: dict[str, str]) -> N
     with replacing(path) as temporary:
         temporary.touch()
         mode = temporary.stat().st_mode
-        save_file(contiguous, temporary, metadata)
+        try:
+            save_file(contiguous, temporary, metadata)
+        except SafetensorError as error:
+            raise UserError(f"cannot write {path}: {error}.") from error
         temporary.chmod(mode)  # the library creates a file readable only by its owner

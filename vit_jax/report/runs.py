@@ -77,7 +77,7 @@ class Run:
         for line in path.read_bytes().splitlines() if path.exists() else ():
             with contextlib.suppress(ValueError):
                 starts.append(json.loads(line))
-        return starts
+        return [start for start in starts if isinstance(start, dict)]
 
     def curves_of(self, panel: str) -> dict[str, Curve]:
         """The curves of a panel, training first: `accuracy` of all, or only `test/accuracy`."""

@@ -84,7 +84,7 @@ def _weights(run: Run) -> str:
     if not source:
         return f"random, seed {run.config['seed']}"
     text = f"fine-tuned from {tail(source)}"
-    with contextlib.suppress(UserError, OSError, KeyError):  # the source may not be a run
+    with contextlib.suppress(UserError, OSError, KeyError, TypeError):  # it may not be a run
         if "://" not in source:  # creating a page accesses no network
             text += f", trained on {data_title(read_run(source).config['dataset']['name'])}"
     return text

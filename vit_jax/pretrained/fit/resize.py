@@ -159,6 +159,8 @@ def find_source_grid(
     num_tokens = shape[1] - num_prefix_tokens
     side = math.isqrt(max(num_tokens, 0))
     square = (side, side) if side * side == num_tokens else grid
+    if source_grid is not None and len(source_grid) != 2:
+        raise UserError(f"pretrained.grid={tuple(source_grid)} must be (rows, columns).")
     height, width = source_grid or square
     if min(height, width) >= 1 and height * width == num_tokens:
         return height, width

@@ -43,8 +43,9 @@ def read(arrays: Arrays, beside: Beside) -> Stored:
     stored.num_heads = beside.heads_of(arrays, stored.num_heads, likely)
     is_projection = "visual_projection.weight" in arrays
     # ViTMSN omits the prefix after its embeddings, and BEiT for masked images before its norm.
-    for name in [n for n in arrays if n.startswith(("encoder.", "layernorm."))]:
-        arrays.setdefault(f"{prefix * (prefix != TOWER)}{name}", arrays.pop(name))
+    if prefix not in ("", TOWER):
+        for name in [n for n in arrays if n.startswith(("encoder.", "layernorm."))]:
+            arrays.setdefault(prefix + name, arrays.pop(name))
     blocks = {i for folder in FOLDERS[kind] for (i,) in numbers(prefix + folder, arrays)}
     biases = _take_relative_biases(arrays, sorted(blocks), settings)
     table = names_table(kind, prefix, settings=settings)

@@ -66,9 +66,11 @@ def _fetch_with_retries(url: str, *arguments: Any) -> None:
         try:
             return _fetch(url, *arguments)
         except (urllib.error.URLError, HTTPException, ConnectionError, TimeoutError) as error:
-            reason = f"the connection failed ({one_line(error)})"
-            cause = getattr(error, "reason", None)
+            cause = getattr(error, "reason", error)
+            cause = cause if isinstance(cause, Exception) else error
+            reason = f"the connection failed ({one_line(cause)})"
             is_transient = not isinstance(cause, ssl.SSLCertVerificationError)
+            is_transient = is_transient and "Tunnel connection failed: 4" not in str(cause)
             if isinstance(error, urllib.error.HTTPError):
                 error.close()
                 reason = f"the server returned {error.code} {' '.join(error.msg.split()):.80}"
@@ -78,6 +80,14 @@ def _fetch_with_retries(url: str, *arguments: Any) -> None:
                 raise UserError(f"{shown}: {reason}, attempt {attempt}; {ways}") from error
             logging.warning("%s: %s; retrying.", shown, reason, extra={"urgent": True})
             time.sleep(PAUSE * 2 ** (attempt - 1))
+
+
+def _read(response: Any) -> bytes:
+    """Part of the content; ConnectionError for what must not be taken for a full disk."""
+    try:
+        return response.read1(1 << 20)
+    except OSError as error:
+        raise ConnectionError(one_line(error)) from error
 
 
 def _fetch(url: str, path: Path, low: int, high: int, sha256: str) -> None:
@@ -93,7 +103,7 @@ def _fetch(url: str, path: Path, low: int, high: int, sha256: str) -> None:
             raise UserError(f"{shown} has {total:,} bytes instead of {low:,} to {high:,}.")
         # disable=None: on terminals only.
         with tqdm(total=total, unit="B", unit_scale=True, disable=None) as bar:
-            while chunk := response.read1(1 << 20):
+            while chunk := _read(response):
                 bar.update(file.write(chunk))
                 for digest in digests.values():
                     digest.update(chunk)
