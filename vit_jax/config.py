@@ -235,7 +235,7 @@ def check_config(config: ConfigDict) -> None:
         for missing in known.keys() - set(node):
             raise UserError(f"{key}.{missing} is missing; {key}.name={node.name!r} needs it.")
     for key, value in flatten(config).items():
-        _check_value(key, value)
+        check_value(key, value)
     if not 0 <= config.seed < 2**32:  # JAX would drop the higher bits: 2**32 would be 0
         raise UserError(f"seed={config.seed} must be from 0 to {2**32 - 1}.")
     steps = config.log.profile_steps
@@ -244,7 +244,8 @@ def check_config(config: ConfigDict) -> None:
     check_local("dataset.name", config.dataset.name)
 
 
-def _check_value(key: str, value: Any) -> None:
+def check_value(key: str, value: Any) -> None:
+    """Raises UserError for a number out of range."""
     if isinstance(value, float) and not abs(value) <= LARGEST_FLOAT:
         raise UserError(f"{key}={value} must be a finite float32 number.")
     values = value if isinstance(value, tuple | list) else (value,)
