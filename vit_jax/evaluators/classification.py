@@ -29,11 +29,7 @@ class _ExampleEvaluator:
     def examples(
         self, params: Any, *, on_batch: Callable[[], None] = lambda: None
     ) -> dict[str, np.ndarray]:
-        """The outputs for every example, in the order of the split: [N, ...] each.
-
-        Raises:
-          UserError: a loss is not finite.
-        """
+        """The outputs for every example, in order: [N, ...]; UserError if a loss is not finite."""
         num_examples = self._reader.dataset.num_examples
         parts, done = [], 0
         start = last = time.monotonic()
@@ -97,11 +93,7 @@ def calibration_error(confidence: np.ndarray, correct: np.ndarray) -> float:
     """Expected calibration error (Guo et al., 1706.04599, section 2).
 
     The mean over examples of |accuracy - mean confidence| of their confidence bin; bins have
-    equal width, (0, 1/15] first.
-
-    Args:
-      confidence: probability of the predicted class [N].
-      correct: whether the prediction is correct [N].
+    equal width, (0, 1/15] first. `confidence`: of the predicted class; `correct`: 0 or 1, [N].
     """
     num_bins = 15  # as in the paper
     bins = np.clip(np.ceil(confidence * num_bins).astype(int) - 1, 0, num_bins - 1)  # [N]

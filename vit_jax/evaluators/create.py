@@ -112,8 +112,7 @@ def open_eval_data(
       image_shape: of training images, [H, W, C].
       objective: the training objective, or its class.
 
-    Raises:
-      UserError: see `create_dataset`; or examples with missing keys or another image shape.
+    UserError: see `create_dataset`; or examples with missing keys or another image shape.
     """
     opened: dict[str, dict[str, Dataset]] = {}
     for key, section in sections.items():

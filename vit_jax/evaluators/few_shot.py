@@ -15,7 +15,7 @@ _BIAS = 100.0  # so large that regularisation hardly affects the bias
 
 
 class FewShotEvaluator(FrozenFeaturesEvaluator):
-    """`few_shot_accuracy` for several numbers of shots and several seeds."""
+    """The accuracy of `fit` for several numbers of shots and several seeds."""
 
     def __init__(
         self,
@@ -26,16 +26,13 @@ class FewShotEvaluator(FrozenFeaturesEvaluator):
         l2: float = 1024.0,
         **shared: Any,
     ):
-        """See `few_shot_accuracy`.
+        """See `fit`; UserError for a number out of range.
 
         Args:
           shots: images per class; each gives a metric `accuracy_5shot`.
           num_seeds: selections of images, 0, 1, ...; with two or more, `accuracy_5shot_ci95` is
             half the width of the 95 % confidence interval of their mean.
           l2: strength of the regularisation.
-
-        Raises:
-          UserError: see `FrozenFeaturesEvaluator`; or a number out of range.
         """
         super().__init__(features, **shared)
         if not shots or min(shots) < 1 or not 1 <= num_seeds <= 10 or not l2 > 0:
@@ -93,14 +90,8 @@ def fit(
     """Regularised least squares with targets -1 and 1, in closed form, in float64.
 
     W = (X^T X + l2 I)^-1 X^T Y, on features standardised by their mean and standard
-    deviation, with a bias; if N is less than their width, the same from X X^T.
-
-    Args:
-      x: features [N, D].
-      labels: [N].
-
-    Returns:
-      W [D + 1, K], mean [D] and standard deviation [D]; see `scores`.
+    deviation, with a bias; if N is less than their width, the same from X X^T. From features [N, D]
+    and labels [N] to W [D + 1, K], mean [D] and standard deviation [D]; see `scores`.
     """
     x = np.asarray(x, np.float64)
     mean, std = x.mean(axis=0), x.std(axis=0) + 1e-5

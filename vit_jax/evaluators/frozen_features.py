@@ -72,14 +72,11 @@ class FrozenFeaturesEvaluator:
     def __init__(
         self, features: Features, *, train_split: str = "train", feature: str = "pre_logits"
     ):
-        """Measures `features`.
+        """Raises UserError for several labels per image, or splits with different classes.
 
         Args:
           train_split: split expression of the images to fit.
           feature: a feature of `scripts/extract_features.py` that is one vector per image.
-
-        Raises:
-          UserError: several labels per image, or splits with different classes.
         """
         data: Any = features.reader.dataset
         train_data: Any = features.train_reader.dataset

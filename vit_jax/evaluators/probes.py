@@ -23,14 +23,11 @@ class LinearProbeEvaluator(FrozenFeaturesEvaluator):
         max_iterations: int = 1000,
         **shared: Any,
     ):
-        """See `fit`; the metric `l2` is the chosen strength.
+        """See `fit`; the metric `l2` is the chosen strength. UserError for a number out of range.
 
         Args:
           l2: regularisation strengths to choose from.
           max_iterations: maximum for L-BFGS.
-
-        Raises:
-          UserError: see `FrozenFeaturesEvaluator`; or a number out of range.
         """
         super().__init__(features, **shared)
         if not l2 or min(l2) < 0 or max_iterations < 1:
@@ -63,12 +60,7 @@ def fit(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Minimises the mean cross-entropy plus l2 / 2 |W|^2; the bias is not regularised.
 
-    Args:
-      x: features [N, D].
-      labels: [N].
-
-    Returns:
-      W [D, K] and bias [K].
+    From features [N, D] and labels [N] to W [D, K] and bias [K].
     """
     from scipy.optimize import minimize  # takes 0.2 s, and only probes need it
     from scipy.special import log_softmax
@@ -107,14 +99,11 @@ class NearestNeighborsEvaluator(FrozenFeaturesEvaluator):
         temperature: float = 0.07,
         **shared: Any,
     ):
-        """See `vote`.
+        """See `vote`; UserError for a number out of range.
 
         Args:
           num_neighbors: number of votes.
           temperature: of the weights; if low, only the nearest one counts.
-
-        Raises:
-          UserError: see `FrozenFeaturesEvaluator`; or a number out of range.
         """
         super().__init__(features, **shared)
         if num_neighbors < 1 or not temperature > 0:

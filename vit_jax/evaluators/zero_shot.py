@@ -27,14 +27,12 @@ class ZeroShotEvaluator:
     def __init__(
         self, objective: Any, reader: Reader, *, prompts: tuple[str, ...] = ("a photo of a {}.",)
     ):
-        """
+        """Raises UserError without text tower or class names, or for a prompt without {}.
+
         Args:
           objective: has `embed_images`, `embed_texts` and `eval_preprocess`.
           reader: of images and labels; preprocessing need not read texts.
           prompts: texts with {} as the placeholder of the class name.
-
-        Raises:
-          UserError: no text tower, no class names, or a prompt without {}.
         """
         names = reader.dataset.class_names  # type: ignore[attr-defined]
         if not hasattr(objective, "embed_texts"):

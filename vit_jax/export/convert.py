@@ -52,12 +52,9 @@ def convert_checkpoint(
       format: one of `FORMAT_NAMES`.
       drop_head: omit head and pre_logits; the model returns its representation.
 
-    Returns:
-      The result of `finish`, `notes` (what the format cannot store) and `parameters_identical`.
-
-    Raises:
-      UserError: see `load_model`; the format cannot store the model; the destination exists; or
-        the written model gives different logits (it is removed).
+    Returns the result of `finish`, `notes` (what the format cannot store), `parameters_identical`.
+    UserError: see `load_model`; the format cannot store the model; the destination exists; or the
+    written model gives different logits (it is removed).
     """
     check_known("--format", format, FORMAT_NAMES)
     target = Path(os.path.expanduser(destination))

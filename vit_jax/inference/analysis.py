@@ -79,14 +79,10 @@ def rollout(
 ) -> np.ndarray:
     """Contribution of positions to the output (Abnar & Zuidema, 2005.00928): [B, rows, columns].
 
-    Attention rollout, as in figure 6 (D.8): weights are averaged over heads, half of each row is
-    the residual connection, and the blocks are multiplied. Taken from the first token if it is not
-    in the grid (the class token), else averaged over all; `class_token` is false if the tokens
-    before the grid are registers alone.
-
-    Args:
-      attention: [L, B, H, N, N].
-      grid: rows and columns of tokens.
+    Attention rollout, as in figure 6 (D.8): weights [L, B, H, N, N] are averaged over heads, half
+    of each row is the residual connection, and the blocks are multiplied. Taken from the first
+    token if it is not in the grid (the class token), else averaged over all; `class_token` is false
+    if the tokens before the grid are registers alone.
     """
     num_tokens = attention.shape[-1]
     flow = np.eye(num_tokens)
@@ -126,15 +122,9 @@ def cka_of_layers(layers: Sequence[np.ndarray], others: Sequence[np.ndarray]) ->
     if the features are equal up to rotation and scale; 0 on average for independent
     features, for any number of examples, so it may be negative.
 
-    Args:
-      layers, others: features [n, D] of each layer, of the same n >= 4 examples in the same order;
-        D may differ. Needs n^2 numbers per layer.
-
-    Returns:
-      [len(layers), len(others)]; 0 for constant features.
-
-    Raises:
-      UserError: the numbers of examples differ, or there are fewer than 4.
+    Features are [n, D] of each layer, of the same n >= 4 examples in the same order (else a
+    UserError); D may differ. Returns [len(layers), len(others)], 0 for constant features; needs
+    n^2 numbers per layer.
     """
     sizes = {len(features) for features in (*layers, *others)}
     if len(sizes) != 1 or min(sizes) < 4:

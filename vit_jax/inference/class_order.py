@@ -100,8 +100,7 @@ class _Relabel(Op):
 def relabel(dataset: Dataset, outputs: np.ndarray, num_outputs: int) -> Dataset:
     """The same examples with the output `outputs[label]` as their label."""
     op = _Relabel(tuple(int(output) for output in outputs), num_outputs)
-    ops = (*dataset.preprocess.ops, op)
-    return dataclasses.replace(dataset, preprocess=Chain(ops))
+    return dataclasses.replace(dataset, preprocess=Chain((*dataset.preprocess.ops, op)))
 
 
 def _outputs_by_name(model_names: Sequence[str]) -> dict[str, int]:
@@ -115,10 +114,7 @@ def _outputs_by_name(model_names: Sequence[str]) -> dict[str, int]:
 
 
 def _are_published(model_names: Sequence[str], published: Sequence[str]) -> bool:
-    """Whether the names are ImageNet's in its order, with or without synonyms.
-
-    A few may differ; in another order nearly all would.
-    """
+    """Whether nearly all names are ImageNet's, in its order, with or without synonyms."""
     first = [name.split(",")[0].strip().lower() for name in model_names]
     same = [a == b.split(",")[0].lower() for a, b in zip(first, published, strict=True)]
     return sum(same) > 0.8 * len(same)

@@ -49,10 +49,7 @@ def confusion_matrix(labels: np.ndarray, predictions: np.ndarray) -> tuple[np.nd
 
 
 def write_confusion(folder: Path, names: Mapping[int, str], arrays: dict[str, np.ndarray]) -> None:
-    """`confusion.csv`, one row per class and one column per prediction; see `confusion_matrix`.
-
-    Omits classes that are neither labels nor predictions.
-    """
+    """`confusion.csv`, one row per class and one column per prediction; see `confusion_matrix`."""
     classes, counts = confusion_matrix(arrays["label"], arrays["prediction"])
     columns = [names.get(number, number) for number in classes.tolist()]
     rows = [[name, *row] for name, row in zip(columns, counts.tolist(), strict=True)]

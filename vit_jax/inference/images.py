@@ -33,8 +33,7 @@ from vit_jax.models.description import Description
 def input_chain(description: Description) -> tuple[Chain, ArraySpec]:
     """The ops from a stored image to the model's input, without those of other columns; its spec.
 
-    Raises:
-      UserError: invalid ops, or their output is not the size that the model takes.
+    UserError for invalid ops, or if their output is not the size that the model takes.
     """
     spec = description.eval_preprocess
     chain = Chain(tuple(op for op in parse(spec).ops if not op.columns))
@@ -72,10 +71,7 @@ def at_image_size(description: Description, size: tuple[int, int]) -> Descriptio
     """The same model for images of another size, [height, width].
 
     Its preprocessing is kept, at that size: a central crop keeps its fraction; for another aspect
-    ratio than before, the whole image is used.
-
-    Raises:
-      UserError: the image size is not a multiple of the patch size.
+    ratio than before, the whole image is used. UserError if not a multiple of the patch size.
     """
     before = description.image_shape
     with naming(f"--image_size={size[0]},{size[1]}"):
@@ -114,11 +110,7 @@ def spell(op: Any) -> str:
 
 
 def find_images(arguments: Iterable[str]) -> list[str]:
-    """Files as given; for folders, all images below them, sorted by path.
-
-    Raises:
-      UserError: a folder without images.
-    """
+    """Files as given; for folders, all images below them by path; UserError if there are none."""
     paths: list[str] = []
     for argument in map(os.path.expanduser, arguments):
         if not os.path.isdir(argument):
@@ -191,10 +183,7 @@ class Images:
 
 
 class Inputs:
-    """Arrays [B, ...] that are already model inputs, as examples for the pipeline.
-
-    Floats [B, H, W, C], or text tokens [B, T].
-    """
+    """Model inputs as examples for the pipeline: floats [B, H, W, C], or text tokens [B, T]."""
 
     def __init__(self, inputs: np.ndarray):
         self._inputs, self._key = inputs, "text" if inputs.ndim == 2 else "image"

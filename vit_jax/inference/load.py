@@ -152,8 +152,7 @@ def load_teacher(
       class_names: of the data, in the order of the teacher's logits.
       preprocess: of the data, which may scale pixels differently.
 
-    Raises:
-      UserError: see `load_model`; also if channels or classes do not match the data.
+    UserError: see `load_model`; also if channels or classes do not match the data.
     """
     model = _load_for(key, source, image_shape, dtype)
     own = model.description
@@ -192,8 +191,7 @@ def load_tower(
 ) -> Tower:
     """The weights of `source` for images of that shape, [H, W, C]; or a new model of that variant.
 
-    Raises:
-      UserError: see `load_model`; also if channels do not match.
+    UserError: see `load_model`; also if channels do not match.
     """
     if source in VARIANTS and not os.path.exists(source):
         module, params = create_model(source, num_classes=0, dtype=dtype), None

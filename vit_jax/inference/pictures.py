@@ -71,10 +71,7 @@ def draw_positions(similarity: np.ndarray) -> Any:
 
 
 def draw_distances(distances: np.ndarray, uniform: float) -> Any:
-    """Mean attention distances [L, H] in pixels, one point per head.
-
-    `uniform` is the distance of uniform attention.
-    """
+    """Mean attention distances [L, H], a point per head, and that of uniform attention; pixels."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(_WIDTH, 3.4), layout="constrained")

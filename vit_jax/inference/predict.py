@@ -42,11 +42,7 @@ def predict(
       as_json: print one JSON object per line.
       picture: file in which to draw the first `MAX_PICTURES` images.
 
-    Returns:
-      How many images could not be read.
-
-    Raises:
-      UserError: before any image is read.
+    Returns how many images could not be read; a UserError comes before any is read.
     """
     paths = find_images(images)
     picture = os.path.expanduser(picture)

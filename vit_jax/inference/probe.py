@@ -43,11 +43,8 @@ def probe(
       seeds: selections of images, for few_shot.
       batch_size: over all devices; rounded up to a multiple of their number.
 
-    Returns:
-      The metrics as `KIND/METRIC`, `num_examples`, and what was evaluated on what.
-
-    Raises:
-      UserError: model and dataset do not match, or a file is missing or damaged.
+    Returns the metrics as `KIND/METRIC`, `num_examples`, and what was evaluated on what; UserError
+    if model and dataset do not match, or a file is missing or damaged.
     """
     if not kinds:
         raise UserError(f"--kinds is empty; choose from {', '.join(OF_FEATURES)}.")

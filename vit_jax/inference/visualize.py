@@ -108,9 +108,9 @@ def of_parameters(model: Model) -> dict[str, Drawing]:
         name = table.image_kernel(flat)
         if not name:
             return "the model has no convolution on the image"
-        # A ResNet convolves with standardised weights.
-        is_resnet = table.role_of(name) == "image"
-        kernel = weight_standardize(flat[name]) if is_resnet else flat[name]
+        kernel = flat[name]
+        if table.role_of(name) == "image":  # a ResNet convolves with standardised weights
+            kernel = weight_standardize(kernel)
         return pictures.draw_filters(*principal_filters(np.asarray(kernel)))
 
     def positions() -> Any:

@@ -59,10 +59,8 @@ def compile_update(
 ) -> tuple[Any, Any]:
     """Compiles a jitted update for a mesh of possibly absent devices: JAX's `Traced`, `Compiled`.
 
-    As for training if `full`, else fast. `arguments`: see `Run.step_arguments`.
-
-    Raises:
-      TooLargeError: it does not fit into the memory of a device.
+    As for training if `full`, else fast. `arguments`: see `Run.step_arguments`. TooLargeError if it
+    does not fit into the memory of a device.
     """
     platform = mesh.devices.flat[0].platform
     options: Any = GPU if platform == "gpu" else FAST if platform == "tpu" and not full else None

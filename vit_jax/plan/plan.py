@@ -78,8 +78,7 @@ def make_plan(
       try_remedies: if it does not fit, compile with changes until it does.
       **sizes: `num_examples` and `num_classes` of data that are not available.
 
-    Raises:
-      UserError: as in training before compilation, or as in `planned_run`.
+    UserError: as in training before compilation, or as in `planned_run`.
     """
     run, origin = planned_run(config, topology, **sizes)
     arguments, flops = run.step_arguments(), run.train_flops_per_image()

@@ -151,8 +151,7 @@ def hbm_bytes(program: Computation) -> float:
     Every instruction outside a fusion reads its operands and writes its result; inside, values stay
     on the chip. Of a stack of layers a loop reads, or writes, only the slice of the iteration.
     """
-    outside = ((op, times) for op, times, fused in executions(program) if not fused)
-    return sum(times * moved_bytes(op) for op, times in outside)
+    return sum(times * moved_bytes(op) for op, times, fused in executions(program) if not fused)
 
 
 def moved_bytes(instruction: Instruction) -> int:

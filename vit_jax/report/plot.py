@@ -47,8 +47,7 @@ def plot_run(
       x: `step`, `images` (comparable if batch sizes differ) or `hours` (including evaluation).
       smooth: width of the moving average, as a share of the x axis; 0 disables it.
 
-    Raises:
-      UserError: a folder is not a run, an unknown metric, or matplotlib is not installed.
+    UserError: a folder is not a run, an unknown metric, or matplotlib is not installed.
     """
     runs = [read_run(workdir) for workdir in workdirs]
     figure = draw(runs, choose_panels(runs, metrics), x=x, smooth=smooth)

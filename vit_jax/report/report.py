@@ -49,8 +49,7 @@ def write_report(
       recipe: the recipe to compare with, `configs/x.py:argument`; "" is the one in the command.
       against: accuracies of other models on the examples of the main evaluation, by name.
 
-    Raises:
-      UserError: not a work directory, or one from another version of the code.
+    UserError: not a work directory, or one from another version of the code.
     """
     run = read_run(workdir)
     subject = functools.cache(lambda: load_subject(run, max_examples))

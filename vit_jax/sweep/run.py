@@ -89,8 +89,7 @@ def run_missing(
     runs: Sequence[SweepRun], folder: Path, *, train: Callable[..., Any], resume: str = "auto"
 ) -> None:
     """Trains those of the runs that have neither finished nor diverged, in their order."""
-    outcomes = read_outcomes(runs, folder, resume)
-    pairs = zip(runs, outcomes, strict=True)
+    pairs = zip(runs, read_outcomes(runs, folder, resume), strict=True)
     missing = [run for run, outcome in pairs if outcome["state"] == "missing"]
     for number, run in enumerate(missing, start=1):
         logging.info("Sweep, run %d of %d: %s", number, len(missing), run.name)

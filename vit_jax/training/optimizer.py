@@ -83,8 +83,7 @@ def adafactor(
     scale = scale_by_factored_rms(factored_decay, b2, table)
     if not momentum:
         return scale
-    ema = optax.ema(momentum, debias=False, accumulator_dtype=momentum_dtype)
-    return optax.chain(scale, ema)
+    return optax.chain(scale, optax.ema(momentum, debias=False, accumulator_dtype=momentum_dtype))
 
 
 def lion(
