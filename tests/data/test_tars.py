@@ -144,3 +144,11 @@ def test_what_is_missing_or_damaged_is_named(root):
     fails("/more.tar", r"no images in 1 tar \(.*/more.tar\)")
     (root / "train-001.tar").write_bytes(b"x" * 2000)
     fails("", r"train-001.tar cannot be read: .*(header|read)")
+
+
+def test_a_tar_that_became_shorter_is_an_error_of_its_example(root):
+    dataset = create_dataset(name=str(root), split="train", preprocess="decode")
+    tar = root / "train-000.tar"
+    tar.write_bytes(tar.read_bytes()[:600])
+    with pytest.raises(UserError, match=r"example 4 of .*d/004.png\): the tar is truncated"):
+        dataset.example(4, np.random.default_rng(0))

@@ -83,6 +83,18 @@ def test_what_is_not_ours_is_named(
         (folder / file).write_text(before)
 
 
+def test_names_that_are_not_numbered_as_the_outputs_are_ignored(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Taken in their order, they would be the names of other classes."""
+    folder = folder_of(tmp_path, "huggingface")
+    for keys in (range(1, 6), (0, 1, 2, 3, 7)):
+        caplog.clear()
+        change(folder / "config.json", id2label={str(key): f"name {key}" for key in keys})
+        assert load_model(folder).class_names == ()
+        assert "its names are ignored" in caplog.text
+
+
 def test_images_that_are_no_whole_patches(tmp_path: Path) -> None:
     """timm's convolution passes over the last rows, as SigLIP's of 384 pixels and patches of 14."""
     folder = folder_of(tmp_path, "timm")

@@ -262,6 +262,22 @@ def test_updates_are_those_of_optax_and_the_scan_form_is_like_the_loop_form(
             np.testing.assert_allclose(value, expected[key], rtol=2e-5, atol=2e-5, err_msg=key)
 
 
+@pytest.mark.parametrize("name", ["adafactor", "lion", "lamb", "lars", "muon"])
+def test_rates_of_layers_scale_what_any_optimizer_does_and_frozen_ones_stay(name: str) -> None:
+    kwargs = {"table": VIT, "schedule": lambda _: jnp.float32(0.1), "weight_decay": 0.03}
+    start, grads = draw(0), draw(1)
+
+    def moved(**more: Any) -> dict[str, Any]:
+        tx = create_optimizer(name, **kwargs, **more)
+        return flatten_names(jax.jit(lambda g: tx.update(g, tx.init(start), start)[0])(grads))
+
+    plain, both = moved(), moved(freeze=f"{BLOCK}0/.*", layer_decay=0.5)
+    for key, value in both.items():
+        factor = 0.0 if f"{BLOCK}0" in key else 0.5 if f"{BLOCK}1" in key else None
+        factor = {"embedding/kernel": 0.125, "head/kernel": 1.0}.get(key, factor)
+        np.testing.assert_allclose(value, factor * plain[key], rtol=1e-5, atol=1e-7, err_msg=key)
+
+
 def test_muon_without_a_matrix_is_refused() -> None:
     with pytest.raises(UserError, match="finds no kernel in a block; use 'adamw'"):
         create_optimizer("muon", table=VIT, schedule=lambda _: 0.1).init(PARAMS)
