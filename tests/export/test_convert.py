@@ -143,6 +143,7 @@ def test_fixed_positions_are_written_as_learned_ones(tmp_path: Path) -> None:
         ("official_eval(32)", {"crop_pct": 1.0, "crop_mode": "squash", "mean": [0.5] * 3}),
         ("decode|resize(40)|central_crop(32)", {"crop_pct": 0.8, "crop_mode": "squash"}),
         ("decode|resize_small(37)|central_crop(32)", {"crop_mode": "center"}),
+        ("decode|resize(32)|value_range(0, 1)", {"mean": [0.0] * 3, "std": [1.0] * 3}),
         ("deit_eval(32)", {"mean": [0.485, 0.456, 0.406], "interpolation": "bicubic"}),
     ],
 )

@@ -22,7 +22,7 @@ from vit_jax.errors import UserError
 from vit_jax.inference.load import load_model
 from vit_jax.models.create import create_model
 from vit_jax.models.features import feature_function
-from vit_jax.pretrained.arrays import write_safetensors
+from vit_jax.pretrained.arrays import read_arrays, write_safetensors
 from vit_jax.trees import flatten_names
 
 transformers: Any = None  # imported when the first test begins: it takes 3 s
@@ -219,6 +219,20 @@ def test_every_class(case: Case, tmp_path: Path) -> None:
         weights.assert_same(flatten_names(again.params), flat)
         assert again.module == loaded.module
         assert_close(their_features(load(case.written, folder), images), theirs)
+
+
+@pytest.mark.parametrize(
+    "case", [Case("Dinov2Model", RATIO, ""), Case("CLIPVisionModel", SIZES, "")]
+)
+def test_a_file_without_its_positions_is_not_a_model_without_any(
+    case: Case, tmp_path: Path
+) -> None:
+    their_model(case).save_pretrained(tmp_path)
+    arrays = read_arrays(tmp_path / "model.safetensors")
+    kept = {name: x for name, x in arrays.items() if "position_embedding" not in name}
+    write_safetensors(tmp_path / "model.safetensors", kept, {})
+    with pytest.raises(UserError, match="pos_embedding missing"):
+        load_model(tmp_path)
 
 
 def test_the_table_in_the_documentation() -> None:

@@ -191,6 +191,10 @@ def test_what_no_model_here_has_is_said_before_heads_are_asked_for(tmp_path: Pat
         save_file({**arrays, **alien}, tmp_path / "a.safetensors")
         with pytest.raises(UserError, match=message):
             load_model(tmp_path / "a.safetensors")
+    arrays.pop("pos_embed")
+    save_file(arrays, tmp_path / "a.safetensors")
+    with pytest.raises(UserError, match="may have rotary positions .*config.json is needed"):
+        load_model(tmp_path / "a.safetensors", num_heads=3)
     (tmp_path / "keras").mkdir()
     (tmp_path / "keras/tf_model.h5").touch()
     with pytest.raises(UserError, match="holds tf_model.h5 only, which is not supported"):
