@@ -194,6 +194,28 @@ def test_blocks_stack_and_unstack(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", MODELS)
+def test_every_intermediate_has_the_compute_dtype(kind: str) -> None:
+    """bfloat16 in every layer; parameters, logits and what they are made of stay float32."""
+    hybrid = {"resnet_layers": (1,), "classifier": "map", "representation_size": 16}
+    model = create_model(
+        **small(kind) | (hybrid if kind == "vit" else {}), dtype="bfloat16", num_classes=3
+    )
+    shape = (64, 64, 3) if kind == "vit" else shape_of(kind)
+    params = golden.abstract_params(model, (1, *shape))
+    assert {str(leaf.dtype) for leaf in jax.tree.leaves(params)} == {"float32"}
+    inputs = jax.ShapeDtypeStruct((2, *shape), np.float32 if len(shape) == 3 else np.int32)
+    apply = functools.partial(model.apply, train=False, capture_intermediates=True)
+    _, state = jax.eval_shape(apply, {"params": params}, inputs)
+    values = golden.by_module(state["intermediates"])
+    last = {"", "head", "head_dist", "pre_logits"}
+    last |= {"Transformer/posembed_input"} if kind == "mae" else set()  # constants
+    of_float32 = {name for name, value in values.items() if value.dtype == np.float32}
+    assert {"", "head"} <= of_float32 <= last
+    assert {str(value.dtype) for value in values.values()} == {"float32", "bfloat16"}
+    assert len(values) > 20
+
+
+@pytest.mark.parametrize("kind", MODELS)
 def test_every_size_has_its_name(kind: str) -> None:
     for name in VARIANTS_OF[kind]:
         assert VARIANTS[variant_of(VARIANTS[name])] == VARIANTS[name]

@@ -28,14 +28,8 @@ from vit_jax.trees import flatten_names
 transformers: Any = None  # imported when the first test begins: it takes 3 s
 SAME = 1e-5
 
-SIZES: dict[str, Any] = {
-    "hidden_size": 24,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 3,
-    "intermediate_size": 48,
-    "image_size": 32,
-    "patch_size": 8,
-}
+SIZES: dict[str, Any] = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3}
+SIZES |= {"intermediate_size": 48, "image_size": 32, "patch_size": 8}
 RATIO = {key: value for key, value in SIZES.items() if key != "intermediate_size"}
 RATIO |= {"mlp_ratio": 2, "layerscale_value": 0.5}
 TEXT = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8}

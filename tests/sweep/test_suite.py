@@ -21,13 +21,8 @@ from vit_jax.models.create import VARIANTS
 from vit_jax.train import train_and_evaluate
 
 # Runs of two updates on 16 images each.
-FAST = (
-    "duration.steps=2",
-    "schedule.warmup_steps=1",
-    "dataset.batch_size=8",
-    "loader.num_threads=1",
-    "log.tensorboard=False",
-)
+FAST = ("duration.steps=2", "schedule.warmup_steps=1", "dataset.batch_size=8")
+FAST += ("loader.num_threads=1", "log.tensorboard=False")
 
 
 @pytest.fixture(scope="module")
