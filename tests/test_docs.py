@@ -167,9 +167,7 @@ def test_the_site_has_every_page_and_name() -> None:
     assert sorted(documented) == sorted(vit_jax.__all__)
 
 
-def test_marked_blocks_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: tiny.Script
-) -> None:
+def test_marked_blocks_run(tmp_path, monkeypatch, script):
     """In the order of a user's day, in one folder: what photos.md trains others look into."""
     monkeypatch.chdir(tmp_path)
     rng = np.random.default_rng(0)

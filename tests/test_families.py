@@ -292,14 +292,7 @@ def test_what_is_inside(loaded: Model) -> None:
         np.testing.assert_allclose(inside["attention"].sum(axis=-1), 1.0, atol=1e-5)
 
 
-def test_pictures_and_page(
-    run: Path,
-    model: Model,
-    photos: Path,
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_pictures_and_page(run, model, photos, tmp_path, caplog, monkeypatch):
     """Which there are. Rendering is no affair of a kind, and takes most of the time."""
 
     def save(_: Figure, file: Any, **_kwargs: Any) -> None:
@@ -322,9 +315,7 @@ def test_pictures_and_page(
 
 
 @pytest.mark.parametrize("format", FORMAT_NAMES)
-def test_each_format_holds_it_or_says_why_not(
-    format: str, saved: Path, loaded: Model, tmp_path: Path
-) -> None:
+def test_each_format_holds_it_or_says_why_not(format, saved, loaded, tmp_path):
     """What is written is read again and compared within; here it is read as a file of others."""
     target = tmp_path / ("a.npz" if format in ("npz", "npz_published", "big_vision") else "a")
     try:
@@ -377,9 +368,7 @@ def test_it_can_be_planned(kind: str) -> None:
         assert name in config[section]
 
 
-def test_another_convention_is_said(
-    saved: Path, loaded: Model, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_another_convention_is_said(saved, loaded, caplog):
     """The same parameters would compute something else."""
     sizes, like = small(saved.name), golden.abstract_params(loaded.module, (1, *IMAGE))
     for key in MODELS[saved.name].conventions:

@@ -47,15 +47,7 @@ TABLE_3: list[tuple[str, str, tuple[int, ...], float, str, float, float]] = [
 @pytest.mark.parametrize(
     ("variant", "dataset", "epochs", "rate", "schedule", "decay", "dropout"), TABLE_3
 )
-def test_table_3(
-    variant: str,
-    dataset: str,
-    epochs: tuple[int, ...],
-    rate: float,
-    schedule: str,
-    decay: float,
-    dropout: float,
-) -> None:
+def test_table_3(variant, dataset, epochs, rate, schedule, decay, dropout):
     config = pretrain.get_config(f"{variant},{dataset}")
     is_resnet = "+" not in variant and variant.startswith("R")
     assert settings(config) == PRETRAINING | {

@@ -273,9 +273,7 @@ def test_in_a_folder(saved: Path) -> None:
 
 
 @pytest.mark.parametrize("format", ["timm", "huggingface"])
-def test_lines_for_other_libraries(
-    format: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_lines_for_other_libraries(format, tmp_path, monkeypatch):
     import_timm()
     import_transformers()
     model = load_model(save_model(tmp_path / "a", num_classes=3, image_size=32, scale=0.2))

@@ -50,9 +50,7 @@ def objective() -> MultiLabel:
 
 
 @pytest.mark.parametrize("mixed", [False, True])
-def test_the_loss_is_that_of_pytorch(
-    objective: MultiLabel, batch: dict[str, np.ndarray], mixed: bool
-) -> None:
+def test_the_loss_is_that_of_pytorch(objective, batch, mixed):
     params = golden.filled(objective.model, (1, 8, 8, 3))
     targets = np.asarray(batch["label"], np.float32)
     if mixed:

@@ -218,9 +218,7 @@ def test_every_class(case: Case, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "case", [Case("Dinov2Model", RATIO, ""), Case("CLIPVisionModel", SIZES, "")]
 )
-def test_a_file_without_its_positions_is_not_a_model_without_any(
-    case: Case, tmp_path: Path
-) -> None:
+def test_a_file_without_its_positions_is_not_a_model_without_any(case, tmp_path):
     their_model(case).save_pretrained(tmp_path)
     arrays = read_arrays(tmp_path / "model.safetensors")
     kept = {name: x for name, x in arrays.items() if "position_embedding" not in name}

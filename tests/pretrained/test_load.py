@@ -165,9 +165,7 @@ def test_the_number_of_heads_is_the_files_own(tmp_path: Path) -> None:
     np.testing.assert_array_equal(flatten_names(loaded)[name], params[name])
 
 
-def test_a_file_of_the_zoo_is_the_model_that_the_zoo_says(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_of_the_zoo_is_the_model_that_the_zoo_says(tmp_path, monkeypatch):
     monkeypatch.setenv("VIT_JAX_CACHE", str(tmp_path))
     name = "big_vision/vit_s16_i1k_90ep"
     url = zoo.get_entry(name).url

@@ -68,9 +68,7 @@ TIMM: list[tuple[str, dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("format", "rows"), [("huggingface", HUGGING_FACE), ("timm", TIMM)])
-def test_what_is_not_ours_is_named(
-    format: str, rows: list[tuple[str, dict[str, Any], str]], tmp_path: Path
-) -> None:
+def test_what_is_not_ours_is_named(format, rows, tmp_path):
     folder = folder_of(tmp_path, format)
     assert load_model(folder).format == format
     for file, changes, message in rows:
@@ -83,9 +81,7 @@ def test_what_is_not_ours_is_named(
         (folder / file).write_text(before)
 
 
-def test_names_that_are_not_numbered_as_the_outputs_are_ignored(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_names_that_are_not_numbered_as_the_outputs_are_ignored(tmp_path, caplog):
     """Taken in their order, they would be the names of other classes."""
     folder = folder_of(tmp_path, "huggingface")
     for keys in (range(1, 6), (0, 1, 2, 3, 7)):
@@ -107,9 +103,7 @@ def test_images_that_are_no_whole_patches(tmp_path: Path) -> None:
     np.testing.assert_allclose(model.preprocess(image)[0], image[:16, :16] / 127.5 - 1, atol=1e-6)
 
 
-def test_heads_are_taken_from_a_published_size_as_a_whole_and_said(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_heads_are_taken_from_a_published_size_as_a_whole_and_said(tmp_path, caplog):
     """Not from the width: models of 384 and 12 heads exist."""
     for variant, depth in (("S/16", 2), ("Ti/16", 12)):
         module = weights.module_of(variant, num_layers=depth)
@@ -154,9 +148,7 @@ def test_a_description_that_contradicts_itself(tmp_path: Path) -> None:
     assert loaded.description.grid == (2, 5)
 
 
-def test_what_a_wrapper_puts_before_all_names(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_a_wrapper_puts_before_all_names(tmp_path, caplog):
     arrays = load_file(folder_of(tmp_path, "timm") / "model.safetensors")
     expected = flatten_names(load_model(tmp_path / "model").params)
     for prefix in ("_orig_mod.module.", "net.model."):

@@ -73,9 +73,7 @@ def test_the_suites_are_the_papers() -> None:
         suites.tasks("vtab", model, ["dtt"], None)
 
 
-def test_few_shot_is_the_probes_and_is_measured_once(
-    source: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_few_shot_is_the_probes_and_is_measured_once(source, tmp_path, caplog):
     caplog.set_level("INFO")
     rows = run(source, "fewshot", tmp_path, ["digits", "dtd"], seeds=2)
     expected = probe(

@@ -245,9 +245,7 @@ def optax_muon(**kwargs: Any) -> optax.GradientTransformation:
         ("muon", {}, optax_muon),
     ],
 )
-def test_updates_are_those_of_optax_and_the_scan_form_is_like_the_loop_form(
-    name: str, own: dict[str, str], of_optax: Any
-) -> None:
+def test_updates_are_those_of_optax_and_the_scan_form_is_like_the_loop_form(name, own, of_optax):
     schedule = optax.linear_schedule(0.1, 0.05, 2)
     kwargs: Any = {"schedule": schedule, "weight_decay": 0.3, "decay_parameters": "all", **own}
     tx = create_optimizer(name, table=VIT, **kwargs)
