@@ -119,14 +119,8 @@ def scanned(model: Any) -> Any:
     return model.clone(scan=True) if hasattr(model, "scan") else model
 
 
-TESTING = {
-    "name": "vit",
-    "patch_size": 16,
-    "hidden_size": 10,
-    "num_layers": 1,
-    "mlp_dim": 10,
-    "num_heads": 2,
-}
+TESTING = {"name": "vit", "patch_size": 16, "hidden_size": 10, "num_layers": 1, "mlp_dim": 10}
+TESTING |= {"num_heads": 2}
 
 
 def model(config: str, **kwargs: Any) -> Any:

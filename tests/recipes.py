@@ -39,35 +39,14 @@ PRETRAINING: dict[str, Any] = {
 
 
 # Stand for what a kind of model or schedule has no key for, so that one table covers all kinds.
-ABSENT: dict[str, Any] = {
-    "dropout_rate": 0.0,
-    "attention_dropout_rate": 0.0,
-    "stochastic_depth_rate": 0.0,
-    "representation_size": None,
-    "classifier": "token",
-    "position_embedding": "learned",
-    "linear_end": 1e-5,
-}
+ABSENT: dict[str, Any] = {"dropout_rate": 0.0, "attention_dropout_rate": 0.0}
+ABSENT |= {"stochastic_depth_rate": 0.0, "representation_size": None, "classifier": "token"}
+ABSENT |= {"position_embedding": "learned", "linear_end": 1e-5}
 
-MODEL = (
-    "dropout_rate",
-    "attention_dropout_rate",
-    "stochastic_depth_rate",
-    "representation_size",
-    "head_bias_init",
-    "classifier",
-    "position_embedding",
-)
-OPTIMIZER = (
-    "weight_decay",
-    "clip_norm",
-    "b1",
-    "b2",
-    "eps",
-    "decay_parameters",
-    "momentum_dtype",
-    "decay_multipliers",
-)
+MODEL = ("dropout_rate", "attention_dropout_rate", "stochastic_depth_rate", "representation_size")
+MODEL += ("head_bias_init", "classifier", "position_embedding")
+OPTIMIZER = ("weight_decay", "clip_norm", "b1", "b2", "eps", "decay_parameters", "momentum_dtype")
+OPTIMIZER += ("decay_multipliers",)
 SCHEDULE = ("learning_rate", "warmup_steps", "linear_end", "cooldown_steps")
 
 

@@ -42,9 +42,7 @@ def cases_of(main: Main, tmp_path: Path, *arguments: str) -> list[dict[str, Any]
     return result["cases"]
 
 
-def test_the_update_beside_timm_and_a_change_of_the_model(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_update_beside_timm_and_a_change_of_the_model(tmp_path, monkeypatch):
     import_timm()
     monkeypatch.setattr(common, "product_flops", lambda _: 2e12 / jax.device_count())
     cases = cases_of(
@@ -103,9 +101,7 @@ def test_a_profile_names_parts_of_the_model(tmp_path: Path) -> None:
     assert "calls: jit(train_step)/" in str(cases)
 
 
-def test_a_batch_that_does_not_fit_is_no_failure(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_batch_that_does_not_fit_is_no_failure(tmp_path, monkeypatch):
     def speed(config: Any, *_: Any) -> float:
         if config.dataset.batch_size > most:
             raise jax.errors.JaxRuntimeError(message)
@@ -139,9 +135,7 @@ def test_the_loop_beside_the_bare_update(tmp_path: Path, monkeypatch: pytest.Mon
     assert all(loop["ratio"] * saved["ours"] > 0 for loop, _, saved in (cases[:3], cases[3:]))
 
 
-def test_every_attention_that_runs_here_is_timed_and_compared(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_attention_that_runs_here_is_timed_and_compared(tmp_path, monkeypatch):
     monkeypatch.setattr(gpu, "SIZES", {"mu": (9, 2, 8)})
     cases = cases_of(gpu.main, tmp_path, "attention", "--batch_size=2")
     assert [case["case"] for case in cases[:7]] == [
@@ -154,9 +148,7 @@ def test_every_attention_that_runs_here_is_timed_and_compared(
     assert errors["xla, float32, 2 x 9 tokens: error"] < 1
 
 
-def test_an_attention_that_is_less_exact_is_a_failure(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_attention_that_is_less_exact_is_a_failure(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(gpu, "SIZES", {"mu": (9, 2, 8)})
     monkeypatch.setitem(choose.ATTENTIONS, "xla", lambda *qkv: qkv[2])
     with pytest.raises(SystemExit, match="1"):
@@ -176,9 +168,7 @@ def test_the_rate_of_a_product(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert all(case["ours"] > 0 for case in cases)
 
 
-def test_the_input_pipeline_beside_torch_and_its_options(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_input_pipeline_beside_torch_and_its_options(tmp_path, monkeypatch):
     # Fresh processes as with "spawn", forked from one that has imported everything.
     server = multiprocessing.get_context("forkserver")
     server.set_forkserver_preload(["benchmarks.input", "torch.utils.data"])

@@ -1,7 +1,5 @@
 """configs/bit.py and configs/hyperrule.py against BiT's paper and code."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
@@ -68,9 +66,7 @@ def test_hyperrule(dataset: str, pixels: int, mixup: float, schedule: tuple[int,
         assert float(rate(step)) == pytest.approx(value, rel=1e-5), step
 
 
-def test_the_hyperrule_counts_the_images_of_a_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_hyperrule_counts_the_images_of_a_folder(tmp_path, monkeypatch):
     splits = {"train": {"cat": 4, "dog": 4}, "test": {"cat": 3, "dog": 2}}
     photos = fixtures_data.write_folder(tmp_path / "photos", splits)
     config = hyperrule.get_config(f"R50x1,{photos}")

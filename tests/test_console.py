@@ -63,9 +63,7 @@ def test_the_log_is_started_unless_somebody_has(monkeypatch: pytest.MonkeyPatch)
     assert logging.root.handlers == [handler]
 
 
-def test_what_takes_long_is_said_and_again(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_takes_long_is_said_and_again(monkeypatch, capsys):
     monkeypatch.setattr(console, "REMINDER_SECONDS", 0.02)
     monkeypatch.setattr(console, "TICK_SECONDS", 0.01)
     start_logging()

@@ -33,15 +33,9 @@ PLACEHOLDER = re.compile(r"[A-Z]{3,}|[\[…]|\.\.\.")
 # Of programs of others, and of setup.sh.
 OTHER_FLAGS = {"gpus-per-task", "newest", "signal", "target", "tests", "upgrade"}
 # The same blocks on fewer and smaller arrays.
-SMALLER = [
-    "duration.steps=1",
-    "dataset.batch_size=8",
-    "model.num_layers=1",
-    "model.hidden_size=16",
-    "model.mlp_dim=16",
-    "model.num_heads=2",
-    "log.tensorboard=False",
-]
+SMALLER = ["duration.steps=1", "dataset.batch_size=8", "model.num_layers=1"]
+SMALLER += ["model.hidden_size=16", "model.mlp_dim=16", "model.num_heads=2"]
+SMALLER += ["log.tensorboard=False"]
 FEWER = {'"duration.steps=300"': str(SMALLER)[1:-1], "1500": "1740"}
 
 
@@ -173,9 +167,7 @@ def test_the_site_has_every_page_and_name() -> None:
     assert sorted(documented) == sorted(vit_jax.__all__)
 
 
-def test_marked_blocks_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: tiny.Script
-) -> None:
+def test_marked_blocks_run(tmp_path, monkeypatch, script):
     """In the order of a user's day, in one folder: what photos.md trains others look into."""
     monkeypatch.chdir(tmp_path)
     rng = np.random.default_rng(0)

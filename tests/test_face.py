@@ -174,9 +174,7 @@ def test_a_batch_is_one_array(model: Any) -> None:
     assert model.predict(pixels[:1]) == expected[:1]
 
 
-def test_a_photograph_of_pillow_is_turned_upright_as_its_file_is(
-    tmp_path: Path, model: Any
-) -> None:
+def test_a_photograph_of_pillow_is_turned_upright_as_its_file_is(tmp_path, model):
     path, exif = tmp_path / "photo.jpg", Image.Exif()
     exif[0x0112] = 6  # a quarter turn
     pixels = np.random.default_rng(0).integers(0, 256, (20, 24, 3), np.uint8)

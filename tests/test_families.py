@@ -194,6 +194,28 @@ def test_blocks_stack_and_unstack(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", MODELS)
+def test_every_intermediate_has_the_compute_dtype(kind: str) -> None:
+    """bfloat16 in every layer; parameters, logits and what they are made of stay float32."""
+    hybrid = {"resnet_layers": (1,), "classifier": "map", "representation_size": 16}
+    model = create_model(
+        **small(kind) | (hybrid if kind == "vit" else {}), dtype="bfloat16", num_classes=3
+    )
+    shape = (64, 64, 3) if kind == "vit" else shape_of(kind)
+    params = golden.abstract_params(model, (1, *shape))
+    assert {str(leaf.dtype) for leaf in jax.tree.leaves(params)} == {"float32"}
+    inputs = jax.ShapeDtypeStruct((2, *shape), np.float32 if len(shape) == 3 else np.int32)
+    apply = functools.partial(model.apply, train=False, capture_intermediates=True)
+    _, state = jax.eval_shape(apply, {"params": params}, inputs)
+    values = golden.by_module(state["intermediates"])
+    last = {"", "head", "head_dist", "pre_logits"}
+    last |= {"Transformer/posembed_input"} if kind == "mae" else set()  # constants
+    of_float32 = {name for name, value in values.items() if value.dtype == np.float32}
+    assert {"", "head"} <= of_float32 <= last
+    assert {str(value.dtype) for value in values.values()} == {"float32", "bfloat16"}
+    assert len(values) > 20
+
+
+@pytest.mark.parametrize("kind", MODELS)
 def test_every_size_has_its_name(kind: str) -> None:
     for name in VARIANTS_OF[kind]:
         assert VARIANTS[variant_of(VARIANTS[name])] == VARIANTS[name]
@@ -270,14 +292,7 @@ def test_what_is_inside(loaded: Model) -> None:
         np.testing.assert_allclose(inside["attention"].sum(axis=-1), 1.0, atol=1e-5)
 
 
-def test_pictures_and_page(
-    run: Path,
-    model: Model,
-    photos: Path,
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_pictures_and_page(run, model, photos, tmp_path, caplog, monkeypatch):
     """Which there are. Rendering is no affair of a kind, and takes most of the time."""
 
     def save(_: Figure, file: Any, **_kwargs: Any) -> None:
@@ -300,9 +315,7 @@ def test_pictures_and_page(
 
 
 @pytest.mark.parametrize("format", FORMAT_NAMES)
-def test_each_format_holds_it_or_says_why_not(
-    format: str, saved: Path, loaded: Model, tmp_path: Path
-) -> None:
+def test_each_format_holds_it_or_says_why_not(format, saved, loaded, tmp_path):
     """What is written is read again and compared within; here it is read as a file of others."""
     target = tmp_path / ("a.npz" if format in ("npz", "npz_published", "big_vision") else "a")
     try:
@@ -355,9 +368,7 @@ def test_it_can_be_planned(kind: str) -> None:
         assert name in config[section]
 
 
-def test_another_convention_is_said(
-    saved: Path, loaded: Model, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_another_convention_is_said(saved, loaded, caplog):
     """The same parameters would compute something else."""
     sizes, like = small(saved.name), golden.abstract_params(loaded.module, (1, *IMAGE))
     for key in MODELS[saved.name].conventions:

@@ -15,7 +15,6 @@ import jax
 import pytest
 
 from tests import tiny
-from tests.tiny import Script
 from vit_jax import command_line, launch
 from vit_jax import config as default
 from vit_jax.arguments import split_overrides
@@ -43,9 +42,7 @@ BAD_OVERRIDES = [
 
 
 @pytest.mark.parametrize("case", list(BAD_COMMANDS))
-def test_mistakes_end_in_one_line_and_status_2(
-    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: Script
-) -> None:
+def test_mistakes_end_in_one_line_and_status_2(case, tmp_path, monkeypatch, script):
     name, arguments, message = BAD_COMMANDS[case]
     if case == "no devices":
         monkeypatch.setenv("JAX_PLATFORMS", "cuda,cpu")
@@ -85,9 +82,7 @@ def start_processes(distributed: str = "auto", **changes: Any) -> None:
         ({"distributed": "off", "process_id": 0}, "--distributed=off contradicts the process"),
     ],
 )
-def test_flags_of_processes_that_cannot_be_meant(
-    changes: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_flags_of_processes_that_cannot_be_meant(changes, message, monkeypatch):
     # As in a new process: tests before this one may have started JAX in this one.
     monkeypatch.setattr("jax._src.xla_bridge.backends_are_initialized", lambda: False)
     with pytest.raises(UserError, match=message):
@@ -174,9 +169,7 @@ def test_memory_that_was_freed_is_kept_on_cpus(variables: dict[str, str], kept: 
         (as_user_error("step 4 could not be read", ValueError("x [os_error_code='28']")), 2),
     ],
 )
-def test_the_status_says_whether_to_try_again(
-    error: Exception, status: int, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_status_says_whether_to_try_again(error, status, capsys):
     with pytest.raises(SystemExit) as ended, launch.one_line_errors():
         raise error
     assert ended.value.code == status

@@ -110,9 +110,7 @@ def test_a_tpu_slice_runs_what_the_dry_run_printed(home: Path) -> None:
     ("status", "count", "requeued"),
     [(0, 0, False), (75, 0, True), (75, 100, False), (137, 0, True), (1, 0, False), (2, 0, False)],
 )
-def test_a_slurm_job_runs_what_the_dry_run_printed_and_queues_again(
-    home: Path, status: int, count: int, requeued: bool
-) -> None:
+def test_a_slurm_job_runs_what_the_dry_run_printed_and_queues_again(home, status, count, requeued):
     (home / "status").write_text(str(status))
     job = {"SLURM_JOB_ID": "7", "SLURM_CPUS_PER_TASK": "3", "SLURM_GPUS_PER_NODE": "8"}
     printed = run("slurm.sh", *ODD, DRY_RUN="1", **job).stdout

@@ -62,24 +62,9 @@ MOST_PAIRS = 135
 STRANGERS = ("vit_jax.models", "vit_jax.objectives", "vit_jax.evaluators")
 
 # Slow to import, or not installed everywhere: imported in the function that needs them.
-HEAVY = (
-    "PIL",
-    "aiohttp",
-    "flatbuffers",
-    "fsspec",
-    "gcsfs",
-    "huggingface_hub",
-    "matplotlib",
-    "onnx",
-    "onnxruntime",
-    "sentencepiece",
-    "sklearn",
-    "tensorboardX",
-    "tensorflow",
-    "tokenizers",
-    "torch",
-    "wandb",
-)
+HEAVY = ("PIL", "aiohttp", "flatbuffers", "fsspec", "gcsfs", "huggingface_hub", "matplotlib")
+HEAVY += ("onnx", "onnxruntime", "sentencepiece", "sklearn", "tensorboardX", "tensorflow")
+HEAVY += ("tokenizers", "torch", "wandb")
 
 
 def within(module: str, package: str) -> bool:

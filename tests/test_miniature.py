@@ -11,7 +11,6 @@ from ml_collections import ConfigDict
 from configs import miniature
 from scripts.miniature import difference95, interval, verdict
 from tests.saved_models import save_model
-from tests.tiny import Script
 from vit_jax.errors import UserError
 from vit_jax.files.paths import write_json
 from vit_jax.parameters.sharding import create_mesh
@@ -80,9 +79,7 @@ def stand_in(config: ConfigDict, workdir: str, **_: Any) -> dict[str, float]:
     return results
 
 
-def test_an_experiment_runs_and_resumes(
-    tmp_path: Path, script: Script, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_experiment_runs_and_resumes(tmp_path, script, monkeypatch):
     monkeypatch.setattr("vit_jax.train.train_and_evaluate", stand_in)
     command = [f"--workdir={tmp_path}", "--experiments=distance", "--seeds=1"]
     command.append("--config.evaluators.test.split=test[:50]")

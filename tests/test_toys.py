@@ -84,9 +84,7 @@ def through_every_script(
 
 
 @pytest.mark.parametrize("kind", ["toy_patches", "toy_pixels"])
-def test_families_with_the_same_names_do_not_meet(
-    kind: str, script: tiny.Script, photos: Path, tmp_path: Path
-) -> None:
+def test_families_with_the_same_names_do_not_meet(kind, script, photos, tmp_path):
     through_every_script(script, photos, tmp_path, kind)
     run = str(tmp_path / "run")
     result = script("evaluate.py", run, "--dataset=digits", "--split=test[:40]", "--json")
@@ -97,9 +95,7 @@ def test_families_with_the_same_names_do_not_meet(
     assert "no blocks with query and value" in script("train.py", *lora).stderr
 
 
-def test_an_objective_with_parameters_of_its_own(
-    script: tiny.Script, photos: Path, tmp_path: Path
-) -> None:
+def test_an_objective_with_parameters_of_its_own(script, photos, tmp_path):
     through_every_script(script, photos, tmp_path, "toy_pixels", "objective.name=prototypes")
     with np.load(tmp_path / "run" / "params.npz") as arrays:
         assert arrays["prototypes"].shape == (10, 8)
@@ -113,9 +109,7 @@ def test_an_objective_with_parameters_of_its_own(
     ("attribute", "value", "name"),
     [("own_parameters", {}, "prototypes"), ("prefix", "body", "body/")],
 )
-def test_a_parameter_that_nobody_declares_is_named(
-    attribute: str, value: Any, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_parameter_that_nobody_declares_is_named(attribute, value, name, monkeypatch):
     monkeypatch.setattr(toys.Prototypes, attribute, value)
     monkeypatch.setattr(toys.Prototypes, "models", property(lambda self: {"": self.model}))
     with pytest.raises(

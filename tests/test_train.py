@@ -131,9 +131,7 @@ def scores_of(workdir: Path, step: int) -> dict[str, float]:
     return read_manifest(workdir / "checkpoints" / str(step) / "state")["note"]["metrics"]  # type: ignore[index]
 
 
-def test_an_interrupted_run_goes_on_bit_for_bit(
-    finished: Path, interrupted: Path, tmp_path: Path
-) -> None:
+def test_an_interrupted_run_goes_on_bit_for_bit(finished, interrupted, tmp_path):
     """Mid-epoch (100 examples, 64 seen), under accumulation, dropout, averaging and freezing.
 
     Killed after step 4 was evaluated, and before its checkpoint was told: it gets the score that
@@ -150,9 +148,7 @@ def test_an_interrupted_run_goes_on_bit_for_bit(
     assert scores_of(workdir, 4) == scores
 
 
-def test_so_does_one_with_another_attention_adapters_and_repeated_images(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_so_does_one_with_another_attention_adapters_and_repeated_images(tmp_path, monkeypatch):
     """In bfloat16, with dropout, whose random words are the update's own."""
     monkeypatch.delitem(choose.PLATFORMS, "pallas")  # Pallas' interpreter
     config = tiny.config(
@@ -196,9 +192,7 @@ def test_a_stop_during_an_evaluation_is_made_up_for(finished: Path, tmp_path: Pa
     assert_same_params(workdir, finished)
 
 
-def test_a_finished_run_returns_its_results_and_the_workdir_of_another_is_refused(
-    finished: Path,
-) -> None:
+def test_a_finished_run_returns_its_results_and_the_workdir_of_another_is_refused(finished):
     other = tiny.config(**{**ALL_ON, "schedule__learning_rate": 0.5})
     with pytest.raises(UserError, match=r"schedule.learning_rate: 0.001 -> 0.5"):
         train_and_evaluate(other, str(finished))
@@ -313,9 +307,7 @@ def test_a_session_that_dies_at_its_start_keeps_the_times_of_those_before(
     assert second["lost_seconds"] > 0
 
 
-def test_the_commit_of_an_image_is_the_one_it_was_built_from(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_commit_of_an_image_is_the_one_it_was_built_from(monkeypatch):
     monkeypatch.setenv("VIT_JAX_COMMIT", "c0ffee")
     monkeypatch.setenv("PATH", "")  # no git, and an image has no .git either
     assert collect_provenance()["commit"] == "c0ffee"
@@ -355,9 +347,7 @@ BAD_CONFIGS = {
 
 
 @pytest.mark.parametrize("case", list(BAD_CONFIGS))
-def test_bad_configs_end_in_one_line_before_any_compilation(
-    case: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_bad_configs_end_in_one_line_before_any_compilation(case, tmp_path, caplog):
     overrides, message = BAD_CONFIGS[case]
     with jax.log_compiles(), pytest.raises(UserError, match=message) as error:
         train_and_evaluate(tiny.config(**overrides), str(tmp_path / "run"))

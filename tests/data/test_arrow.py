@@ -127,6 +127,17 @@ def test_labels_that_are_none_are_refused(tmp_path, change, label_key, message):
         opened(save(tmp_path / "d", columns(3) | change), label_key)
 
 
+def test_an_image_may_be_a_path(tmp_path):
+    given = columns(3)
+    given["image"] = [{"bytes": None, "path": "a.png"}, {"bytes": None, "path": None}, None]
+    dataset = opened(save(tmp_path / "d", given), "label")
+    (tmp_path / "d" / "a.png").write_bytes(png(7))
+    assert dataset.example(0, np.random.default_rng(0))["image"][0, 0, 0] == 7
+    for index in (1, 2):
+        with pytest.raises(UserError, match=rf"example {index} of .*: the image is missing"):
+            dataset.example(index, np.random.default_rng(0))
+
+
 def test_damaged_folders_are_named(tmp_path):
     name = save_splits(tmp_path / "d", train=columns(5), test=columns(5))
     file = tmp_path / "d" / "test" / "data-00001-of-00002.arrow"

@@ -33,6 +33,16 @@ def test_device_batches_equal_host_batches(data, fsdp, tensor):
             assert device[key].addressable_shards[0].data.shape[0] == 16 // (data * fsdp)
 
 
+def test_looks_ahead():
+    """The first step waits for its own batch alone."""
+    taken, ahead = [], []
+    hosts = (taken.append(seed) or host_batch(seed) for seed in range(6))
+    batches = device_batches(hosts, batch_sharding(create_mesh()), batch_size=16, prefetch=2)
+    for index, _ in enumerate(batches):
+        ahead.append(len(taken) - index - 1)
+    assert ahead == [0, 1, 2, 2, 1, 0]
+
+
 class OneProcess:
     """What one of several processes sees of a sharding: its own devices."""
 

@@ -145,6 +145,17 @@ def test_inception_crop_is_uniform_in_height_and_place():
     assert boxes[:, 2].tolist() == boxes[:, 3].tolist()
 
 
+def test_inception_crop_stays_within_area_and_ratio():
+    for seed in range(300):
+        rng = np.random.default_rng(seed)
+        top, left, h, w = InceptionCrop(1, (0.05, 0.6)).sample_box(rng, 375, 500)
+        assert 0 <= top <= 375 - h
+        assert 0 <= left <= 500 - w
+        assert 0.05 <= h * w / (375 * 500) <= 0.6
+        assert (w - 0.5) / h <= 1.33
+        assert (w + 0.5) / h >= 0.75
+
+
 def test_inception_crop_takes_the_whole_image_where_no_box_fits():
     rng = np.random.default_rng(0)
     assert InceptionCrop(1, (0.9, 1.0)).sample_box(rng, 10, 1000) == (0, 0, 10, 1000)

@@ -6,13 +6,12 @@ import os
 import pickle
 import tarfile
 
-import cv2
 import numpy as np
 import pytest
 
+from tests.data.test_arrow import png, values
 from vit_jax.data import tars
 from vit_jax.data.datasets import create_dataset
-from vit_jax.data.pipeline import eval_batches
 from vit_jax.data.tars import find_tars
 from vit_jax.errors import UserError
 
@@ -20,10 +19,6 @@ from vit_jax.errors import UserError
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("VIT_JAX_CACHE", str(tmp_path / "cache"))
-
-
-def png(value):
-    return cv2.imencode(".png", np.full((6, 6, 3), value, np.uint8))[1].tobytes()
 
 
 def sample(number, label):
@@ -50,14 +45,6 @@ def root(tmp_path):
         samples = {f"d/{i:03}": sample(i, labels[i % 3]) for i in range(first, first + count)}
         write(tmp_path / "data" / f"{name}.tar", samples)
     return tmp_path / "data"
-
-
-def values(dataset):
-    """(label, grey value) of all examples."""
-    with eval_batches(dataset, batch_size=4, num_threads=2) as opened:
-        batches = list(opened)
-    rows = [np.stack([b["label"], b["image"][:, 0, 0, 0]], 1)[b["mask"] > 0] for b in batches]
-    return np.concatenate(rows).tolist()
 
 
 @pytest.mark.parametrize("pattern", ["", "/{train,val}-{000..001}.tar"])
@@ -144,3 +131,11 @@ def test_what_is_missing_or_damaged_is_named(root):
     fails("/more.tar", r"no images in 1 tar \(.*/more.tar\)")
     (root / "train-001.tar").write_bytes(b"x" * 2000)
     fails("", r"train-001.tar cannot be read: .*(header|read)")
+
+
+def test_a_tar_that_became_shorter_is_an_error_of_its_example(root):
+    dataset = create_dataset(name=str(root), split="train", preprocess="decode")
+    tar = root / "train-000.tar"
+    tar.write_bytes(tar.read_bytes()[:600])
+    with pytest.raises(UserError, match=r"example 4 of .*d/004.png\): the tar is truncated"):
+        dataset.example(4, np.random.default_rng(0))

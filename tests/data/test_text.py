@@ -148,9 +148,7 @@ def test_names_of_glyphs() -> None:
         ("vocab.bpe", b"", r"neither 'characters' nor a .txt or .model"),
     ],
 )
-def test_a_vocabulary_that_is_none_is_named(
-    tmp_path: Path, name: str, content: bytes | None, message: str
-) -> None:
+def test_a_vocabulary_that_is_none_is_named(tmp_path, name, content, message):
     path = tmp_path / name
     if content is not None:
         path.write_bytes(content)

@@ -93,6 +93,14 @@ def test_missing_and_swapped_files_are_named(data_dirs, file_format, tmp_path):
         open_cifar(tmp_path, "train").check("error")
 
 
+@pytest.mark.parametrize(
+    ("split", "message"), [("train[9shard:]", "selects no examples"), ("train[", "; write ")]
+)
+def test_splits_that_are_none(data_dirs, split, message):
+    with pytest.raises(UserError, match=rf"dataset\.split='{re.escape(split)}'.*{message}"):
+        open_cifar(data_dirs["tfrecord"], split)
+
+
 def test_label_key(tmp_path):
     def example(split, index):
         return {**fixtures_data.cifar_example(split, index), "coarse_label": index % 3}

@@ -3,6 +3,7 @@
 import fcntl
 import json
 import os
+import resource
 import shutil
 import subprocess
 import sys
@@ -192,6 +193,22 @@ SCRIPT = [sys.executable, str(tiny.ROOT / "scripts" / "prepare_data.py"), "folde
 def many_photos(root):
     counts = {"train": {"cat": 60, "dog": 60}, "test": {"cat": 2, "dog": 2}}
     return fixtures_data.write_folder(root, counts)
+
+
+def test_a_full_disk_is_one_line_and_the_same_command_goes_on(photos, tmp_path):
+    """By a limit on the size of files, which fails a write as a full disk does."""
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4000, limit[1]))
+    try:
+        with pytest.raises(
+            UserError, match=r"array_record.*cannot be written \(.*resumes"
+        ) as error:
+            prepare(photos, tmp_path / "out")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+    assert "\n" not in str(error.value)
+    assert not list(tmp_path.rglob("*.unfinished"))
+    assert check_prepared(str(prepare(photos, tmp_path / "out"))) == []
 
 
 def test_kills_change_no_byte(tmp_path):

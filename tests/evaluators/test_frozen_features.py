@@ -158,9 +158,7 @@ def test_on_any_number_of_devices() -> None:
     assert results[1] == results[0]
 
 
-def test_features_are_computed_once_and_a_second_evaluation_compiles_nothing(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_features_are_computed_once_and_a_second_evaluation_compiles_nothing(monkeypatch):
     config = with_evaluator("few_shot", shots=(2,), num_seeds=1)
     with config.unlocked():
         config.evaluators.neighbors = schema.evaluator(

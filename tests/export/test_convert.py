@@ -143,6 +143,7 @@ def test_fixed_positions_are_written_as_learned_ones(tmp_path: Path) -> None:
         ("official_eval(32)", {"crop_pct": 1.0, "crop_mode": "squash", "mean": [0.5] * 3}),
         ("decode|resize(40)|central_crop(32)", {"crop_pct": 0.8, "crop_mode": "squash"}),
         ("decode|resize_small(37)|central_crop(32)", {"crop_mode": "center"}),
+        ("decode|resize(32)|value_range(0, 1)", {"mean": [0.0] * 3, "std": [1.0] * 3}),
         ("deit_eval(32)", {"mean": [0.485, 0.456, 0.406], "interpolation": "bicubic"}),
     ],
 )
@@ -272,9 +273,7 @@ def test_in_a_folder(saved: Path) -> None:
 
 
 @pytest.mark.parametrize("format", ["timm", "huggingface"])
-def test_lines_for_other_libraries(
-    format: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_lines_for_other_libraries(format, tmp_path, monkeypatch):
     import_timm()
     import_transformers()
     model = load_model(save_model(tmp_path / "a", num_classes=3, image_size=32, scale=0.2))

@@ -63,9 +63,7 @@ def snippet(folder: Path) -> str:
     return code
 
 
-def test_the_script_and_the_lines_of_the_cards(
-    model: Model, tmp_path: Path, script: tiny.Script
-) -> None:
+def test_the_script_and_the_lines_of_the_cards(model, tmp_path, script):
     black = np.zeros((2, *model.description.image_shape), np.float32)
     expected = {"onnx": logits(model, black[:1]), "stablehlo": logits(model, black)}
     result = script("export.py", model.source, str(tmp_path / "onnx"), "--format=onnx", "--json")
@@ -88,9 +86,7 @@ def test_the_script_and_the_lines_of_the_cards(
 
 
 @pytest.mark.parametrize("format", RUN)
-def test_any_number_of_images_and_the_same_files(
-    format: str, model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_any_number_of_images_and_the_same_files(format, model, tmp_path, monkeypatch):
     """On every machine; and nothing in the files names a folder of this one."""
     folder = tmp_path / "1" / "x"
     export_model(model.source, folder, format=format)
@@ -151,9 +147,7 @@ def test_bfloat16(model: Model, tmp_path: Path) -> None:
     assert np.max(np.abs(expected - logits(model, two))) > 1e-4  # it is another computation
 
 
-def test_a_file_that_computes_something_else_is_removed(
-    model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_that_computes_something_else_is_removed(model, tmp_path, monkeypatch):
     def write_wrong(path: Path, arrays: dict[str, Any]) -> None:
         np.savez(path, **{name: array * 1.001 for name, array in arrays.items()})
 

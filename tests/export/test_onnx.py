@@ -88,9 +88,7 @@ def test_every_kind_of_model(case: str, tmp_path: Path) -> None:
             assert size in (dim.dim_value, dim.dim_param)
 
 
-def test_large_constants_stand_in_a_file_of_their_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_large_constants_stand_in_a_file_of_their_own(tmp_path, monkeypatch):
     monkeypatch.setattr(converter, "MAX_SINGLE_FILE", 10_000)
     function, params = model_of("token")
     run = write(tmp_path / "m.onnx", function, params, free(16, 16, 3))

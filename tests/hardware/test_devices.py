@@ -33,9 +33,7 @@ class Device:
         ("Unable to initialize backend 'tpu': NOT_FOUND: no device found", UserError),
     ],
 )
-def test_devices_that_do_not_start_are_told(
-    text: str, kind: type[Exception], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_devices_that_do_not_start_are_told(text, kind, monkeypatch):
     def fails() -> None:
         raise RuntimeError(text)
 
@@ -138,9 +136,7 @@ def test_one_config_is_hybrid_on_any_number_of_slices() -> None:
 @pytest.mark.parametrize(
     ("sizes", "warned"), [({"fsdp": 4, "tensor": 4}, False), ({"data": 1, "fsdp": 32}, True)]
 )
-def test_parameters_that_cross_are_warned_of(
-    sizes: dict[str, int], warned: bool, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_parameters_that_cross_are_warned_of(sizes, warned, caplog):
     with caplog.at_level(logging.WARNING):
         mesh = create_mesh(**sizes, devices=tpu_slices(2))
     assert mesh.devices.size == 32

@@ -143,9 +143,7 @@ def test_the_training_loop_measures_the_same(model: Path, photos: Path) -> None:
         assert results[name] == pytest.approx(value, rel=1e-6)
 
 
-def test_a_run_is_measured_on_what_it_was_tested_on(
-    model: Path, photos: Path, tmp_path: Path
-) -> None:
+def test_a_run_is_measured_on_what_it_was_tested_on(model, photos, tmp_path):
     run = Path(shutil.copytree(model, tmp_path / "run"))
     own = {"dataset": str(photos), "split": "test[:5]", "data_dir": "", "label_key": ""}
     training = {"name": "digits", "data_dir": "", "label_key": ""}
@@ -307,9 +305,7 @@ def test_real_labels_of_tfds(tmp_path: Path) -> None:
 # Classes.
 
 
-def test_another_order_of_the_classes_changes_nothing(
-    photos: Path, model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_another_order_of_the_classes_changes_nothing(photos, model, tmp_path, caplog):
     """The same model with its outputs turned round, and a class more."""
     other = save_model(tmp_path / "other", class_names=(*CLASSES[::-1], "h"))
     with np.load(model / "params.npz") as file:
@@ -354,9 +350,7 @@ def test_classes_by_wordnet_id() -> None:
         ("abc", "", 4, "4 outputs with unknown names, the dataset 3 classes; --ignore_class_names"),
     ],
 )
-def test_classes_that_do_not_match(
-    dataset_names: str, model_names: str, num_outputs: int, message: str
-) -> None:
+def test_classes_that_do_not_match(dataset_names, model_names, num_outputs, message):
     with pytest.raises(UserError, match=message):
         match_classes(dataset_names, model_names, num_outputs)
 

@@ -166,9 +166,7 @@ def test_images_become_a_file(saved: Path, photos: Path, tmp_path: Path) -> None
         assert file["names"][-1] == paths[1]
 
 
-def test_damaged_images_are_found_before_the_work(
-    saved: Path, photos: Path, tmp_path: Path
-) -> None:
+def test_damaged_images_are_found_before_the_work(saved, photos, tmp_path):
     (tmp_path / "bad.jpg").write_bytes(b"nothing")
     options: dict[str, Any] = {"features": ["gap"], "output": str(tmp_path / "f.npz")}
     images = [str(tmp_path), str(photos / "train" / "b")]

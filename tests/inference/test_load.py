@@ -36,9 +36,7 @@ def weight_file(tmp_path: Path) -> Path:
         ("decode(channels=1)|resize(224)", (384, 288), "decode(channels=1, exif=True, "),
     ],
 )
-def test_preprocessing_at_another_size_is_what_it_was(
-    spec: str, size: tuple[int, int], expected: str
-) -> None:
+def test_preprocessing_at_another_size_is_what_it_was(spec, size, expected):
     """Normalisation, antialiasing and channels stay: only sizes change."""
     after = at_image_size(dataclasses.replace(BEFORE, eval_preprocess=spec), size)
     assert expected in after.eval_preprocess

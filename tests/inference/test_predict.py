@@ -88,9 +88,7 @@ def test_the_best_classes_of_every_readable_image(model: Model, folder: Path) ->
     assert len(answers) > 1
 
 
-def test_sigmoid_other_preprocessing_and_more_classes_than_there_are(
-    model: Model, folder: Path
-) -> None:
+def test_sigmoid_other_preprocessing_and_more_classes_than_there_are(model, folder):
     """Files are decoded whether the preprocessing says so or not."""
     path = str(folder / "00.JPG")
     rows = [
@@ -113,13 +111,7 @@ def test_images_that_the_preprocessing_refuses_are_named(model: Model, tmp_path:
     assert "9x30 is smaller than the crop 16x16" in small["error"]
 
 
-def test_lines_json_and_picture(
-    source: Path,
-    folder: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_lines_json_and_picture(source, folder, tmp_path, capsys, monkeypatch):
     sheet = tmp_path / "sheet.png"
     arguments = [str(folder), str(tmp_path / "gone.jpg")]
     assert predict(str(source), arguments, top=2, picture=str(sheet)) == 3

@@ -75,9 +75,7 @@ def test_an_overlay_has_the_brightness_of_its_map() -> None:
     assert 0 <= shown.min() <= shown.max() <= 1
 
 
-def test_what_a_model_lacks_is_said(
-    tmp_path: Path, photos: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_a_model_lacks_is_said(tmp_path, photos, caplog):
     resnet = saved(tmp_path / "resnet", name="bit", resnet_layers=(1,), resnet_width_factor=1)
     with caplog.at_level(logging.INFO):
         drawn = visualize(resnet, [str(photos)], output=str(tmp_path / "a"), against=resnet)

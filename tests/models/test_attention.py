@@ -157,9 +157,7 @@ def traced_cudnn(
 
 # B/16 and L/16 at 224 and 384 pixels; G/14.
 @pytest.mark.parametrize(("num_tokens", "head_dim"), [(197, 64), (577, 64), (257, 104)])
-def test_jax_takes_every_size_of_the_paper_for_cudnn(
-    num_tokens: int, head_dim: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_jax_takes_every_size_of_the_paper_for_cudnn(num_tokens, head_dim, monkeypatch):
     """By its own checks, which run while tracing, but for that of the library's version.
 
     Nothing is padded, whatever surrounds the gradient; and afterwards its checks are its own again.
@@ -175,9 +173,7 @@ def test_jax_takes_every_size_of_the_paper_for_cudnn(
     assert fused_attention_stablehlo.check_is_flash_attention is check
 
 
-def test_a_jax_without_the_private_module_attends_by_xla(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_jax_without_the_private_module_attends_by_xla(monkeypatch, caplog):
     qkv = [normal(2, 9, 2, 8, seed=seed) for seed in range(3)]
     attention_cudnn._library.cache_clear()
     monkeypatch.setitem(sys.modules, "jax._src.cudnn.fused_attention_stablehlo", None)
@@ -271,9 +267,7 @@ def chosen(
     return fastest(tokens, 12, width, itemsize=itemsize, alone=alone)
 
 
-def test_the_choice_is_logged_with_its_reason(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_choice_is_logged_with_its_reason(caplog, monkeypatch):
     auto = functools.partial(chosen, monkeypatch)
     with caplog.at_level(logging.DEBUG):
         assert auto("tpu", "TPU v5 lite") == "pallas"
@@ -303,9 +297,7 @@ def test_the_choice_is_logged_with_its_reason(
         ("cudnn", "gpu", "model.attention='cudnn' does not support .*; set model.dtype=bfloat16"),
     ],
 )
-def test_what_a_platform_cannot_run_ends_before_the_data_are_opened(
-    attention: str, platform: str, message: str
-) -> None:
+def test_what_a_platform_cannot_run_ends_before_the_data_are_opened(attention, platform, message):
     device = types.SimpleNamespace(platform=platform)
     mesh: Any = types.SimpleNamespace(devices=np.array([device]))
     with pytest.raises(UserError, match=message):
@@ -320,9 +312,7 @@ def test_what_a_platform_cannot_run_ends_before_the_data_are_opened(
         ("--xla_gpu_deterministic_ops=false", "cudnn"),
     ],
 )
-def test_runs_that_xla_repeats_bit_for_bit(
-    flags: str, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_runs_that_xla_repeats_bit_for_bit(flags, name, monkeypatch):
     """XLA would stop with cuDNN's attention."""
     monkeypatch.setenv("XLA_FLAGS", flags)
     assert chosen(monkeypatch, "gpu", "NVIDIA H100") == name

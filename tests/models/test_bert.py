@@ -19,15 +19,8 @@ from vit_jax.models.later.bert import BLOCKS
 from vit_jax.parameters.table import abstract_params, table_of
 from vit_jax.trees import count_parameters, flatten_names, unflatten_names
 
-TINY: dict[str, Any] = {
-    "name": "bert",
-    "num_classes": 0,
-    "vocab_size": 50,
-    "hidden_size": 128,
-    "num_layers": 2,
-    "mlp_dim": 96,
-    "max_length": 12,
-}
+TINY: dict[str, Any] = {"name": "bert", "num_classes": 0, "vocab_size": 50, "hidden_size": 128}
+TINY |= {"num_layers": 2, "mlp_dim": 96, "max_length": 12}
 TEXTS = np.random.default_rng(0).integers(1, 50, (3, 9)).astype(np.int32)
 TEXTS[0, 5:] = 0
 PARTS = {  # names of Hugging Face

@@ -61,13 +61,7 @@ def mask(seed: int, shape: tuple[int, ...] = SHAPE, rate: float = 0.1) -> np.nda
         (("tpu", "TPU v4"), "bfloat16 bfloat16 bfloat16", 8, 1),
     ],
 )
-def test_products_round_once_and_gradients_too(
-    device: tuple[str, str],
-    results: str,
-    width: int,
-    barriers: int,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_products_round_once_and_gradients_too(device, results, width, barriers, monkeypatch):
     """In the product itself on accelerators; on TPU v4 apart from what is beside it."""
     monkeypatch.setattr(devices, "device_of_program", lambda: device)
     rng = np.random.default_rng(0)

@@ -75,6 +75,16 @@ def test_a_block_is_its_equation() -> None:
     assert np.abs(one).max() > 1e-5
 
 
+def test_every_block_drops_at_the_constant_rate() -> None:
+    """As DeiT III; on a line the first block would drop nothing."""
+    shape = {"stochastic_depth_rate": 0.9, "stochastic_depth_shape": "constant"}
+    model = create_model(**small("modern_vit"), **shape, num_classes=5)
+    params = flatten_names(golden.filled(model, IMAGES.shape))
+    images, rngs = np.tile(IMAGES[:1], (64, 1, 1, 1)), {"dropout": jax.random.key(1)}
+    tokens = jax.jit(lambda p: first_tokens(model, p, images, train=True, rngs=rngs))(params)
+    assert len(np.unique(np.asarray(tokens).sum(axis=(1, 2)).round(4))) > 1
+
+
 def test_initial_values_are_those_of_timm() -> None:
     _, params = init()
     for name, array in params.items():

@@ -14,13 +14,8 @@ from vit_jax.models.tokens import token_grid
 from vit_jax.parameters.table import table_of
 from vit_jax.trees import flatten_names
 
-TINY: dict[str, Any] = {
-    "name": "regnet",
-    "num_classes": 3,
-    "stage_layers": (1, 1),
-    "stage_widths": (8, 16),
-    "group_width": 8,
-}
+TINY: dict[str, Any] = {"name": "regnet", "num_classes": 3, "stage_layers": (1, 1)}
+TINY |= {"stage_widths": (8, 16), "group_width": 8}
 IMAGES = golden.images(2, 17, 20)
 
 

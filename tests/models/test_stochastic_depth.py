@@ -13,15 +13,8 @@ from vit_jax.models.layers import StochasticDepth, drop_rates
 from vit_jax.models.vit import Encoder1DBlock, MlpBlock
 from vit_jax.parameters.table import table_of
 
-SMALL = {
-    "name": "vit",
-    "patch_size": 8,
-    "hidden_size": 16,
-    "num_layers": 3,
-    "mlp_dim": 16,
-    "num_heads": 2,
-    "num_classes": 5,
-}
+SMALL = {"name": "vit", "patch_size": 8, "hidden_size": 16, "num_layers": 3, "mlp_dim": 16}
+SMALL |= {"num_heads": 2, "num_classes": 5}
 IMAGES = golden.images(512, 16, 16)
 RNGS = {"dropout": jax.random.key(3)}
 TWO_BLOCKS = {**SMALL, "num_layers": 2}

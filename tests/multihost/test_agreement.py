@@ -24,9 +24,7 @@ def test_sigterm_is_noticed_and_the_old_handler_comes_back() -> None:
     assert signal.getsignal(signal.SIGTERM) == before
 
 
-def test_only_machines_of_google_have_a_metadata_server(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_only_machines_of_google_have_a_metadata_server(monkeypatch, tmp_path):
     assert read_metadata("127.0.0.1:9", "preempted") is None  # one that does not answer
     monkeypatch.delenv("GCE_METADATA_HOST", raising=False)
     monkeypatch.setattr(agreement, "_PRODUCT", tmp_path / "product")

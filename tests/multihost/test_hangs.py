@@ -34,9 +34,7 @@ def block_example(photos: Path, after_step: int) -> None:
 
 
 @pytest.mark.parametrize(("num_processes", "num_workers"), [(2, 0), (1, 1)])
-def test_a_process_that_hangs_with_its_heart_beating_is_named(
-    tmp_path: Path, num_processes: int, num_workers: int
-) -> None:
+def test_a_process_that_hangs_with_its_heart_beating_is_named(tmp_path, num_processes, num_workers):
     """In a thread of one of two processes, or in the data worker of a process alone."""
     photos = write_folder(
         tmp_path / "photos",

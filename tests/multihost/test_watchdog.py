@@ -1,8 +1,6 @@
 """Who is to blame where a run stands still, and what the others do when one fails or is frozen."""
 
 import os
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -41,11 +39,7 @@ def stuck(who: str) -> tuple[float, str, int]:
         ({1: {"verdict": "no such file", "exit_code": 2}}, (0.0, "no such file", 2)),
     ],
 )
-def test_who_is_to_blame_and_when(
-    changes: dict[int, Any],
-    expected: tuple[float, str, int] | None,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_who_is_to_blame_and_when(changes, expected, monkeypatch):
     """Of three processes that wait in an update, but for `changes`: seconds, verdict, status."""
     monkeypatch.setattr(watchdog, "time", clock := Clock())
     usual = {"limit_seconds": 60.0, "doing": "updating", "step": 5, "waits": True}
@@ -96,9 +90,7 @@ FREEZE = "os.kill(os.getpid(), signal.SIGSTOP)"
     ],
     ids=["fails", "is frozen"],
 )
-def test_all_end_with_the_same_status_and_say_why(
-    act: str, process_id: int, status: int, verdict: str, tmp_path: Path
-) -> None:
+def test_all_end_with_the_same_status_and_say_why(act, process_id, status, verdict, tmp_path):
     """Process 0 too: its end must not be what the others end by, since XLA aborts them then."""
     script = tmp_path / "script.py"
     script.write_text(SCRIPT.replace("PROCESS_ID", str(process_id)).replace("ACT", act))

@@ -136,9 +136,7 @@ def test_a_student_of_one_head_learns_both_with_it() -> None:
     assert float(loss) == pytest.approx(cross_entropy(logits, targets)[:3].mean(), rel=1e-5)
 
 
-def test_the_teacher_gets_its_own_range_and_answers_in_the_order_of_the_data(
-    tmp_path: Path,
-) -> None:
+def test_the_teacher_gets_its_own_range_and_answers_in_the_order_of_the_data(tmp_path):
     ops = "decode|resize(16)|normalize((0.5, 0.0, 0.0), (0.25, 1.0, 2.0))"
     source = save_model(tmp_path / "m", class_names=("a", "b", "c"), eval_preprocess=ops)
     model = load_model(source)
@@ -167,9 +165,7 @@ def distilling(teacher: Path, **overrides: Any) -> Any:
     return tiny.config(**{**kinds, "objective__teacher": str(teacher), **overrides})
 
 
-def test_the_teacher_is_in_no_checkpoint_and_a_resumed_run_is_the_same(
-    teacher: Path, tmp_path: Path
-) -> None:
+def test_the_teacher_is_in_no_checkpoint_and_a_resumed_run_is_the_same(teacher, tmp_path):
     """With GSAM: two passes, which the teacher stays out of too, and a distance of the step."""
     options = {"gradient__name": "gsam", "duration__steps": 4, "checkpoint__every_steps": 2}
     results = train_and_evaluate(distilling(teacher, **options), str(tmp_path / "whole"))

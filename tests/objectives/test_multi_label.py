@@ -28,14 +28,8 @@ from vit_jax.run import create_run
 from vit_jax.train import train_and_evaluate
 
 RNG = jax.random.key(0)
-MODEL: dict[str, Any] = {
-    "name": "vit",
-    "patch_size": 4,
-    "hidden_size": 8,
-    "num_layers": 1,
-    "mlp_dim": 8,
-    "num_heads": 2,
-}
+MODEL: dict[str, Any] = {"name": "vit", "patch_size": 4, "hidden_size": 8, "num_layers": 1}
+MODEL |= {"mlp_dim": 8, "num_heads": 2}
 
 
 @pytest.fixture(scope="module")
@@ -56,9 +50,7 @@ def objective() -> MultiLabel:
 
 
 @pytest.mark.parametrize("mixed", [False, True])
-def test_the_loss_is_that_of_pytorch(
-    objective: MultiLabel, batch: dict[str, np.ndarray], mixed: bool
-) -> None:
+def test_the_loss_is_that_of_pytorch(objective, batch, mixed):
     params = golden.filled(objective.model, (1, 8, 8, 3))
     targets = np.asarray(batch["label"], np.float32)
     if mixed:

@@ -92,9 +92,7 @@ def test_the_report_says_it_all(split: Any) -> None:
         (0.95, False, "H100:8", "It fits"),  # compiled in one way only
     ],
 )
-def test_what_the_fast_compile_cannot_tell(
-    copied: Any, share: float, full_compile: bool, topology: str, words: str
-) -> None:
+def test_what_the_fast_compile_cannot_tell(copied, share, full_compile, topology, words):
     plan = dataclasses.replace(
         copied,
         topology=parse_topology(topology),
@@ -231,9 +229,7 @@ TINY = [
 ]
 
 
-def test_the_script_plans_with_status_1_where_it_does_not_fit(
-    script: Script, tmp_path: Path
-) -> None:
+def test_the_script_plans_with_status_1_where_it_does_not_fit(script, tmp_path):
     needs = ["--topology=cpu:4", "--hbm_gib=0.00001", "--noremedies", f"--output={tmp_path}"]
     result = script("plan.py", *TINY, *needs)
     assert result.returncode == 1, result.stderr

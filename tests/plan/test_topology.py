@@ -19,9 +19,7 @@ from vit_jax.plan.topology import parse_topology
         ("cpu:8", "cpu", (8,), 1, 8, 8),
     ],
 )
-def test_names(
-    text: str, kind: str, shape: tuple[int, ...], slices: int, chips: int, devices: int
-) -> None:
+def test_names(text, kind, shape, slices, chips, devices):
     topology = parse_topology(text)
     assert (topology.kind, topology.shape, topology.slices) == (kind, shape, slices)
     assert (topology.num_chips, topology.num_devices) == (chips, devices)

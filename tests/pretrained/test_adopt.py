@@ -39,9 +39,7 @@ def config_for(source: str, **overrides: Any) -> Any:
 
 
 @pytest.mark.parametrize("format", ["npz", "huggingface"])
-def test_what_the_source_states_becomes_the_runs(
-    format: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_the_source_states_becomes_the_runs(format, tmp_path, caplog):
     source = str(
         save_model(
             tmp_path / "npz",
@@ -72,9 +70,7 @@ def test_what_the_source_states_becomes_the_runs(
         )
 
 
-def test_what_was_asked_for_stays_and_is_said(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_was_asked_for_stays_and_is_said(tmp_path, caplog):
     ranged = "decode|resize(16)|value_range(0, 1)"
     source = save_model(
         tmp_path / "a", class_names=("a", "b"), eval_preprocess=IMAGENET, gelu="exact"
@@ -118,9 +114,7 @@ def test_a_damaged_config_is_said_by_the_workdir(tmp_path: Path) -> None:
     assert adopted.dataset.preprocess.endswith("|value_range(0.0, 1.0)")
 
 
-def test_what_signs_an_address_is_neither_saved_nor_shown(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_signs_an_address_is_neither_saved_nor_shown(tmp_path, monkeypatch, caplog):
     source = str(save_model(tmp_path / "source"))
     file = tmp_path / "source" / "params.npz"
     monkeypatch.setenv("VIT_JAX_CACHE", str(tmp_path / "cache"))

@@ -106,17 +106,13 @@ def test_faults_that_pass(server: FileServer, tmp_path: Path) -> None:
         (Served(BODY, {}, [{"status": 401}]), "returned 401 Unauthorized, attempt 1; check the"),
     ],
 )
-def test_what_is_no_weights_is_not_kept(
-    server: FileServer, tmp_path: Path, served: Served, message: str
-) -> None:
+def test_what_is_no_weights_is_not_kept(server, tmp_path, served, message):
     server.files["/file.npz"] = served
     refused(server, tmp_path, message)
 
 
 @pytest.mark.parametrize("fault", [{"drip": 0.01}, {"endless": True}])
-def test_a_server_that_never_ends_is_given_up(
-    server: FileServer, tmp_path: Path, fault: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_that_never_ends_is_given_up(server, tmp_path, fault, monkeypatch):
     """One deadline covers connecting and reading; and before it, no more bytes than allowed."""
     monkeypatch.setattr(download_module, "DEADLINE", 0.5)
     put(server, faults=[fault])
@@ -180,9 +176,7 @@ def test_a_certificate_has_to_be_trusted(server: FileServer, tmp_path: Path) -> 
     assert (tmp_path / "file.npz").read_bytes() == BODY
 
 
-def test_goes_through_a_proxy(
-    server: FileServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_goes_through_a_proxy(server, tmp_path, monkeypatch):
     monkeypatch.setenv("http_proxy", server.address)
     server.files["http://models.invalid/file.npz"] = Served(BODY)
     path = download("http://models.invalid/file.npz", tmp_path / "file.npz")

@@ -22,20 +22,14 @@ from vit_jax.errors import UserError
 from vit_jax.inference.load import load_model
 from vit_jax.models.create import create_model
 from vit_jax.models.features import feature_function
-from vit_jax.pretrained.arrays import write_safetensors
+from vit_jax.pretrained.arrays import read_arrays, write_safetensors
 from vit_jax.trees import flatten_names
 
 transformers: Any = None  # imported when the first test begins: it takes 3 s
 SAME = 1e-5
 
-SIZES: dict[str, Any] = {
-    "hidden_size": 24,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 3,
-    "intermediate_size": 48,
-    "image_size": 32,
-    "patch_size": 8,
-}
+SIZES: dict[str, Any] = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3}
+SIZES |= {"intermediate_size": 48, "image_size": 32, "patch_size": 8}
 RATIO = {key: value for key, value in SIZES.items() if key != "intermediate_size"}
 RATIO |= {"mlp_ratio": 2, "layerscale_value": 0.5}
 TEXT = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8}
@@ -219,6 +213,18 @@ def test_every_class(case: Case, tmp_path: Path) -> None:
         weights.assert_same(flatten_names(again.params), flat)
         assert again.module == loaded.module
         assert_close(their_features(load(case.written, folder), images), theirs)
+
+
+@pytest.mark.parametrize(
+    "case", [Case("Dinov2Model", RATIO, ""), Case("CLIPVisionModel", SIZES, "")]
+)
+def test_a_file_without_its_positions_is_not_a_model_without_any(case, tmp_path):
+    their_model(case).save_pretrained(tmp_path)
+    arrays = read_arrays(tmp_path / "model.safetensors")
+    kept = {name: x for name, x in arrays.items() if "position_embedding" not in name}
+    write_safetensors(tmp_path / "model.safetensors", kept, {})
+    with pytest.raises(UserError, match="pos_embedding missing"):
+        load_model(tmp_path)
 
 
 def test_the_table_in_the_documentation() -> None:

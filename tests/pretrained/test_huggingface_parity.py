@@ -57,9 +57,7 @@ def load(architecture: str, folder: Path, **changes: Any) -> Any:
 @pytest.mark.parametrize(
     ("variant", "recipe", "depth"), [("Ti/16", "r02", 12), ("S/32", "fanin", 2)]
 )
-def test_transformers_reads_our_folder_and_we_what_it_saves(
-    variant: str, recipe: str, depth: int, tmp_path: Path
-) -> None:
+def test_transformers_reads_our_folder_and_we_what_it_saves(variant, recipe, depth, tmp_path):
     module = weights.module_of(variant, num_layers=depth)
     params = weights.seeded(module, (64, 64, 3), recipe)
     weights.write(tmp_path, "huggingface", module, params, (64, 64, 3))
@@ -123,9 +121,7 @@ SIDE = {"height": 32, "width": 32}
         ("DINOv3ViTImageProcessor", {"size": SIDE}, 0.0176),
     ],
 )
-def test_pixels_of_each_processor(
-    name: str, sizes: dict[str, Any], tolerance: float, tmp_path: Path
-) -> None:
+def test_pixels_of_each_processor(name, sizes, tolerance, tmp_path):
     """Of the classes that resize as Pillow; the others resize as torchvision, off by a level."""
     smooth = np.indices((48, 64)).sum(axis=0)[..., None] + [0, 40, 80]
     image = PIL.Image.fromarray(smooth.astype(np.uint8))

@@ -85,6 +85,14 @@ def test_every_name_is_accounted_for(published: Path) -> None:
         np.testing.assert_array_equal(stacked[i], expected)
 
 
+def test_a_square_of_as_many_tokens_as_a_rectangle_is_interpolated(published: Path) -> None:
+    like = abstract(small(), 16, 64)
+    params, report = load_pretrained(published, like=like, kind="vit", target_grid=(2, 8))
+    assert report["adapted"] == {POSITIONS: "bilinear 4x4 -> 2x8"}
+    before = read_source(published).params[POSITIONS]
+    assert np.abs(flatten_names(params)[POSITIONS] - before).max() > 1e-3
+
+
 def test_what_is_too_much_or_damaged_is_an_error(published: Path, tmp_path: Path) -> None:
     with np.load(published) as file:
         arrays = dict(file)
@@ -157,9 +165,7 @@ def test_the_number_of_heads_is_the_files_own(tmp_path: Path) -> None:
     np.testing.assert_array_equal(flatten_names(loaded)[name], params[name])
 
 
-def test_a_file_of_the_zoo_is_the_model_that_the_zoo_says(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_of_the_zoo_is_the_model_that_the_zoo_says(tmp_path, monkeypatch):
     monkeypatch.setenv("VIT_JAX_CACHE", str(tmp_path))
     name = "big_vision/vit_s16_i1k_90ep"
     url = zoo.get_entry(name).url

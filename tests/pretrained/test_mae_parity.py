@@ -27,18 +27,10 @@ from vit_jax.trees import flatten_names, unflatten_names
 transformers: Any = None
 SAME = 1e-5
 IMAGE = (96, 96, 3)
-SIZES: dict[str, Any] = {
-    "hidden_size": 192,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 3,
-    "intermediate_size": 768,
-    "decoder_hidden_size": 64,
-    "decoder_num_hidden_layers": 2,
-    "decoder_num_attention_heads": 4,
-    "decoder_intermediate_size": 256,
-    "image_size": 96,
-    "patch_size": 16,
-}
+SIZES: dict[str, Any] = {"hidden_size": 192, "num_hidden_layers": 3, "num_attention_heads": 3}
+SIZES |= {"intermediate_size": 768, "decoder_hidden_size": 64, "decoder_num_hidden_layers": 2}
+SIZES |= {"decoder_num_attention_heads": 4, "decoder_intermediate_size": 256, "image_size": 96}
+SIZES |= {"patch_size": 16}
 
 
 @pytest.fixture(autouse=True, scope="module")

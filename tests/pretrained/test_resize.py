@@ -117,9 +117,7 @@ SIZES = [
 
 
 @pytest.mark.parametrize(("old", "new"), SIZES)
-def test_pseudo_inverse_resize_is_the_least_squares_solution(
-    old: tuple[int, int], new: tuple[int, int]
-) -> None:
+def test_pseudo_inverse_resize_is_the_least_squares_solution(old, new):
     """min |w - B^T w'|, smallest w' where many are best; B from jax.image.resize, as one matrix.
 
     Tolerance: JAX builds B in float32, and the condition of B multiplies its rounding (2.6e-5 was

@@ -68,9 +68,7 @@ TIMM: list[tuple[str, dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("format", "rows"), [("huggingface", HUGGING_FACE), ("timm", TIMM)])
-def test_what_is_not_ours_is_named(
-    format: str, rows: list[tuple[str, dict[str, Any], str]], tmp_path: Path
-) -> None:
+def test_what_is_not_ours_is_named(format, rows, tmp_path):
     folder = folder_of(tmp_path, format)
     assert load_model(folder).format == format
     for file, changes, message in rows:
@@ -81,6 +79,16 @@ def test_what_is_not_ours_is_named(
         assert message in str(caught.value)
         assert "\n" not in str(caught.value)
         (folder / file).write_text(before)
+
+
+def test_names_that_are_not_numbered_as_the_outputs_are_ignored(tmp_path, caplog):
+    """Taken in their order, they would be the names of other classes."""
+    folder = folder_of(tmp_path, "huggingface")
+    for keys in (range(1, 6), (0, 1, 2, 3, 7)):
+        caplog.clear()
+        change(folder / "config.json", id2label={str(key): f"name {key}" for key in keys})
+        assert load_model(folder).class_names == ()
+        assert "its names are ignored" in caplog.text
 
 
 def test_images_that_are_no_whole_patches(tmp_path: Path) -> None:
@@ -95,9 +103,7 @@ def test_images_that_are_no_whole_patches(tmp_path: Path) -> None:
     np.testing.assert_allclose(model.preprocess(image)[0], image[:16, :16] / 127.5 - 1, atol=1e-6)
 
 
-def test_heads_are_taken_from_a_published_size_as_a_whole_and_said(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_heads_are_taken_from_a_published_size_as_a_whole_and_said(tmp_path, caplog):
     """Not from the width: models of 384 and 12 heads exist."""
     for variant, depth in (("S/16", 2), ("Ti/16", 12)):
         module = weights.module_of(variant, num_layers=depth)
@@ -142,9 +148,7 @@ def test_a_description_that_contradicts_itself(tmp_path: Path) -> None:
     assert loaded.description.grid == (2, 5)
 
 
-def test_what_a_wrapper_puts_before_all_names(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_a_wrapper_puts_before_all_names(tmp_path, caplog):
     arrays = load_file(folder_of(tmp_path, "timm") / "model.safetensors")
     expected = flatten_names(load_model(tmp_path / "model").params)
     for prefix in ("_orig_mod.module.", "net.model."):
@@ -179,6 +183,10 @@ def test_what_no_model_here_has_is_said_before_heads_are_asked_for(tmp_path: Pat
         save_file({**arrays, **alien}, tmp_path / "a.safetensors")
         with pytest.raises(UserError, match=message):
             load_model(tmp_path / "a.safetensors")
+    arrays.pop("pos_embed")
+    save_file(arrays, tmp_path / "a.safetensors")
+    with pytest.raises(UserError, match="may have rotary positions .*config.json is needed"):
+        load_model(tmp_path / "a.safetensors", num_heads=3)
     (tmp_path / "keras").mkdir()
     (tmp_path / "keras/tf_model.h5").touch()
     with pytest.raises(UserError, match="holds tf_model.h5 only, which is not supported"):

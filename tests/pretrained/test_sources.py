@@ -40,9 +40,7 @@ def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[FileServer]:
         yield server
 
 
-def test_the_cache_is_where_the_environment_says(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_the_cache_is_where_the_environment_says(monkeypatch, tmp_path):
     assert cache_dir() == tmp_path / "cache"
     monkeypatch.delenv("VIT_JAX_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
@@ -117,9 +115,7 @@ def test_what_signs_an_address_names_no_file_and_the_rest_does() -> None:
     assert not any("?" in str(path) for path in others)
 
 
-def test_what_the_zoo_knows_of_a_file_is_verified(
-    bucket: FileServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_the_zoo_knows_of_a_file_is_verified(bucket, monkeypatch):
     bucket.files["/vit_models/imagenet21k/ViT-B_16.npz"] = Served(BODY)
     with pytest.raises(UserError, match="has 10,240 bytes instead of 41"):
         resolve("imagenet21k/ViT-B_16")

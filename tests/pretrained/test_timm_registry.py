@@ -39,15 +39,8 @@ from vit_jax.trees import flatten_names
 timm = import_timm()
 
 # timm's files, by the argument of their models that is the number of blocks.
-FILES = {
-    "vision_transformer": "depth",
-    "eva": "depth",
-    "deit": "depth",
-    "resnetv2": "",
-    "mlp_mixer": "",
-    "vision_transformer_hybrid": "depth",
-    "beit": "depth",
-}
+FILES = {"vision_transformer": "depth", "eva": "depth", "deit": "depth", "resnetv2": ""}
+FILES |= {"mlp_mixer": "", "vision_transformer_hybrid": "depth", "beit": "depth"}
 # Their logits are compared by test_timm_resnet.py and test_timm_parity.py.
 ELSEWHERE = ("resnetv2", "mlp_mixer", "vision_transformer_hybrid")
 # What is refused, and why.

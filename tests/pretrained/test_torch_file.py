@@ -53,9 +53,7 @@ def test_every_tensor_is_what_torch_saved(tmp_path: Path, zipped: bool) -> None:
         np.testing.assert_array_equal(read[name].astype(np.float64), expected, strict=True)
 
 
-def test_the_parameters_of_a_checkpoint_are_read(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_the_parameters_of_a_checkpoint_are_read(tmp_path, caplog):
     """Beside what DeiT's and similar scripts save: arguments, optimizer, counters."""
     model = torch.nn.Linear(3, 2)
     size, device = torch.Size([1, 2]), torch.device("cpu")

@@ -17,14 +17,8 @@ from vit_jax.models.description import Description, InputSettings
 from vit_jax.parameters.table import table_of
 from vit_jax.pretrained.formats.table import FORMATS
 
-SMALL: dict[str, Any] = {
-    "name": "vit",
-    "patch_size": 8,
-    "hidden_size": 24,
-    "num_layers": 2,
-    "mlp_dim": 48,
-    "num_heads": 3,
-}
+SMALL: dict[str, Any] = {"name": "vit", "patch_size": 8, "hidden_size": 24, "num_layers": 2}
+SMALL |= {"mlp_dim": 48, "num_heads": 3}
 
 
 def seeded(module: Any, image_shape: tuple[int, ...], recipe: str = "fanin") -> dict[str, Any]:

@@ -231,9 +231,7 @@ def test_the_curves_have_every_row(page: ET.Element, workdir: Path) -> None:
         assert [row[column] for row in numbers if row[column]] == values
 
 
-def test_the_confusion_matrix_is_that_of_the_model(
-    page: ET.Element, workdir: Path, photos: Path
-) -> None:
+def test_the_confusion_matrix_is_that_of_the_model(page, workdir, photos):
     model = load_model(str(workdir))
     data = create_dataset(name=str(photos), split="test", preprocess="decode|resize(16)")
     counts = np.zeros((3, 3), int)
@@ -321,9 +319,7 @@ def test_a_run_without_one_label_per_image(changed: Path, tmp_path: Path) -> Non
     assert len(section(page, "inside").findall(".//img")) == CHARTS + 8
 
 
-def test_some_examples_many_classes_and_no_matplotlib(
-    workdir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_some_examples_many_classes_and_no_matplotlib(workdir, tmp_path, monkeypatch):
     monkeypatch.setattr(of_model, "MOST_CLASSES", 1)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     page = report(workdir, tmp_path, max_examples=9)

@@ -21,13 +21,8 @@ from vit_jax.models.create import VARIANTS
 from vit_jax.train import train_and_evaluate
 
 # Runs of two updates on 16 images each.
-FAST = (
-    "duration.steps=2",
-    "schedule.warmup_steps=1",
-    "dataset.batch_size=8",
-    "loader.num_threads=1",
-    "log.tensorboard=False",
-)
+FAST = ("duration.steps=2", "schedule.warmup_steps=1", "dataset.batch_size=8")
+FAST += ("loader.num_threads=1", "log.tensorboard=False")
 
 
 @pytest.fixture(scope="module")
@@ -78,9 +73,7 @@ def test_the_suites_are_the_papers() -> None:
         suites.tasks("vtab", model, ["dtt"], None)
 
 
-def test_few_shot_is_the_probes_and_is_measured_once(
-    source: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_few_shot_is_the_probes_and_is_measured_once(source, tmp_path, caplog):
     caplog.set_level("INFO")
     rows = run(source, "fewshot", tmp_path, ["digits", "dtd"], seeds=2)
     expected = probe(

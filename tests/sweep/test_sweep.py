@@ -140,9 +140,7 @@ class StopHere(Exception):
 
 
 @pytest.mark.slow
-def test_two_tasks_one_of_them_killed(
-    finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_two_tasks_one_of_them_killed(finished, tmp_path, capsys):
     """Each does its own part, and both come to what one undisturbed task has found."""
     shared: dict[str, Any] = {"train": train_and_evaluate, "seeds": 2, "num_tasks": 2}
     first, second = ({**shared, "task": task} for task in (0, 1))

@@ -29,9 +29,7 @@ ACCURACIES = {10: 0.1, 20: 0.5, 30: 0.4, 40: 0.52, 50: 0.5}
         ({10: 0.5, 20: 0.5}, "test/accuracy", 1, 0.0, 10),  # no gain is no improvement
     ],
 )
-def test_patience(
-    values: Any, metric: str, patience: int, min_delta: float, expected: int | None
-) -> None:
+def test_patience(values, metric, patience, min_delta, expected):
     keys: dict[str, Any] = {"metric": metric, "patience": patience, "min_delta": min_delta}
     assert stalled_since(values, **keys) == expected
 
@@ -86,9 +84,7 @@ def test_an_end_is_like_that_of_the_last_step(ended: tuple[Path, dict[str, Any]]
     assert (step, set(values)) == (3, {"last/loss", "last/accuracy", "last/num_examples"})
 
 
-def test_a_resumed_run_ends_at_the_same_step(
-    ended: tuple[Path, dict[str, Any]], tmp_path: Path
-) -> None:
+def test_a_resumed_run_ends_at_the_same_step(ended, tmp_path):
     """Interrupted by the error of a callback after the second and during the third evaluation."""
 
     def failing(*where: Any) -> Any:

@@ -245,9 +245,7 @@ def optax_muon(**kwargs: Any) -> optax.GradientTransformation:
         ("muon", {}, optax_muon),
     ],
 )
-def test_updates_are_those_of_optax_and_the_scan_form_is_like_the_loop_form(
-    name: str, own: dict[str, str], of_optax: Any
-) -> None:
+def test_updates_are_those_of_optax_and_the_scan_form_is_like_the_loop_form(name, own, of_optax):
     schedule = optax.linear_schedule(0.1, 0.05, 2)
     kwargs: Any = {"schedule": schedule, "weight_decay": 0.3, "decay_parameters": "all", **own}
     tx = create_optimizer(name, table=VIT, **kwargs)
@@ -260,6 +258,22 @@ def test_updates_are_those_of_optax_and_the_scan_form_is_like_the_loop_form(
         for key, value in two_updates(tx, form).items():
             # Five iterations of products of float32 matrices.
             np.testing.assert_allclose(value, expected[key], rtol=2e-5, atol=2e-5, err_msg=key)
+
+
+@pytest.mark.parametrize("name", ["adafactor", "lion", "lamb", "lars", "muon"])
+def test_rates_of_layers_scale_what_any_optimizer_does_and_frozen_ones_stay(name: str) -> None:
+    kwargs = {"table": VIT, "schedule": lambda _: jnp.float32(0.1), "weight_decay": 0.03}
+    start, grads = draw(0), draw(1)
+
+    def moved(**more: Any) -> dict[str, Any]:
+        tx = create_optimizer(name, **kwargs, **more)
+        return flatten_names(jax.jit(lambda g: tx.update(g, tx.init(start), start)[0])(grads))
+
+    plain, both = moved(), moved(freeze=f"{BLOCK}0/.*", layer_decay=0.5)
+    for key, value in both.items():
+        factor = 0.0 if f"{BLOCK}0" in key else 0.5 if f"{BLOCK}1" in key else None
+        factor = {"embedding/kernel": 0.125, "head/kernel": 1.0}.get(key, factor)
+        np.testing.assert_allclose(value, factor * plain[key], rtol=1e-5, atol=1e-7, err_msg=key)
 
 
 def test_muon_without_a_matrix_is_refused() -> None:

@@ -5,7 +5,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
 from tests import tiny
 from vit_jax.objectives.objective import Objective
@@ -14,9 +13,7 @@ from vit_jax.run import create_run
 from vit_jax.trees import flatten_names
 
 
-def test_random_parameters_are_those_of_init_and_loaded_ones_stay(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_random_parameters_are_those_of_init_and_loaded_ones_stay(monkeypatch):
     init = Objective.init
 
     def init_weakly(self: Objective, rng: jax.Array, batch: Any) -> Any:

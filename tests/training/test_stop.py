@@ -35,9 +35,7 @@ def logged_steps(workdir: Path) -> list[int]:
     return [row["step"] for row in read_metrics(workdir) if "loss" in row]
 
 
-def test_the_host_is_at_most_two_updates_ahead(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_host_is_at_most_two_updates_ahead(tmp_path, monkeypatch):
     compile_train_step = Run.compile_train_step
     outputs: list[jax.Array] = []
     unfinished: list[int] = []

@@ -60,9 +60,7 @@ OF_A_TRACE = pytest.mark.filterwarnings("ignore:Sending a large body:ResourceWar
 
 
 @OF_A_TRACE
-def test_a_run_in_a_bucket_is_the_run_on_a_disk(
-    bucket: str, bucket_server: Server, on_disk: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_in_a_bucket_is_the_run_on_a_disk(bucket, bucket_server, on_disk, monkeypatch):
     workdir = f"{bucket}/a/run"
     seen: list[tuple[int, int]] = []
     save = CheckpointManager.save
@@ -91,9 +89,7 @@ def test_a_run_in_a_bucket_is_the_run_on_a_disk(
     np.testing.assert_equal(read_source(f"{workdir}/checkpoints/8").params, expected.params)
 
 
-def test_a_run_resumes_bit_for_bit_where_requests_fail(
-    bucket: str, bucket_server: Server, on_disk: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_resumes_bit_for_bit_where_requests_fail(bucket, bucket_server, on_disk, monkeypatch):
     """Stopped in the middle; one request in twenty fails, in all ways that Google's do."""
     bucket_server.faults, bucket_server.slow_seconds = 0.05, 0.2
     monkeypatch.setattr("gcsfs.retry.asyncio", Impatient)
@@ -111,9 +107,7 @@ def test_a_run_resumes_bit_for_bit_where_requests_fail(
 
 
 @OF_A_TRACE
-def test_damaged_and_unfinished_steps_are_not_restored(
-    bucket: str, bucket_server: Server, on_disk: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_damaged_and_unfinished_steps_are_not_restored(bucket, bucket_server, on_disk, caplog):
     workdir = f"{bucket}/run"
     bucket_files().put(on_disk, workdir, recursive=True)
     (to_path(workdir) / ".lock").unlink()  # a bucket's is another
@@ -149,9 +143,7 @@ def test_an_address_that_is_no_folder() -> None:
 
 
 @pytest.mark.parametrize(("kind", "reason"), [("refused", "storage.objects"), ("missing", "exist")])
-def test_a_bucket_that_is_not_ours(
-    bucket: str, bucket_server: Server, kind: str, reason: str
-) -> None:
+def test_a_bucket_that_is_not_ours(bucket, bucket_server, kind, reason):
     """It is not made, either."""
     vars(bucket_server)[kind] = bucket.removeprefix("gs://")
     before = bucket_server.requests["POST /storage/v1/b"]
@@ -182,9 +174,7 @@ def test_a_bucket_that_does_not_answer_has_not_lost_its_checkpoints(
     assert damaged_files(folder / "8" / "state") == []
 
 
-def test_logs_are_there_after_a_while_and_when_they_must_be(
-    bucket: str, bucket_server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_logs_are_there_after_a_while_and_when_they_must_be(bucket, bucket_server, monkeypatch):
     """An outage costs neither rows nor events."""
     monkeypatch.setattr("gcsfs.retry.asyncio", Impatient)
     folder = to_path(f"{bucket}/run")
@@ -274,9 +264,7 @@ def test_the_lock_of_a_lost_host_is_taken_and_the_host_ends_if_it_comes_back(
 
 
 @pytest.mark.usefixtures("fast")
-def test_the_lock_of_a_killed_process_of_this_machine_is_taken_at_once(
-    bucket: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_lock_of_a_killed_process_of_this_machine_is_taken_at_once(bucket, monkeypatch):
     """Also where another process has its number by now."""
     with monkeypatch.context() as patch:
         patch.setattr(buckets, "RENEW_SECONDS", 1e9)

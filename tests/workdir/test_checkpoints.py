@@ -232,9 +232,7 @@ def test_a_flipped_byte_is_noticed_or_harmless(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", ["longer", "deleted", "no manifest"])
-def test_falls_back_to_the_newest_intact_step(
-    tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_falls_back_to_the_newest_intact_step(tmp_path, damage, caplog):
     save_steps(tmp_path, 1, 2, 3)
     path = next(p for p in item_files(tmp_path, 3) if p.parent.name == "d")
     if damage == "no manifest":
@@ -295,9 +293,7 @@ def test_a_state_of_another_model_is_refused(tmp_path: Path) -> None:
     assert on_disk(tmp_path) == [1]  # another model is no damage
 
 
-def test_a_full_disk_is_a_user_error_and_the_last_good_step_stays(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_full_disk_is_a_user_error_and_the_last_good_step_stays(tmp_path, caplog):
     save_steps(tmp_path, 1)
     big = make_state(2, mesh_of(1, 1), size=1 << 18)  # 4 MiB, and as much for each moment of Adam
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -325,9 +321,7 @@ def poll_should_save(manager: CheckpointManager) -> None:
         time.sleep(0.01)
 
 
-def test_an_error_of_a_shared_disk_may_pass(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_error_of_a_shared_disk_may_pass(tmp_path, monkeypatch):
     """The same command is to be given again, as after a full disk it is not."""
     save_steps(tmp_path, 1)
 

@@ -83,9 +83,7 @@ def test_a_new_workdir_is_created_and_resumed(tmp_path: Path) -> None:
         ({"model": {"kwargs": {"a": 1}}}, r"kwargs: \{\} -> \(absent\), .*a: \(absent\) -> 1"),
     ],
 )
-def test_another_config_is_refused_with_its_keys(
-    tmp_path: Path, sections: dict[str, Any], message: str
-) -> None:
+def test_another_config_is_refused_with_its_keys(tmp_path, sections, message):
     claim(tmp_path)
     before = (tmp_path / "config.json").read_bytes()
     with pytest.raises(UserError, match=message + r".*--workdir, or --resume=force") as error:
@@ -198,9 +196,7 @@ def test_a_workdir_is_for_one_process_until_it_dies(tmp_path: Path) -> None:
         claim(tmp_path, {"seed": 0}, {})
 
 
-def test_a_lock_of_another_host_is_waited_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_lock_of_another_host_is_waited_for(tmp_path, monkeypatch, caplog):
     """Of the same name but started on another machine, as in Kubernetes."""
     monkeypatch.setattr(buckets, "POLL_SECONDS", 0.1)
     monkeypatch.setattr(buckets, "LOST_SECONDS", 0.5)

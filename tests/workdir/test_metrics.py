@@ -75,9 +75,7 @@ def test_a_full_disk_names_the_file(tmp_path: Path) -> None:
         write_to_it()
 
 
-def test_wandb_gets_the_same_scalars_at_the_same_steps(
-    tmp_path: Path, runs: dict[str, Record]
-) -> None:
+def test_wandb_gets_the_same_scalars_at_the_same_steps(tmp_path, runs):
     with writer_of(tmp_path, **WANDB) as writer:
         writer.write(0, {"test/accuracy": 0.1})
         writer.write(1, {"loss": 2.0})
@@ -110,9 +108,7 @@ def test_a_resumed_run_continues_the_run_of_wandb(tmp_path: Path, runs: dict[str
     assert [key.partition("/")[0] for key in runs] == ["vit", "other"]
 
 
-def test_training_goes_on_without_a_wandb_that_died(
-    tmp_path: Path, runs: dict[str, Record], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_training_goes_on_without_a_wandb_that_died(tmp_path, runs, caplog):
     with writer_of(tmp_path, **WANDB) as writer:
         writer.write(1, {"loss": 1.0})
         (record,) = runs.values()
@@ -125,9 +121,7 @@ def test_training_goes_on_without_a_wandb_that_died(
 
 
 @pytest.mark.parametrize(("error", "exit_code"), [(ZeroDivisionError, 1), (PreemptedError, 75)])
-def test_wandb_learns_how_a_run_has_ended(
-    tmp_path: Path, runs: dict[str, Record], error: type[Exception], exit_code: int
-) -> None:
+def test_wandb_learns_how_a_run_has_ended(tmp_path, runs, error, exit_code):
     with pytest.raises(error), writer_of(tmp_path, **WANDB):
         raise error
     (record,) = runs.values()
@@ -135,9 +129,7 @@ def test_wandb_learns_how_a_run_has_ended(
     assert record.preempting == (error is PreemptedError)
 
 
-def test_what_keeps_wandb_from_starting_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_keeps_wandb_from_starting_is_told(tmp_path, monkeypatch):
     wandb_stand_in.install(monkeypatch, fails=RuntimeError("no API key\nconfigured"))
     with pytest.raises(UserError, match="no API key configured .*wandb login.*offline"):
         writer_of(tmp_path, **WANDB)
