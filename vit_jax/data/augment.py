@@ -111,8 +111,7 @@ def posterize(image: np.ndarray, strength: float, _rng: np.random.Generator) -> 
 def solarize(image: np.ndarray, strength: float, _rng: np.random.Generator) -> np.ndarray:
     """Inverts pixels at or above the threshold."""
     threshold = int(256 * strength) % 256
-    bright = np.arange(256) >= threshold
-    return _look_up(image, np.where(bright, 255 - _VALUES, _VALUES))
+    return _look_up(image, np.where(np.arange(256) >= threshold, 255 - _VALUES, _VALUES))
 
 
 def solarize_add(image: np.ndarray, strength: float, _rng: np.random.Generator) -> np.ndarray:

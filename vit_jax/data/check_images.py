@@ -24,7 +24,6 @@ def usable_images(
     `describe` where it is stored. UserError if a file cannot be opened or none decodes, or if one
     does not and `on_bad_image` is "error"; "skip" leaves damaged images out.
     """
-
     dark, lost = [], []
 
     def damage(number: int) -> str:

@@ -44,10 +44,7 @@ class Dataset:
         return len(self.source)
 
     def example(self, index: int, rng: np.random.Generator) -> dict[str, Any]:
-        """Arrays: `image` [H, W, C], `label` int32 or uint8 [K] if present, and what ops add.
-
-        UserError, with the example's location, on failure.
-        """
+        """`image` [H, W, C], `label` int32 or uint8 [K], what ops add; UserError says where."""
         try:
             example = self.preprocess(self.source[index], rng)
         except UserError:
@@ -190,10 +187,8 @@ def _open_tfds(request: Request) -> Opened:
     directory = request.path
     if not os.path.isfile(os.path.join(directory, _INFO_FILE)):
         if os.path.isdir(directory) and not _holds_prepared(Path(directory)):
-            where = (
-                f"is the prepared dataset in {request.data_dir}, not the folder ./{request.name}"
-            )
-            logging.getLogger(__name__).warning(f"dataset.name={request.name!r} {where}.")
+            where = f"dataset.name={request.name!r} is the prepared dataset in {request.data_dir}"
+            logging.getLogger(__name__).warning(f"{where}, not the folder ./{request.name}.")
         directory = tfds_reader.find_prepared(request.name, request.data_dir)
     return tfds_reader.open_prepared(
         directory, request.split, request.label_key, needs_label=request.needs_label

@@ -62,9 +62,8 @@ def _orientation(tiff: bytes) -> int:
     try:
         (start,) = struct.unpack_from(f"{order}I", tiff, 4)
         (count,) = struct.unpack_from(f"{order}H", tiff, start)
-        entries = [
-            struct.unpack_from(f"{order}HHIH", tiff, start + 2 + 12 * i) for i in range(count)
-        ]
+        places = range(start + 2, start + 2 + 12 * count, 12)
+        entries = [struct.unpack_from(f"{order}HHIH", tiff, place) for place in places]
     except struct.error:
         return 0
     tags = [entry[1:] for entry in entries if entry[0] == 0x0112] or [(3, 1, 1)]
@@ -79,10 +78,9 @@ def first_rows(data: bytes, frame: Frame, count: int) -> bytes:
     Some rows more, since chroma is interpolated between rows. The header says a smaller height; a
     decoder that waits for more data after the last row never sees the rest.
     """
-    count += frame.mcu_height // 4
-    if not frame.mcu_height or -(-count // frame.mcu_height) >= -(
-        -frame.height // frame.mcu_height
-    ):
+    unit = frame.mcu_height
+    count += unit // 4
+    if not unit or -(-count // unit) >= -(-frame.height // unit):
         return data
     at = frame.position
     return data[:at] + count.to_bytes(2) + data[at + 2 : -len(_END)]

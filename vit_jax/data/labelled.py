@@ -119,10 +119,7 @@ class Listing:
         self._warn_of_shared()
 
     def open(self, split: str) -> tuple[Any, tuple[str, ...]]:
-        """The images that a split expression selects, with labels as numbers; and class names.
-
-        UserError for an invalid expression, or missing labels.
-        """
+        """Images of a split expression, and class names; UserError: invalid, or a label lacks."""
         split = known_split(self.where, split, self.splits)
         ordered = functools.cache(self._ordered)
         parts = resolve_split(split, self.splits, lambda name: len(ordered(name)))

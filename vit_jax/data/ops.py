@@ -156,10 +156,7 @@ class CornerCrop(SizedOp):
 
 @dataclasses.dataclass(frozen=True)
 class RandomCrop(SizedOp):
-    """Crops height x width at a random position, after reflecting `padding` pixels at each side.
-
-    As torchvision's with `padding_mode="reflect"`.
-    """
+    """Crops at a random position after reflecting `padding` pixels at each side, as torchvision."""
 
     padding: int = 0
 

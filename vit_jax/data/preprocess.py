@@ -206,10 +206,7 @@ def parse(spec: str) -> Chain:
 
 
 def encode_texts(spec: str, texts: Sequence[str]) -> np.ndarray:
-    """Encodes texts with the text op of `spec`: `text`, int32 [n, T].
-
-    UserError unless there is exactly one such op.
-    """
+    """Encodes texts with the only text op of `spec`: int32 [n, T]; UserError: none, or several."""
     ops = [op for op in parse(spec).ops if op.columns]
     if len(ops) != 1 or len(ops[0].columns) != 1:
         raise UserError(f"preprocess {spec!r} must have exactly one text op: tokenize(...).")

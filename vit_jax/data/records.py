@@ -46,10 +46,7 @@ def index_tfrecord(filename: str) -> np.ndarray:
 
 
 def open_records(name: str, file_format: str, expected: int, offsets: dict[str, np.ndarray]) -> Any:
-    """Opens a file that must hold `expected` records; UserError if it is missing or damaged.
-
-    `offsets` caches the results of `index_tfrecord` by file name.
-    """
+    """Opens a file that must hold `expected` records; UserError if it is missing or damaged."""
     try:
         size_of(to_path(name))  # array_record has no clear error for a missing file
         if file_format == "array_record":
@@ -61,7 +58,7 @@ def open_records(name: str, file_format: str, expected: int, offsets: dict[str, 
             )
         else:
             local = str(cached_copy(to_path(name))) if is_bucket(name) else name
-            if name not in offsets:  # computed by reading the whole file
+            if name not in offsets:  # a cache: the whole file has to be read
                 offsets[name] = index_tfrecord(local)
             file = TFRecordReader(local, offsets[name])
         if (count := file.num_records()) != expected:

@@ -38,12 +38,9 @@ def in_processes(data: grain.IterDataset, num_workers: int) -> grain.IterDataset
     data = grain.experimental.WithOptionsIterDataset(data, shared)
     options = grain.MultiprocessingOptions(num_workers=num_workers, per_worker_buffer_size=1)
     start = functools.partial(_start_worker, os.getpid())
-    return data.mp_prefetch(options, worker_init_fn=start).map(_copied)
-
-
-def _copied(batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """In memory of this process: Grain's own arrays must not outlive the interpreter's modules."""
-    return {key: np.array(array) for key, array in batch.items()}
+    data = data.mp_prefetch(options, worker_init_fn=start)
+    # Copied: Grain's own arrays must not outlive the interpreter's modules.
+    return data.map(lambda batch: {key: np.array(array) for key, array in batch.items()})
 
 
 def _start_worker(parent: int, _index: int, _count: int) -> None:

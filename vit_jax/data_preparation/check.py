@@ -13,10 +13,7 @@ from vit_jax.files.manifest import MANIFEST, digest, read_manifest
 
 
 def check_prepared(directory: str) -> list[tuple[str, str]]:
-    """Lists the damaged files of a prepared `.../NAME/VERSION`, and what is wrong with each.
-
-    UserError if there are no intact checksums.
-    """
+    """Damaged files of a prepared `.../NAME/VERSION`, and why; UserError: no intact checksums."""
     folder = Path(os.path.expanduser(directory)).absolute()
     if (manifest := read_manifest(folder)) is None:
         what = f"has no intact {MANIFEST}"

@@ -166,10 +166,7 @@ def _list_place(place: Place) -> np.ndarray:
 
 
 def _list_tar(place: Place, wanted: Callable[[str], object]) -> list[tarfile.TarInfo]:
-    """The members of an uncompressed tar that are `wanted` by name; reads only headers.
-
-    UserError if it is not a tar or is truncated.
-    """
+    """A tar's members `wanted` by name, from headers alone; UserError: no tar, or truncated."""
     name, path, start, size = place
     where = f"{path}: {name}" if name else path
     end = os.path.getsize(path) if size is None else start + size

@@ -92,10 +92,7 @@ def _read_images(rows: np.ndarray) -> Iterator[tuple[int, bytes, str]]:
 
 
 def shrink(data: bytes, short_side: int, quality: int) -> bytes:
-    """Downscales the short side of a larger image file to `short_side` pixels: an upright JPEG.
-
-    ValueError if the file cannot be decoded.
-    """
+    """A larger image file shrunk to `short_side`, as an upright JPEG; ValueError: it is damaged."""
     pixels = decode_image(data, channels=3, exif=True)
     short = min(pixels.shape[:2])
     if short <= short_side:

@@ -38,10 +38,7 @@ def is_bucket(path: str | os.PathLike[str]) -> bool:
 
 
 def to_path(path: str | os.PathLike[str]) -> Path:
-    """A path with the methods of pathlib, which also work on gs:// addresses.
-
-    `~` is expanded. UserError if the address is malformed, or gcsfs is not installed.
-    """
+    """A path with pathlib's methods, also of gs://; expands `~`. UserError: malformed, no gcsfs."""
     if not is_bucket(path):
         return Path(os.path.expanduser(path))
     text = os.fspath(path).rstrip("/")
@@ -180,10 +177,7 @@ UNFINISHED = ".unfinished"  # ends the names of files that are being written
 
 @contextmanager
 def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """Yields a path to write to, which replaces `path` once it is complete and on disk.
-
-    An object of a bucket is first written locally.
-    """
+    """Yields a local path to write to, which replaces `path` once it is complete and on disk."""
     if is_bucket(path):
         with uploaded(to_path(path)) as local:
             yield local

@@ -55,6 +55,8 @@ PROBABILITIES: dict[str, Callable[[jax.Array], jax.Array]] = {
 class _LabelObjective(Objective):
     """Common to both kinds: a model with a logit per class and image."""
 
+    values: Callable[..., Metrics]  # of logits [B, K] and a batch
+
     def __init__(self, task: Task, *, class_weights: str | Sequence[Any] = ""):
         """
         Args:
@@ -85,6 +87,10 @@ class _LabelObjective(Objective):
     def predict(self, params: Any, batch: Batch) -> jax.Array:
         """Logits [B, K]."""
         return self.apply(params, scale_images(batch["image"]))
+
+    def evaluate(self, params: Any, batch: Batch) -> Metrics:
+        """`values`, [B] each; without label smoothing and weights, to compare recipes."""
+        return self.values(self.predict(params, batch), batch)
 
 
 class Classification(_LabelObjective):
@@ -149,16 +155,11 @@ class Classification(_LabelObjective):
         means = {name: masked_mean(value, batch["mask"]) for name, value in values.items()}
         return means.pop("loss"), {**means, **seen}
 
-    def evaluate(self, params: Any, batch: Batch) -> Metrics:
-        """`loss`, without label smoothing to compare recipes, and `accuracy`: [B] each."""
-        return self.values(self.predict(params, batch), batch)
-
     def measure(self, params: Any, batch: Batch) -> Metrics:
         """Metrics of every example for a full evaluation, [B] each.
 
-        Returns:
-          `loss` and `accuracy` as in `evaluate`; `accuracy_top5`, with more than five classes;
-          `prediction`, the arg-max as int32; `confidence`, its probability.
+        `loss` and `accuracy` as in `evaluate`; `accuracy_top5`, with more than five classes;
+        `prediction`, the arg-max as int32; `confidence`, its probability.
         """
         logits = self.predict(params, batch)
         values = self.values(logits, batch)
@@ -225,10 +226,6 @@ class MultiLabel(_LabelObjective):
             having = -targets * jax.nn.log_sigmoid(logits)  # [B, K]
             losses += jnp.sum((self._class_weights - 1.0) * having, axis=-1)
         return masked_mean(losses, batch["mask"]), seen
-
-    def evaluate(self, params: Any, batch: Batch) -> Metrics:
-        """`loss` [B]."""
-        return self.values(self.predict(params, batch), batch)
 
     def values(self, logits: jax.Array, batch: Batch) -> Metrics:
         """`loss` [B] of logits [B, K]."""

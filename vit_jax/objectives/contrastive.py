@@ -147,12 +147,8 @@ class SigmoidContrastive(Contrastive):
     def __init__(self, task: Task, *, bias: float = -10.0, **kwargs: Any):
         """
         Args:
-          task: see `Contrastive`.
           bias: initial bias of the logits.
           **kwargs: of `Contrastive`.
-
-        Raises:
-          UserError: see `Contrastive`.
         """
         super().__init__(task, **kwargs)
         self._first["b"] = bias

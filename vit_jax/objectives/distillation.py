@@ -87,7 +87,6 @@ class SoftDistillation(Distillation):
     def __init__(self, task: Task, *, weight: float = 0.1, temperature: float = 3.0, **kwargs: Any):
         """
         Args:
-          task: its model is the student.
           weight: lambda, of the teacher's loss; the labels' loss gets 1 - weight.
           temperature: tau, by which both logits are divided.
           **kwargs: of `Distillation`.

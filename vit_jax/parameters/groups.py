@@ -36,7 +36,6 @@ def freeze_parameters(
     `tx` never sees frozen parameters: it has no state for them, and norms exclude them. `init`
     raises the errors of `frozen_mask`.
     """
-
     frozen = functools.partial(frozen_mask, pattern=pattern, table=table)
 
     def trained(tree: Any) -> Any:
@@ -58,9 +57,8 @@ def stop_frozen_gradients(params: Any, pattern: str, table: ParameterTable) -> A
 def frozen_mask(tree: Any, pattern: str, table: ParameterTable) -> Any:
     """A tree like `tree` with True where the regular expression matches the full name.
 
-    Raises:
-      UserError: `pattern` is not a regular expression; one of its alternatives (`a|b|c`) matches
-        nothing; it matches everything; or only some of the blocks in one leaf of the scan form.
+    UserError if `pattern` is not a regular expression; one of its alternatives (`a|b|c`) matches
+    nothing; it matches everything; or only some of the blocks in one leaf of the scan form.
     """
     names = tuple(
         (name, tuple(table.loop_names(name, leaf)), math.prod(leaf.shape))
@@ -165,10 +163,7 @@ def layer_factors(tree: Any, decay: float, table: ParameterTable) -> Any:
 
     Layer 0 contains all parameters before the first of L blocks, block i is layer i + 1, and layer
     L + 1 those after the last one, which keep the full rate. Trees below different prefixes
-    (`image/...`, `text/...`) are counted separately.
-
-    Raises:
-      UserError: `decay` is outside (0, 1], or there are no encoder blocks.
+    (`image/...`, `text/...`) are counted separately. UserError: `decay` outside (0, 1], no blocks.
     """
     if not 0.0 < decay <= 1.0:
         raise UserError(f"optimizer.layer_decay={decay} must be in (0, 1]; 1 disables it.")
@@ -192,11 +187,8 @@ def decay_factors(tree: Any, decaying: str, multipliers: Multipliers, table: Par
     """The decay factor of each leaf; [L, 1, ...] for a leaf of the scan form.
 
     It is 0 if `decaying` does not match the full name; else that of the first match in
-    `multipliers`; else 1.
-
-    Raises:
-      UserError: a multiplier that is not a pair of a regular expression and a finite number of at
-        least 0, or that matches no decayed parameter.
+    `multipliers`; else 1. UserError for a multiplier that is not a pair of a regular expression and
+    a finite number of at least 0, or that matches no decayed parameter.
     """
     names = [name for name in _all_loop_names(tree, table) if re.fullmatch(decaying, name)]
     for pair in multipliers:

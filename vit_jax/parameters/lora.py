@@ -36,11 +36,7 @@ class Lora:
             raise UserError(f"lora.alpha={self.alpha} must be positive.")
 
     def add(self, params: Any, rng: jax.Array, table: ParameterTable) -> Any:
-        """`params`, in either form of the blocks, with adapters drawn from `rng`.
-
-        Raises:
-          UserError: no encoder block has query and value.
-        """
+        """`params`, either form of the blocks, with adapters; UserError: no query and value."""
         flat = flatten_names(params)
         adapted = [match[1] for match in map(_KERNEL.fullmatch, flat) if match]
         adapted = [name for name in adapted if table.is_in_block(f"{name}/kernel")]

@@ -118,15 +118,9 @@ def check_batch_size(key: str, batch_size: int, mesh: Mesh, accumulation_steps: 
 
 
 def parameter_axes(name: str, ndim: int, table: ParameterTable) -> tuple[str | None, ...]:
-    """Logical axes of the parameter `name`, such as `head/kernel` -> ("embed", "classes").
-
-    Raises:
-      ValueError: no row of the table matches, or its number of axes differs.
-    """
+    """Logical axes, as ("embed", "classes") of `head/kernel`; ValueError: no row, or not `ndim`."""
     parameter = table.find(name)
-    axes = parameter.row.axes
-    if parameter.is_stacked:
-        axes = (None, *axes)
+    axes = (None, *parameter.row.axes) if parameter.is_stacked else parameter.row.axes
     if len(axes) != ndim:
         raise ValueError(f"parameter {name!r} has {ndim} axes, but its row has {axes}.")
     return axes

@@ -34,13 +34,10 @@ class ParameterTable:
     """The parameters of one or several models, each below its prefix, and of an objective.
 
     A name is looked up in the family of its prefix only, so models may use the same names.
-
-    Attributes:
-      families: by prefix; "" for a model at the root of the tree.
-      own: logical axes of the objective's own parameters, by name.
     """
 
-    families: Mapping[str, Family]
+    families: Mapping[str, Family]  # by prefix; "" for a model at the root of the tree
+    # Logical axes of the objective's own parameters, by name.
     own: Mapping[str, tuple[str | None, ...]] = dataclasses.field(default_factory=dict)
 
     @functools.cached_property
@@ -150,8 +147,7 @@ class ParameterTable:
     def stack(self, tree: Any) -> dict[str, Any]:
         """Loop form -> scan form: L leaves [...] become one [L, ...]; scan form stays as it is.
 
-        Raises:
-          UserError: a block lacks a leaf that another has, or a block number is missing.
+        UserError if a block lacks a leaf that another has, or a block number is missing.
         """
         towers: dict[str, dict[str, dict[int, Any]]] = {}  # by the name of a block, and in it
         flat: dict[str, Any] = {}
@@ -175,10 +171,8 @@ class ParameterTable:
     def unstack(self, tree: Any) -> dict[str, Any]:
         """Scan form -> loop form, the inverse of `stack`; loop form stays as it is.
 
-        Leaves are arrays or jax.ShapeDtypeStructs.
-
-        Raises:
-          UserError: a block exists in both forms, or a stacked leaf has no layer axis.
+        Leaves are arrays or jax.ShapeDtypeStructs. UserError if a block exists in both forms, or a
+        stacked leaf has no layer axis.
         """
         leaves = flatten_names(tree)
         flat: dict[str, Any] = {}
@@ -206,14 +200,12 @@ def table_of(model: Any) -> ParameterTable:
 
 @functools.cache  # a loader asks several times; nobody changes the tree
 def abstract_params(model: Any, input_shape: tuple[int, ...]) -> dict[str, Any]:
-    """Shapes and dtypes of a model's parameters, for images [H, W, C] or texts [T].
-
-    Blocks are equal: only one is traced, as under a scan.
-    """
+    """Shapes and dtypes of a model's parameters, for images [H, W, C] or texts [T]."""
 
     def init() -> Any:
         dtype = jnp.int32 if family_of(model).input == "text" else jnp.float32
         inputs = jnp.zeros((1, *input_shape), dtype)
+        # Blocks are equal: only one is traced.
         return clone_with(model, scan=True).init(jax.random.key(0), inputs, train=False)["params"]
 
     params = jax.eval_shape(init)

@@ -43,11 +43,9 @@ _OTHER_FORMATS = {
 def read_arrays(path: str | os.PathLike[str], entry: str = "") -> Arrays:
     """Reads all arrays of a file, in their stored dtypes (including `bfloat16`).
 
-    For the index of several files (`model.safetensors.index.json`), reads all of them.
-    `entry` selects one of several state dicts in a PyTorch file.
-
-    Raises:
-      UserError: no such file, not weights (the message says what it is), or damaged.
+    For the index of several files (`model.safetensors.index.json`), reads all of them. `entry`
+    selects one of several state dicts in a PyTorch file. UserError: no such file, not weights (the
+    message says what it is), or damaged.
     """
     path = Path(path)
     try:

@@ -160,11 +160,9 @@ _GLOBALS: dict[str, Any] = {f"torch.{name}": np.dtype(x) for name, x in _DTYPES.
 }
 
 
+# In Python: on a few damaged bytes the C version allocates gigabytes for its memo.
 class _Unpickler(pickle._Unpickler):
-    """Builds dicts, lists, tuples, strings, numbers and `Tensor`.
-
-    In Python: on a few damaged bytes the C version allocates gigabytes for its memo.
-    """
+    """Builds dicts, lists, tuples, strings, numbers and `Tensor`."""
 
     def __init__(self, stream: BinaryIO) -> None:
         super().__init__(stream)

@@ -30,7 +30,6 @@ _PROBLEMS = {
     "none": "regression",
 }
 
-
 # By kind, see `huggingface_names`: activation, epsilon and heads, where `config.json` leaves them
 # out: it has only what differs.
 _DEFAULTS = {
@@ -104,10 +103,8 @@ def _preprocess(settings: dict[str, Any], image_size: tuple[int, int] | None) ->
     size, resample = settings.get("size"), settings.get("resample", 2)
     factor = settings.get("rescale_factor", 1 / 255) if settings.get("do_rescale", True) else 1
     if not math.isclose(factor, 1 / 255, rel_tol=1e-3):
-        text = (
-            f"preprocessor_config.json would multiply pixels by {factor}; only 1/255 is supported"
-        )
-        raise UserError(f"{text}; remove the file to load the weights without it.")
+        text = f"preprocessor_config.json would multiply pixels by {factor}; only 1/255 is"
+        raise UserError(f"{text} supported; remove the file to load the weights without it.")
     if size is None or not settings.get("do_resize", True):
         return ""
     if resample not in RESAMPLE:

@@ -138,10 +138,8 @@ def check_description(description: Description, names: str = "class_names") -> D
         raise KeyError(model["name"])
     module = create_model(**{"num_classes": 0, **model})
     expected = module.token_grid(size) if description.grid else None
-    if description.grid != expected:
-        raise UserError(
-            f"it has grid={description.grid}, but images of {size} have {expected} tokens."
-        )
+    if (grid := description.grid) != expected:
+        raise UserError(f"it has {grid=}, but images of {size} have {expected} tokens.")
     count, num_classes = len(description.class_names), model.get("num_classes")
     if count and num_classes and count != num_classes:
         raise UserError(f"{count} class names ({names}), but {num_classes} outputs.")

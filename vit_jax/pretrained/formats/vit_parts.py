@@ -113,9 +113,8 @@ def write_relative_biases(params: Arrays, theirs: str) -> Arrays:
     """Takes relative biases out of `params`, and returns them as tables by their name."""
     tables = {}
     for (i,) in numbers(RELATIVE_BIAS, params):
-        offsets, tokens = (
-            params.pop(RELATIVE_BIAS.format(i) + part) for part in ("offsets", "tokens")
-        )
+        bias = RELATIVE_BIAS.format(i)
+        offsets, tokens = params.pop(f"{bias}offsets"), params.pop(f"{bias}tokens")
         table = np.concatenate([offsets.reshape(-1, offsets.shape[-1]), tokens])
         tables[f"{theirs.format(i)}.relative_position_bias_table"] = table
     return tables
