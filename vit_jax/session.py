@@ -6,6 +6,7 @@ import contextlib
 import functools
 import logging
 import math
+import os
 import time
 from collections.abc import Mapping
 from typing import Any, NoReturn, Self
@@ -55,6 +56,7 @@ class Session(contextlib.ExitStack):
     `finish`. By default its watchdog watches nothing.
     """
 
+    workdir: str  # with ~ expanded
     checkpoints: CheckpointManager
     clock: Clock
     profile: Profile
@@ -62,7 +64,9 @@ class Session(contextlib.ExitStack):
     def __init__(self, config: ConfigDict, workdir: str, watchdog: Watchdog | None = None):
         super().__init__()
         self._began = time.monotonic()
-        self._config, self._workdir = config, workdir
+        if not workdir:
+            raise UserError("workdir='' is not a folder; give one for this run.")
+        self._config, self.workdir = config, os.path.expanduser(workdir)
         self._watchdog = watchdog or Watchdog()
 
     def __enter__(self) -> Self:
@@ -94,7 +98,7 @@ class Session(contextlib.ExitStack):
 
         `config`: with what `pretrained.source` determines.
         """
-        workdir, self._config = self._workdir, config
+        workdir, self._config = self.workdir, config
         self.callback(release_workdir, workdir)
         claim_workdir(
             workdir, to_plain(config), run.fingerprints, resume=resume, on_loss=self._watchdog.fail
@@ -110,7 +114,7 @@ class Session(contextlib.ExitStack):
     def first_state(self, run: Run) -> TrainState:
         """The state of the newest checkpoint, else from pre-trained parameters, else random."""
         self.note("making or restoring the state")
-        self.checkpoints = CheckpointManager(self._workdir, **self._config.checkpoint)
+        self.checkpoints = CheckpointManager(self.workdir, **self._config.checkpoint)
         self.callback(self.checkpoints.close)
         restored = self.checkpoints.restore(run.abstract_state)
         if restored is None:
@@ -119,14 +123,14 @@ class Session(contextlib.ExitStack):
         logging.info("Resuming from the checkpoint of step %d.", step)
         if step > run.total_steps:
             raise UserError(
-                f"{self._workdir} is at step {step}, past the {run.total_steps} steps that "
+                f"{self.workdir} is at step {step}, past the {run.total_steps} steps that "
                 "duration sets; increase it, or choose another --workdir."
             )
         return state
 
     def begin(self, run: Run, start_step: int) -> None:
         """Opens the log, and starts the clock."""
-        workdir, log = self._workdir, self._config.log
+        workdir, log = self.workdir, self._config.log
         write_provenance(workdir, start_step=start_step)
         times = run_on_first_process(lambda: earlier_times(workdir, start_step, KINDS))
         self._writer = MetricWriter(
@@ -163,7 +167,7 @@ class Session(contextlib.ExitStack):
 
     def evaluations_of(self, step: int) -> Results:
         """What an earlier session has measured of `step`, before its checkpoint."""
-        return run_on_first_process(lambda: evaluations_of(self._workdir, step))
+        return run_on_first_process(lambda: evaluations_of(self.workdir, step))
 
     def log(
         self, pending: list[tuple[int, dict[str, jax.Array]]], learning_rate: jax.Array
@@ -263,7 +267,7 @@ class Session(contextlib.ExitStack):
         seconds = totals.pop("elapsed_seconds")
         results = {"step": int(state.step), "seconds": seconds, **totals, **results}
         params = run.result(to_host(run.eval_params(state)))
-        return write_results(self._workdir, params, run.start.table, results)
+        return write_results(self.workdir, params, run.start.table, results)
 
 
 def describe(workdir: str, run: Run) -> None:

@@ -8,7 +8,6 @@ of (seed, step), so the state is all that a checkpoint needs to resume bit for b
 from __future__ import annotations
 
 import functools
-import os
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -16,7 +15,6 @@ import jax
 from ml_collections import ConfigDict
 
 from vit_jax.data.pipeline import DeviceBatch, train_batches_on
-from vit_jax.errors import UserError
 from vit_jax.multihost.agreement import run_on_first_process
 from vit_jax.multihost.watchdog import Watchdog
 from vit_jax.parameters.sharding import batch_sharding
@@ -42,13 +40,9 @@ def train_and_evaluate(
 ) -> Results:
     """Trains and evaluates the model that `config` describes, resuming from `workdir` if it exists.
 
-    A work directory contains `config.json`, `model.json`, `parameters.txt`, `provenance.jsonl`,
-    `metrics.jsonl`, `tensorboard/`, `checkpoints/`, and, once the run has ended, `params.npz` and
-    `results.json`.
-
     Args:
       config: with the keys of `vit_jax/config.py`.
-      workdir: folder of this run; created, or resumed if it exists.
+      workdir: folder of this run (docs/runs.md has its files); created, or resumed if it exists.
       dataset: your own splits, used instead of `config.dataset.name`; see
         `data.memory.open_given`. Pass the same in every process.
       resume: `auto` refuses a work directory of another config; `force` resumes it.
@@ -69,20 +63,12 @@ def train_and_evaluate(
       errors.TrainingDivergedError: NaN or Inf; the last good checkpoint is kept.
       errors.PreemptedError: the run was asked to stop (SIGTERM) and has saved its state.
     """
-    if not workdir:
-        raise UserError("workdir='' is not a folder; give one for this run.")
-    workdir = os.path.expanduser(workdir)
     with Session(config, workdir, watchdog) as session:
         mesh = session.start_devices()
         session.note("opening the data")
-        config = complete_config(config, workdir)
+        config = complete_config(config, session.workdir)
         on_wait = functools.partial(session.note, "reading a batch to evaluate")
-        open_dataset = None
-        if dataset is not None:
-            from vit_jax.data.memory import open_given  # few runs need it
-
-            open_dataset = open_given(dataset, config.dataset.name)
-        run = create_run(config, mesh, open_dataset, on_wait)
+        run = create_run(config, mesh, _opener(config, dataset), on_wait)
         finished = session.claim(run, config, resume)
         if finished is not None:
             return finished
@@ -91,7 +77,7 @@ def train_and_evaluate(
         state = session.first_state(run)
         session.begin(run, int(state.step))
         ends = create_ending(
-            workdir,
+            session.workdir,
             **config.early_stopping,
             start_step=int(state.step),
             total_steps=run.total_steps,
@@ -111,6 +97,15 @@ def train_and_evaluate(
             on_log, ends = map(_on_first_process, (on_log, ends))
             state, results = train(run, update, state, batches, session, on_log=on_log, ends=ends)
         return session.finish(run, state, results)
+
+
+def _opener(config: ConfigDict, dataset: Mapping[str, Any] | None) -> Any:
+    """Opens the caller's own splits in place of the configured data set; None without them."""
+    if dataset is None:
+        return None
+    from vit_jax.data.memory import open_given  # few runs need it
+
+    return open_given(dataset, config.dataset.name)
 
 
 def train(
