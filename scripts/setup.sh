@@ -58,8 +58,8 @@ is_installed() {
   fi
   made_for="$version $PWD"
   wanted="$made_for $(cat setup.py pyproject.toml constraints.txt | cksum) $extras"
-  found="$(cat "$stamp" 2>/dev/null)" || found=""
-  [[ ! -e "$unfinished" && "$found" == "$wanted"* && "$venv" == .venv ]]
+  installed="$(cat "$stamp" 2>/dev/null)" || installed=""
+  [[ ! -e "$unfinished" && "$installed" == "$wanted"* && "$venv" == .venv ]]
 }
 
 pip_install() {
@@ -78,11 +78,11 @@ pip_install() {
 
 # With the package indexes of pip's configuration, which uv does not read.
 uv_install() {
-  local settings each
+  local settings link
   settings="$("$venv/bin/python" -m pip config list)"
   setting() { sed -n "s/^.*\.$1='\(.*\)'\$/\1/p" <<<"$settings" | xargs; }
-  for each in $(setting find-links); do
-    [[ "$each" != *://* && ! -e "$each" ]] || set -- "$@" --find-links "$each"
+  for link in $(setting find-links); do
+    [[ "$link" != *://* && ! -e "$link" ]] || set -- "$@" --find-links "$link"
   done
   [[ "$(setting no-index)" =~ ^(|0|[Ff]alse|no|off)$ ]] || set -- "$@" --no-index
   [[ "$venv" == .venv ]] || set -- --upgrade "$@"
@@ -104,9 +104,9 @@ if command -v flock >/dev/null; then
   ! is_installed || exit 0
 fi
 echo "setup: Python $version ($python) -> $PWD/$venv"
-[[ ! -e "$venv" || -e "$unfinished" || "$found" || -x "$venv/bin/python$version" ]] ||
+[[ ! -e "$venv" || -e "$unfinished" || "$installed" || -x "$venv/bin/python$version" ]] ||
   die "$PWD/$venv is not of Python $version and was not made by this script; move it away."
-if [[ -e "$unfinished" || ("$found" && "$found" != "$made_for "*) ]]; then
+if [[ -e "$unfinished" || ("$installed" && "$installed" != "$made_for "*) ]]; then
   touch "$unfinished"
   rm -rf "$venv" # of a killed call, another Python or another folder
 fi

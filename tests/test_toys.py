@@ -48,9 +48,10 @@ def config_of(**overrides: Any) -> Any:
 
 def flags(workdir: Path, *overrides: str) -> list[str]:
     """A training command without what only a ViT has, on eight devices."""
-    known = [each for each in tiny.command("train.py", workdir)[2:] if "config.model." not in each]
+    command = tiny.command("train.py", workdir)[2:]
+    known = [argument for argument in command if "config.model." not in argument]
     mesh = ["mesh.data=2", "mesh.fsdp=2", "mesh.tensor=2", "duration.steps=4"]
-    sections = [f"--config.{each}" for each in (*mesh, *overrides)]
+    sections = [f"--config.{override}" for override in (*mesh, *overrides)]
     return ["--distributed=off", *known, *sections]
 
 

@@ -23,10 +23,10 @@ def line_of(path: str, name: str) -> int:
     """
     body, line = ast.parse((ROOT / path).read_text(encoding="utf-8")).body, 0
     for part in name.split("."):
-        found = [node for node in body if part in _names(node)]
-        if not found:
+        nodes = [node for node in body if part in _names(node)]
+        if not nodes:
             raise KeyError(f"{path} defines no {name}")
-        body, line = getattr(found[0], "body", []), found[0].lineno
+        body, line = getattr(nodes[0], "body", []), nodes[0].lineno
     return line
 
 
@@ -65,7 +65,7 @@ def _link(match: re.Match[str]) -> str:
 
 def _listings(app: Any) -> Iterator[tuple[str, dict[str, Any], str]]:
     """A page for each file that a page links to."""
-    files = set().union(*(each.get("files", ()) for each in app.env.metadata.values()))
+    files = set().union(*(page.get("files", ()) for page in app.env.metadata.values()))
     for path in sorted(files):
         text = (ROOT / path).read_text(encoding="utf-8")
         body = _rendered(text) if path.endswith(".md") else f"<h1>{path}</h1>{_code(path, text)}"
