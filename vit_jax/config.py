@@ -39,7 +39,7 @@ KEYS: dict[str, dict[str, tuple[Any, str]]] = {
         "epochs": (float, "passes over dataset.split"),
     },
     "dataset": {
-        "name": ("glyphs", "TFDS name | path, see data/datasets.py | digits | glyphs(...)"),
+        "name": ("glyphs", "TFDS name | path, see docs/data.md | digits | glyphs(...)"),
         "data_dir": ("", "folder of prepared TFDS sets; '' is TFDS_DATA_DIR or its default"),
         "split": ("train", "training split, such as train[:98%]"),
         "label_key": ("", "feature with the label; '' finds it; vtab_... computes it"),

@@ -166,7 +166,7 @@ class Session(contextlib.ExitStack):
         self.callback(self.profile.close)
 
     def evaluations_of(self, step: int) -> Results:
-        """What an earlier session has measured of `step`, before its checkpoint."""
+        """What earlier sessions have measured of `step`."""
         return run_on_first_process(lambda: evaluations_of(self.workdir, step))
 
     def log(

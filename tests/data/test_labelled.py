@@ -72,7 +72,7 @@ def test_labels_may_be_several_or_unwanted():
         ({"labels": [[], []], "several": True}, "a classifier needs two classes, not 0"),
         (
             {"labels": [*"abcd"], "splits": ["train"] * 2 + ["val"] * 2},
-            "'train' lacks the classes c, d",
+            "'train' lacks the classes c, d of 'val'",
         ),
         ({"labels": ["a\nb", "c"]}, "class 'a.*nb' must be a single line of UTF-8"),
         ({"labels": ["caf\u00e9", "cafe\u0301"]}, "look the same; rename one"),

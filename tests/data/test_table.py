@@ -148,3 +148,9 @@ def test_one_file_under_several_names(tmp_path, caplog):
     rows["path"][2] = "./a.png"
     with pytest.raises(UserError, match="listed twice in 'train'"):
         opened(write_table(tmp_path / "t.csv", rows))
+
+
+def test_a_cell_that_is_no_text_is_named(tmp_path):
+    table = write_table(tmp_path / "t.parquet", {"path": ["a.png", "b.png"], "label": [[1], [2]]})
+    with pytest.raises(UserError, match=r"label of row 1: \[1\] is neither text nor a number"):
+        opened(table)

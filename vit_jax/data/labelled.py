@@ -111,8 +111,10 @@ class Listing:
                 self.classes = in_order(itertools.chain(*naming_splits(texts)))
                 if (count := len(self.classes)) < 2 - self.several:
                     raise UserError(f"{self.where}: a classifier needs two classes, not {count}.")
-            if unknown := sorted(set().union(*texts.values()).difference(self.classes)):
-                raise UserError(f"{self.where}: 'train' lacks the classes {list_names(unknown)}.")
+            for split, names in texts.items():
+                if unknown := sorted(names.difference(self.classes)):
+                    lacks = f"'train' lacks the classes {list_names(unknown)} of {split!r}"
+                    raise UserError(f"{self.where}: {lacks}.")
             columns = {**self.source.columns, "label": _encode(labels, self.classes, self.several)}
             self.source = dataclasses.replace(self.source, columns=columns)
         _check_classes(self.where, self.classes or (), sum(map(len, naming_splits(self.splits))))

@@ -181,7 +181,8 @@ def _iterate(data: grain.IterDataset) -> Generator[Batch]:
 def check_repeated_augmentation(repeats: int, batch_size: int) -> None:
     """Raises a UserError unless `repeats` divides the batch size."""
     if repeats < 1 or batch_size % repeats:
-        raise UserError(f"dataset.repeated_augmentation={repeats} must divide {batch_size=}.")
+        key = f"dataset.repeated_augmentation={repeats}"
+        raise UserError(f"{key} must divide dataset.batch_size={batch_size}.")
 
 
 def train_batches(

@@ -101,22 +101,25 @@ def _read(path: str, known: Set[str]) -> tuple[list[str], dict[str, list[Any]]]:
         columns = {name: [row[i] for row in rows] for i, name in enumerate(names)}
     cells: dict[str, list[Any]] = {}
     for name in known & columns.keys():
-        cells[name] = list(map(_labels if name == "labels" else _text, columns[name]))
+        read = _labels if name == "labels" else _text
+        rows = enumerate(columns[name], start=1)
+        cells[name] = [read(value, f"{name} of row {number}") for number, value in rows]
     return names, cells
 
 
-def _labels(value: Any) -> list[str]:
+def _labels(value: Any, where: str) -> list[str]:
     """The labels in a cell: a list, or text with separators."""
     if isinstance(value, str):
         value = value.split(_SEPARATOR)
-    return list(filter(None, map(_text, value if isinstance(value, list) else [value])))
+    items = value if isinstance(value, list) else [value]
+    return list(filter(None, (_text(item, where) for item in items)))
 
 
-def _text(value: Any) -> str:
+def _text(value: Any, where: str) -> str:
     """A cell as text, "" if it is empty."""
     if value is None or value != value:
         return ""
     if not isinstance(value, str | int | float):
-        raise ValueError(f"{value!r} is neither text nor a number")
+        raise ValueError(f"{where}: {value!r} is neither text nor a number")
     is_whole = isinstance(value, float) and value.is_integer()
     return str(int(value) if is_whole else value).strip()

@@ -135,8 +135,8 @@ def open_tars(request: Request) -> tuple[TarSource, tuple[str, ...]]:
     needed += [(name, f"KEY.{name}", t) for name, t in zip(request.columns, texts, strict=True)]
     for key, member, values in needed:
         if missing := [row for row, value in enumerate(values) if not value]:
-            first = images[missing[0]][1]
-            raise UserError(f"{where}: no {member} or {key!r} in KEY.json, first of {first}.")
+            lack = f"{counted(len(missing), 'image')} without {member} or {key!r} in KEY.json"
+            raise UserError(f"{where}: {lack}, first {images[missing[0]][1]}.")
     columns = zip(request.columns, (np.array(places, _PLACE) for places in texts), strict=True)
     source = TarSource(np.array(images, _PLACE), dict(columns), tuple(tars))
     rows = rows_by(splits, map(_split_of, tars))

@@ -38,7 +38,7 @@ from vit_jax.errors import UserError, missing_package, one_line
 from vit_jax.files.manifest import MANIFEST, read_manifest, write_manifest
 from vit_jax.files.paths import UNFINISHED, check_local, read_object, sync, write_atomically
 from vit_jax.kinds import check_known
-from vit_jax.wording import counted, nearest
+from vit_jax.wording import counted, list_names, nearest
 
 Receipts = dict[Shard, dict[str, Any]]  # see `write_shard`; split by split, in order
 
@@ -94,6 +94,8 @@ def prepare_data(
         return folder
     with _work_folder(work, plan):
         listing = origin.list_images(source)
+        count, names = counted(len(listing.class_names), "class"), list_names(listing.class_names)
+        logging.info("%s: %s: %s; splits %s", source, count, names, ", ".join(listing.splits))
         write_atomically(work / "plan.json", json.dumps(plan))
         receipts = _write_shards(listing, work, name, plan, num_workers)
         _list_unreadable(receipts, work, on_bad_image)

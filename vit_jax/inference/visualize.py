@@ -170,7 +170,7 @@ def head_distances(
 def photos(model: Model, images: Sequence[Any], size: int = 256) -> np.ndarray:
     """The images as the model sees them, [B, H, W, C] in [0, 1], finer if its input is small.
 
-    Then the longer side has approximately `size` pixels.
+    `size`: of the longer side in pixels, approximately.
     """
     height, width, _ = model.description.image_shape
     scale = max(1, round(size / max(height, width)))

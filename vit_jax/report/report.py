@@ -45,7 +45,7 @@ def write_report(
     Args:
       workdir: of the run, local or at gs://.
       output: file to write; "" is `WORKDIR/report.html`.
-      max_examples: evaluation examples to predict.
+      max_examples: evaluation examples to predict; 0 skips what needs the model.
       recipe: the recipe to compare with, `configs/x.py:argument`; "" is the one in the command.
       against: accuracies of other models on the examples of the main evaluation, by name.
 

@@ -214,7 +214,7 @@ def create_optimizer(
     of `freeze`, `decay_multipliers` and `layer_decay`, see `parameters.groups`.
 
     Args:
-      weight_decay: of all decayed parameters.
+      weight_decay: decoupled, multiplied by the learning rate.
       decay_parameters: which parameters to decay: kernels | all.
       decay_multipliers: pairs (regular expression, factor). The first pair that matches the full
         name of a decayed parameter multiplies its decay (ViT-g: 100 for `head/kernel`,
