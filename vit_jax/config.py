@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-import math
 import re
 import typing
 from collections.abc import Callable, Container, Mapping
@@ -147,19 +146,35 @@ KINDS: dict[str, tuple[Mapping[str, Any], tuple[Callable[..., Any], ...]]] = {
 }
 # Parameters that the loop passes.
 HANDED_OVER = ("num_classes", "total_steps", "schedule", "table", "task", "objective")
-# Intervals of numbers, also of those in a list, that are not checked elsewhere.
-INTERVALS = {
-    r"loader\.num_\w+|evaluators\..+\.every_steps|log\.every_seconds": "[0, inf)",
-    r"early_stopping\.min_delta|lora\.rank|processes\.(step|start)_timeout_seconds": "[0, inf)",
-    r"mix\..+_alpha|gradient\..+|optimizer\.weight_decay|schedule\.learning_rate": "[0, inf)",
-    r"loader\.prefetch|log\.every_steps|early_stopping\.patience": "[1, inf)",
-    r"checkpoint\.(every_steps|keep|keep_best)": "[1, inf)",
-    r"processes\.(arrival|heartbeat)_timeout_seconds|schedule\.timescale_steps": "(0, inf)",
-    r"optimizer\.(eps|clip_norm|factored_decay|trust_coefficient)": "(0, inf)",
-    r"optimizer\.(momentum|b1|b2)|train_step\.polyak_decay": "[0, 1)",
-    r"mix\..*probability": "[0, 1]",
-    r"schedule\.decay_at": "(0, 1)",
-}
+# What numbers must be, also those in a list, that are not checked elsewhere.
+RANGES: tuple[tuple[str, Callable[[float], bool], str], ...] = (
+    (
+        "at least 0",
+        lambda number: number >= 0,
+        r"loader\.num_\w+|evaluators\..+\.every_steps|log\.every_seconds|mix\..+_alpha|gradient\..+"
+        r"|early_stopping\.min_delta|lora\.rank|processes\.(step|start)_timeout_seconds"
+        r"|optimizer\.weight_decay|schedule\.learning_rate",
+    ),
+    (
+        "at least 1",
+        lambda number: number >= 1,
+        r"loader\.prefetch|log\.every_steps|early_stopping\.patience"
+        r"|checkpoint\.(every_steps|keep|keep_best)",
+    ),
+    (
+        "more than 0",
+        lambda number: number > 0,
+        r"processes\.(arrival|heartbeat)_timeout_seconds|schedule\.timescale_steps"
+        r"|optimizer\.(eps|clip_norm|factored_decay|trust_coefficient)",
+    ),
+    (
+        "in [0, 1)",
+        lambda number: 0 <= number < 1,
+        r"optimizer\.(momentum|b1|b2)|train_step\.polyak_decay",
+    ),
+    ("in [0, 1]", lambda number: 0 <= number <= 1, r"mix\..*probability"),
+    ("in (0, 1)", lambda number: 0 < number < 1, r"schedule\.decay_at"),
+)
 LARGEST_FLOAT = 3.4e38
 # The first match counts: beyond these, array sizes overflow.
 AT_MOST = {
@@ -250,12 +265,8 @@ def check_value(key: str, value: Any) -> None:
         raise UserError(f"{key}={value} must be a finite float32 number.")
     values = value if isinstance(value, tuple | list) else (value,)
     numbers = [number for number in values if isinstance(number, int | float)]
-    for interval in (interval for keys, interval in INTERVALS.items() if re.fullmatch(keys, key)):
-        low, high = map(float, interval[1:-1].split(","))
-        closed = [end for end, mark in ((low, interval[0]), (high, interval[-1])) if mark in "[]"]
-        if not all(low < number < high or number in closed for number in numbers):
-            bound = f"at least {low:g}" if low in closed else f"more than {low:g}"
-            text = bound if high == math.inf else f"in {interval}"
+    for text, is_in_range, keys in RANGES:
+        if re.fullmatch(keys, key) and not all(map(is_in_range, numbers)):
             raise UserError(f"{key}={value} must be {text}.")
     most = next(most for pattern, most in AT_MOST.items() if re.fullmatch(pattern, key))
     if any(isinstance(number, int) and abs(number) > most for number in numbers):

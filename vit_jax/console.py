@@ -192,7 +192,8 @@ class Progress:
                 since, before, due = now, state, REMINDER_SECONDS
             elapsed = now - since
             if self._bar is not None:
-                self._bar.set_description_str(f"{state[0]} ({elapsed:.0f} s) " * (elapsed > 2))
+                text = f"{state[0]} ({elapsed:.0f} s) " if elapsed > 2 else ""
+                self._bar.set_description_str(text)
             elif self._shown and elapsed >= due:
                 due = min(2 * due, due + 60.0)
                 logging.info("Still %s (%.0f s).", state[0], elapsed)

@@ -94,7 +94,7 @@ def train_and_evaluate(
             total_steps=run.total_steps,
             **config.loader,
         ) as batches:
-            on_log, ends = map(_on_first_process, (on_log, ends))
+            on_log, ends = _on_first_process(on_log), _on_first_process(ends)
             state, results = train(run, update, state, batches, session, on_log=on_log, ends=ends)
         return session.finish(run, state, results)
 

@@ -102,8 +102,8 @@ def _read(path: str, known: Set[str]) -> tuple[list[str], dict[str, list[Any]]]:
     cells: dict[str, list[Any]] = {}
     for name in known & columns.keys():
         read = _labels if name == "labels" else _text
-        rows = enumerate(columns[name], start=1)
-        cells[name] = [read(value, f"{name} of row {number}") for number, value in rows]
+        numbered = enumerate(columns[name], start=1)
+        cells[name] = [read(value, f"{name} of row {number}") for number, value in numbered]
     return names, cells
 
 

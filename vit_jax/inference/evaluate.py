@@ -90,10 +90,7 @@ def evaluate(
     options |= {key: value for key, value in chosen.items() if value}
     data = model.open_dataset(**options, on_bad_image=on_bad_image)
     if prompts:
-        text_options = {"dtype": model_options["dtype"]} if "dtype" in model_options else {}
-        with naming(f"prompts need the text tower {source}#txt"):
-            texts = load_model(f"{source}#txt", **text_options)
-        model = model.zero_shot(texts, data.class_names, prompts)
+        model = _zero_shot(model, source, data.class_names, prompts, **model_options)
     if model.description.probabilities_by == "none":
         raise UserError(f"{source}: its outputs are regression targets, not classes.")
     outputs = match_classes(
@@ -104,7 +101,7 @@ def evaluate(
     )
     data = data.check()
     several = bool(data.element_spec["label"].shape)
-    only = classes.removeprefix("all")
+    only = classes if classes != "all" else ""
     for flag, value in (("real", real), ("loss", loss), ("classes", only)):
         if several and value:
             raise UserError(f"--{flag}={value!r} needs images with one label each.")
@@ -142,13 +139,23 @@ def evaluate(
     }
     if output:
         write_json(folder / "evaluation.json", results)
-        if several:
-            write_average_precisions(folder, data.class_names, outputs, arrays)
-        else:
-            write_classes(folder, results["per_class"])
-            write_examples(folder, example_names(data.source), names, arrays)
-            write_confusion(folder, names, arrays)
+    if output and several:
+        write_average_precisions(folder, data.class_names, outputs, arrays)
+    elif output:
+        write_classes(folder, results["per_class"])
+        write_examples(folder, example_names(data.source), names, arrays)
+        write_confusion(folder, names, arrays)
     return results
+
+
+def _zero_shot(
+    model: Model, source: str, class_names: Sequence[str], prompts: Sequence[str], **options: Any
+) -> Model:
+    """A classifier of these classes, with the text tower beside the image tower."""
+    options = {"dtype": options["dtype"]} if "dtype" in options else {}
+    with naming(f"prompts need the text tower {source}#txt"):
+        texts = load_model(f"{source}#txt", **options)
+    return model.zero_shot(texts, class_names, prompts)
 
 
 class _SubsetClassification(Classification):

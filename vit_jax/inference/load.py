@@ -21,6 +21,7 @@ from vit_jax.inference.model import Model
 from vit_jax.models.create import VARIANTS, create_model
 from vit_jax.models.description import Description
 from vit_jax.parameters.table import abstract_params
+from vit_jax.pretrained.formats.stored import Stored
 from vit_jax.pretrained.load import read_source
 from vit_jax.trees import flatten_names, unflatten_names
 from vit_jax.wording import unsigned
@@ -60,30 +61,8 @@ def load_model(
     """
     stored = read_source(source, num_heads=num_heads, grid=grid)
     size = (image_size, image_size) if isinstance(image_size, int) else image_size
-    if (description := stored.description) is None:
-        from vit_jax.pretrained.infer import infer_description  # for files of other projects
-
-        with naming(str(source)):
-            description = infer_description(stored, grid=grid, image_size=size)
-    grid, image_shape = description.grid, description.image_shape
-    sizes = {key: value for key, value in description.model.items() if key not in _TRAINING}
+    module, description, source_grid = _create(str(source), stored, grid, size, dtype, preprocess)
     with reading(f"the description of {source}"):
-        module = create_model(**sizes, dtype=dtype)
-        description = dataclasses.replace(
-            description,
-            # Every attribute, including those that a description leaves at their defaults.
-            model=attributes(module, sizes["name"]),
-            eval_preprocess=description.eval_preprocess
-            or (f"official_eval({image_shape[:2]})" if grid else ""),
-        )
-        if not preprocess:
-            check_no_code(str(source), description.eval_preprocess)
-        if size is not None and grid is None:
-            raise UserError(f"--image_size={size}: {source} takes texts, not images.")
-        if size is not None and size != image_shape[:2]:
-            description = at_image_size(description, size)
-        if preprocess:
-            description = dataclasses.replace(description, eval_preprocess=preprocess)
         like = flatten_names(abstract_params(module, description.image_shape))
     logging.info("Preprocessing: %s", description.eval_preprocess)
     params = stored.params
@@ -102,9 +81,9 @@ def load_model(
         params, report = adapt_params(
             params,
             like,
-            kinds=(stored.kind, sizes["name"]),
+            kinds=(stored.kind, description.model["name"]),
             grid=description.grid,
-            source_grid=grid,
+            source_grid=source_grid,
             reset_head=False,
             posemb=posemb,
             dropped=stored.dropped,
@@ -118,6 +97,40 @@ def load_model(
         source=unsigned(str(source)),
         report=report,
     )
+
+
+def _create(
+    source: str,
+    stored: Stored,
+    grid: tuple[int, int] | None,
+    size: tuple[int, int] | None,
+    dtype: str,
+    preprocess: str,
+) -> tuple[Any, Description, tuple[int, int] | None]:
+    """The module, its description for images of `size`, and the grid of the file's own tokens."""
+    if (description := stored.description) is None:
+        from vit_jax.pretrained.infer import infer_description  # for files of other projects
+
+        with naming(source):
+            description = infer_description(stored, grid=grid, image_size=size)
+    grid, image_shape = description.grid, description.image_shape
+    sizes = {key: value for key, value in description.model.items() if key not in _TRAINING}
+    with reading(f"the description of {source}"):
+        module = create_model(**sizes, dtype=dtype)
+        own = description.eval_preprocess
+        own = own or (f"official_eval({image_shape[:2]})" if grid else "")
+        # Every attribute, including those that a description leaves at their defaults.
+        model = attributes(module, sizes["name"])
+        description = dataclasses.replace(description, model=model, eval_preprocess=own)
+        if not preprocess:
+            check_no_code(source, own)
+        if size is not None and grid is None:
+            raise UserError(f"--image_size={size}: {source} takes texts, not images.")
+        if size is not None and size != image_shape[:2]:
+            description = at_image_size(description, size)
+        if preprocess:
+            description = dataclasses.replace(description, eval_preprocess=preprocess)
+    return module, description, grid
 
 
 def attributes(module: Any, name: str) -> dict[str, Any]:

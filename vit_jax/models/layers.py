@@ -13,7 +13,7 @@ import numpy as np
 
 from vit_jax.errors import UserError
 from vit_jax.models.kernels.elementwise import gelu as gelu
-from vit_jax.models.kernels.elementwise import normalize, random_words, residual
+from vit_jax.models.kernels.elementwise import normalize, per_feature, random_words, residual
 from vit_jax.models.kernels.products import convolve_patches, dot_general
 from vit_jax.models.tokens import patch_shape
 
@@ -101,11 +101,10 @@ class BatchNorm(nn.Module):
             axes = tuple(range(x.ndim - 1))
             mean, variance = jnp.mean(x, axes), jnp.var(x, axes)
             self._store(running, mean, variance, x.size // x.shape[-1])
-        features = (*(1,) * (x.ndim - 1), -1)
-        mean, variance = jnp.reshape(mean, features), jnp.reshape(variance, features)
+        mean, variance = per_feature(mean, x.ndim), per_feature(variance, x.ndim)
         x = (x - mean) * jax.lax.rsqrt(variance + self.epsilon)
         if self.affine:
-            scale, bias = (jnp.reshape(params[name], features) for name in ("scale", "bias"))
+            scale, bias = (per_feature(params[name], x.ndim) for name in ("scale", "bias"))
             x = x * scale + bias
         return x.astype(self.dtype)
 

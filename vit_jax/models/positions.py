@@ -34,9 +34,15 @@ from vit_jax.models.kernels.products import product
 from vit_jax.models.tokens import sincos2d
 
 POSITION_EMBEDDINGS = (
-    *("learned", "learned_layers", "learned_shared"),
-    *("learned2d", "learned2d_layers", "learned2d_shared"),
-    *("relative", "sincos2d", "none"),
+    "learned",
+    "learned_layers",
+    "learned_shared",
+    "learned2d",
+    "learned2d_layers",
+    "learned2d_shared",
+    "relative",
+    "sincos2d",
+    "none",
 )
 AT_STEM, SHARED, RELATIVE = "posembed_input", "posembed_shared", "relative_positions"
 

@@ -21,7 +21,12 @@ from vit_jax.workdir.metrics import METRICS_FILE, read_metrics
 
 # Settings that do not affect the results of a run.
 HOUSEKEEPING = (
-    *("checkpoint.", "evaluators.", "loader.", "log.", "processes.", "sweep."),
+    "checkpoint.",
+    "evaluators.",
+    "loader.",
+    "log.",
+    "processes.",
+    "sweep.",
     "dataset.data_dir",
 )
 # The main metric of a run: the first of these that an evaluator has, else any.

@@ -161,11 +161,10 @@ def _thirds(ref: Any, width: int) -> list[Any]:
     return [ref.at[:, pl.ds(i * width, width)] for i in range(3)]
 
 
-def _attention_forward(heads: _Heads, *refs: Any) -> None:
-    """Of queries, keys, values and the output, or of all three as one block and the output."""
+def _attention_forward(heads: _Heads, joint: bool, *refs: Any) -> None:
+    """Of queries, keys, values (if `joint`, of one block of all three) and the output."""
     *qkv_refs, o_ref = refs
-    is_joint = len(qkv_refs) == 1
-    q_ref, k_ref, v_ref = _thirds(qkv_refs[0], heads.width) if is_joint else qkv_refs
+    q_ref, k_ref, v_ref = _thirds(qkv_refs[0], heads.width) if joint else qkv_refs
 
     def work(lanes: Any) -> Iterator[Callable[[], None]]:
         keys = k_ref[: heads.keys, lanes]
@@ -188,12 +187,13 @@ def _attention_forward(heads: _Heads, *refs: Any) -> None:
     heads.for_each(work, arrays=1)
 
 
-def _attention_backward(heads: _Heads, *refs: Any) -> None:
+def _attention_backward(heads: _Heads, joint: bool, *refs: Any) -> None:
     """Of queries, keys, values, the output's gradient and theirs.
 
-    Or of one block of all three, the output's gradient, that of the block and its sum over rows.
+    If `joint`, of one block of all three, the output's gradient, that of the block and its sum over
+    rows.
     """
-    if len(refs) == 4:
+    if joint:
         qkv_ref, do_ref, *d_refs = refs
         q_ref, k_ref, v_ref = _thirds(qkv_ref, heads.width)
         d_refs, sum_refs = (_thirds(ref, heads.width) for ref in d_refs)
@@ -280,6 +280,7 @@ def _call(
     num_products: int,
     head_dim: int,
     interpret: bool,
+    joint: bool = False,
 ) -> Any:
     """Arrays and outputs are as wide as x [B, N, H * d], or three times as wide."""
     batch_size, num_tokens, total = x.shape
@@ -297,7 +298,7 @@ def _call(
         bytes_accessed=sum(a.size * a.dtype.itemsize for a in (*arrays, *outputs)),
     )
     return pl.pallas_call(
-        functools.partial(kernel, _Heads(num_tokens, head_dim, width)),
+        functools.partial(kernel, _Heads(num_tokens, head_dim, width), joint),
         grid=(batch_size, total // width),
         in_specs=[block(array) for array in arrays],
         out_specs=[block(output) for output in outputs],
@@ -350,14 +351,14 @@ def _joint_forward(head_dim: int, interpret: bool, qkv: jax.Array, bias: jax.Arr
     qkv = saved(qkv + bias.astype(qkv.dtype), "dense")
     out = jax.ShapeDtypeStruct((*qkv.shape[:2], qkv.shape[2] // 3), qkv.dtype)
     call = functools.partial(_call, head_dim=head_dim, interpret=interpret, num_products=2)
-    [out] = call(_attention_forward, out, [qkv], [out])
+    [out] = call(_attention_forward, out, [qkv], [out], joint=True)
     return out, qkv
 
 
 def _joint_backward(head_dim: int, interpret: bool, qkv: jax.Array, d_out: jax.Array) -> Any:
     sums = jax.ShapeDtypeStruct((len(qkv), 1, qkv.shape[2]), jnp.float32)
     call = functools.partial(_call, head_dim=head_dim, interpret=interpret, num_products=4)
-    return tuple(call(_attention_backward, d_out, [qkv, d_out], [qkv, sums]))
+    return tuple(call(_attention_backward, d_out, [qkv, d_out], [qkv, sums], joint=True))
 
 
 joint_attention.defvjp(_joint_forward, _joint_backward)

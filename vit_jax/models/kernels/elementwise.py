@@ -60,9 +60,13 @@ def normalize(x: jax.Array, scale: jax.Array, bias: jax.Array, epsilon: float) -
     mean = jnp.mean(x, axis=-1, keepdims=True)
     mean_square = jnp.mean(squared, axis=-1, keepdims=True)
     variance = jnp.maximum(0.0, mean_square - jnp.square(mean))  # negative only by rounding
-    features = (*(1,) * (x.ndim - 1), -1)
-    factor = jax.lax.rsqrt(variance + epsilon) * jnp.reshape(scale, features)
-    return (x - mean) * factor + jnp.reshape(bias, features)
+    factor = jax.lax.rsqrt(variance + epsilon) * per_feature(scale, x.ndim)
+    return (x - mean) * factor + per_feature(bias, x.ndim)
+
+
+def per_feature(values: jax.Array, ndim: int) -> jax.Array:
+    """[D] -> [1, ..., 1, D] of that many axes."""
+    return jnp.reshape(values, (*(1,) * (ndim - 1), -1))
 
 
 def residual(x: jax.Array, y: jax.Array) -> jax.Array:

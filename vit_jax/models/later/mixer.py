@@ -20,6 +20,7 @@ import jax.numpy as jnp
 from vit_jax.errors import UserError
 from vit_jax.models import family, layers
 from vit_jax.models.family import FIRST, HEAD, LAST, Family, ModelBase, Row, Shapes
+from vit_jax.models.kernels.elementwise import per_feature
 from vit_jax.models.later.modern_block import LayerScale
 from vit_jax.models.later.variants import RESMLPS
 
@@ -33,7 +34,7 @@ class Affine(nn.Module):
     def __call__(self, x: jax.Array) -> jax.Array:
         scale = self.param("scale", nn.initializers.ones_init(), (x.shape[-1],))
         bias = self.param("bias", nn.initializers.zeros_init(), (x.shape[-1],))
-        scale, bias = (jnp.reshape(jnp.asarray(y, self.dtype), (1, 1, -1)) for y in (scale, bias))
+        scale, bias = (per_feature(jnp.asarray(y, self.dtype), x.ndim) for y in (scale, bias))
         return x * scale + bias
 
 

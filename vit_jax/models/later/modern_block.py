@@ -17,6 +17,7 @@ import numpy as np
 
 from vit_jax.models import vit
 from vit_jax.models.kernels.attention import AttentionFn
+from vit_jax.models.kernels.elementwise import per_feature
 from vit_jax.models.later.rotary import MixedAngles, rotate
 from vit_jax.models.layers import Dense, LayerNorm, add_branch, dot_general, gelu
 from vit_jax.models.vit import BlockConfig
@@ -71,8 +72,8 @@ class RMSNorm(nn.Module):
         scale = self.param("scale", nn.initializers.ones_init(), (x.shape[-1],))
         x = x.astype(jnp.float32)
         mean_square = jnp.mean(jnp.square(x), axis=-1, keepdims=True)
-        scale = jnp.reshape(scale, (*(1,) * (x.ndim - 1), -1))
-        return (x * (jax.lax.rsqrt(mean_square + self.epsilon) * scale)).astype(self.dtype)
+        factor = jax.lax.rsqrt(mean_square + self.epsilon) * per_feature(scale, x.ndim)
+        return (x * factor).astype(self.dtype)
 
 
 class LayerScale(nn.Module):
@@ -87,7 +88,7 @@ class LayerScale(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         gamma = self.param("gamma", nn.initializers.constant(self.initial), (x.shape[-1],))
-        return x * jnp.reshape(jnp.asarray(gamma, self.dtype), (1, 1, -1))
+        return x * per_feature(jnp.asarray(gamma, self.dtype), x.ndim)
 
 
 class RelativeBias(nn.Module):
