@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 import os
 import shutil
 import signal
@@ -13,7 +14,7 @@ import time
 
 import grain
 import numpy as np
-from absl import flags, logging
+from absl import flags
 
 _SHARED_MEMORY = "/dev/shm"
 _ROOM = 2**33  # bytes: containers often have 64 MB, and a worker that needs more is killed
@@ -33,7 +34,8 @@ def in_processes(data: grain.IterDataset, num_workers: int) -> grain.IterDataset
         room = shutil.disk_usage(_SHARED_MEMORY).free
     if room < _ROOM:
         little = f"{_SHARED_MEMORY} has {room / 2**30:.1f} GiB free"
-        logging.warning(f"{little}: batches take the slower pipe; docker run --shm-size=9g helps.")
+        slower = "batches take the slower pipe; docker run --shm-size=9g helps"
+        logging.getLogger(__name__).warning(f"{little}: {slower}.")
     shared = grain.experimental.DatasetOptions(min_shm_size=sys.maxsize if room < _ROOM else _LARGE)
     data = grain.experimental.WithOptionsIterDataset(data, shared)
     options = grain.MultiprocessingOptions(num_workers=num_workers, per_worker_buffer_size=1)
