@@ -55,7 +55,7 @@ HUGGING_FACE: list[tuple[str, dict[str, Any], str]] = [
     ("config.json", {"id2label": {"0": "a", "1": "b"}}, "2 class names"),
     ("config.json", {"num_attention_heads": 5}, "with 5 heads"),
     ("config.json", {"num_attention_heads": "x"}, "config.json has a value of the wrong type"),
-    ("preprocessor_config.json", {"rescale_factor": 1 / 127.5}, "multiply pixels by 0.0078"),
+    ("preprocessor_config.json", {"rescale_factor": "x"}, "value of the wrong type"),
 ]
 TIMM: list[tuple[str, dict[str, Any], str]] = [
     ("config.json", {"model_args__act_layer": "relu"}, "act_layer='relu' is unknown"),

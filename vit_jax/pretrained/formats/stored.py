@@ -12,7 +12,7 @@ import numpy as np
 
 from vit_jax.errors import UserError
 from vit_jax.models.create import MODELS, create_model, recognise
-from vit_jax.models.description import Description
+from vit_jax.models.description import Description, InputSettings
 from vit_jax.models.variants import SIZES
 
 Arrays = dict[str, np.ndarray]
@@ -46,7 +46,11 @@ class Stored:
     num_heads: int | None = None
     image_size: tuple[int, int] | None = None
     class_names: tuple[str, ...] = ()
-    eval_preprocess: str = ""
+    eval_preprocess: str = ""  # of the zoo
+    inputs: InputSettings | None = None  # how images are prepared, if the zoo does not say
+    lacks: str = ""  # a settings file that would say more
+    assumed: list[str] = dataclasses.field(default_factory=list)  # where settings say nothing
+    posemb: str = ""  # how its library resizes positions, a key of `resize.METHODS`; "" is ours
     probabilities_by: str = "softmax"
 
     @property
