@@ -236,7 +236,7 @@ def _log_assumptions(path: Path, stored: Stored) -> None:
             ops = (inputs.at(size) if size else inputs).ops()
         stored.assumed.append(f"images prepared by {ops}")
     if stored.assumed:
-        said = f"no {stored.lacks} found; guessed" if stored.lacks else "its settings leave open"
+        said = f"no {stored.lacks} found; guessed" if stored.lacks else "assumed of its images"
         logging.warning("%s: %s: %s.", path, said, ", ".join(stored.assumed))
 
 
