@@ -12,7 +12,7 @@ import numpy as np
 
 from vit_jax.errors import UserError
 from vit_jax.models.create import MODELS, create_model, recognise
-from vit_jax.models.description import Description
+from vit_jax.models.description import Description, Similarity
 from vit_jax.models.variants import SIZES
 
 Arrays = dict[str, np.ndarray]
@@ -48,6 +48,7 @@ class Stored:
     class_names: tuple[str, ...] = ()
     eval_preprocess: str = ""
     probabilities_by: str = "softmax"
+    similarity: Similarity | None = None  # of two towers in the file
 
     @property
     def kind(self) -> str:
@@ -129,6 +130,20 @@ class Holds(NamedTuple):
             for key, values in self.values.items()
             if model[key] not in values and not (NUMBER in values and model[key])
         ]
+
+
+# With the prefixes of wrappers and of Flax.
+_SCALE_OR_BIAS = re.compile(r"(?:(?:_orig_mod|module|model|params)[./])*(logit_(?:scale|bias)|t|b)")
+
+
+def find_similarity(arrays: Mapping[str, Any]) -> Similarity | None:
+    """From `logit_scale` and `logit_bias` (CLIP, SigLIP), or `t` and `b` (big_vision, ours)."""
+    found = {m[1]: x for name, x in arrays.items() if (m := _SCALE_OR_BIAS.fullmatch(name))}
+    numbers = {name: float(array.item()) for name, array in found.items() if array.size == 1}
+    for scale, bias in (("logit_scale", "logit_bias"), ("t", "b")):
+        if scale in numbers:
+            return Similarity(float(np.exp(numbers[scale])), numbers.get(bias))
+    return None
 
 
 def check_description(description: Description, names: str = "class_names") -> Description:

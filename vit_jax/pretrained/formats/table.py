@@ -102,11 +102,13 @@ def read_weights(path: Path, arrays: Arrays, **known: Any) -> Stored:
     beside = Beside(*_read_settings(path), **known)
     try:
         with reading("it"):  # also arrays of shapes that do not fit each other
+            similarity = stored.find_similarity(arrays)
             arrays, others, read = _recognise(arrays, beside.part)
             if read is None:
                 names = list_names(list(arrays), 4)
                 raise UserError(f"{names}: names match no supported Vision Transformer or ResNet.")
             weights = read(arrays, beside)
+            weights.similarity = similarity
             model_args = beside.settings.get("model_args") or {}
             stated = model_args.get("depth") or beside.settings.get("num_hidden_layers")
             depth = len(numbers(f"{BLOCKS}_{{}}/", weights.params))
