@@ -21,7 +21,7 @@ from vit_jax.inference.evaluate import evaluate
 from vit_jax.inference.load import attributes, load_model
 from vit_jax.models.create import create_model
 from vit_jax.models.description import Description, Similarity, parts_to_json
-from vit_jax.pretrained.formats.stored import find_similarity
+from vit_jax.pretrained.formats.stored import similarity
 
 CLASSES = ["cat", "dog", "bee"]
 TOKENS = torch.tensor([[3, 1, 4, 8], [5, 2, 6, 8], [7, 7, 5, 8]])  # a text of each class
@@ -82,13 +82,13 @@ def test_open_clip_and_wrapped_names() -> None:
     def arrays(**values: float) -> dict[str, np.ndarray]:
         return {name: np.float32(value) for name, value in values.items()}
 
-    assert find_similarity(arrays(logit_scale=0.0, logit_bias=-2.0)) == Similarity(1.0, -2.0)
+    assert similarity(arrays(logit_scale=0.0, logit_bias=-2.0)) == Similarity(1.0, -2.0)
     wrapped = {"module.logit_scale": np.zeros(1), "params/logit_bias": np.ones((1,))}
-    assert find_similarity(wrapped) == Similarity(1.0, 1.0)
-    assert find_similarity({"params/t": np.zeros(1), "params/b": np.zeros(1)}) == Similarity(1, 0.0)
+    assert similarity(wrapped) == Similarity(1.0, 1.0)
+    assert similarity({"params/t": np.zeros(1), "params/b": np.zeros(1)}) == Similarity(1, 0.0)
     # Of Swin's blocks, and a bias alone.
-    assert find_similarity({"blocks.0.attn.logit_scale": np.zeros(1), "b": np.zeros(1)}) is None
-    assert find_similarity({"logit_scale": np.zeros((3, 1, 1))}) is None
+    assert similarity({"blocks.0.attn.logit_scale": np.zeros(1), "b": np.zeros(1)}) is None
+    assert similarity({"logit_scale": np.zeros((3, 1, 1))}) is None
 
 
 def two_towers(folder: Path, **own: float) -> Path:

@@ -82,16 +82,12 @@ class TextHead(NamedTuple):
         return self.logits(self.tower.apply(*args, **kwargs))
 
 
-def fill_prompts(
-    prompts: Sequence[str], class_names: Sequence[str], key: str = "prompts"
-) -> list[str]:
+def fill_prompts(prompts: Sequence[str], names: Sequence[str], key: str = "prompts") -> list[str]:
     """The texts of all classes, K * P of them; UserError without {} or without classes."""
-    if not class_names or not prompts or not all("{}" in prompt for prompt in prompts):
-        raise UserError(
-            f"{key}={prompts!r} must contain {{}} in place of the class name, "
-            f"and there must be class names (there are {len(class_names)})."
-        )
-    return [prompt.format(name) for name in class_names for prompt in prompts]
+    if not names or not prompts or not all("{}" in prompt for prompt in prompts):
+        text = f"{key}={prompts!r} must contain {{}} in place of the class name, and there must be"
+        raise UserError(f"{text} class names (there are {len(names)}).")
+    return [prompt.format(name) for name in names for prompt in prompts]
 
 
 def class_vectors(embeddings: Any, num_classes: int) -> jax.Array:

@@ -136,14 +136,13 @@ class Holds(NamedTuple):
 _SCALE_OR_BIAS = re.compile(r"(?:(?:_orig_mod|module|model|params)[./])*(logit_(?:scale|bias)|t|b)")
 
 
-def find_similarity(arrays: Mapping[str, Any]) -> Similarity | None:
+def similarity(arrays: Mapping[str, Any]) -> Similarity | None:
     """From `logit_scale` and `logit_bias` (CLIP, SigLIP), or `t` and `b` (big_vision, ours)."""
     found = {m[1]: x for name, x in arrays.items() if (m := _SCALE_OR_BIAS.fullmatch(name))}
     numbers = {name: float(array.item()) for name, array in found.items() if array.size == 1}
-    for scale, bias in (("logit_scale", "logit_bias"), ("t", "b")):
-        if scale in numbers:
-            return Similarity(float(np.exp(numbers[scale])), numbers.get(bias))
-    return None
+    scale = numbers.get("logit_scale", numbers.get("t"))
+    bias = numbers.get("logit_bias", numbers.get("b"))
+    return None if scale is None else Similarity(float(np.exp(scale)), bias)
 
 
 def check_description(description: Description, names: str = "class_names") -> Description:

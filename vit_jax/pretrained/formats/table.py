@@ -102,7 +102,7 @@ def read_weights(path: Path, arrays: Arrays, **known: Any) -> Stored:
     beside = Beside(*_read_settings(path), **known)
     try:
         with reading("it"):  # also arrays of shapes that do not fit each other
-            similarity = stored.find_similarity(arrays)
+            similarity = stored.similarity(arrays)
             arrays, others, read = _recognise(arrays, beside.part)
             if read is None:
                 names = list_names(list(arrays), 4)
