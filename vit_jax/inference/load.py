@@ -63,6 +63,8 @@ def load_model(
     stored = read_source(source, num_heads=num_heads, grid=grid)
     size = (image_size, image_size) if isinstance(image_size, int) else image_size
     module, description, source_grid = _create(str(source), stored, grid, size, dtype, preprocess)
+    if stored.similarity:
+        description = dataclasses.replace(description, similarity=stored.similarity)
     with reading(f"the description of {source}"):
         like = flatten_names(abstract_params(module, description.image_shape))
     logging.info("Preprocessing: %s", description.eval_preprocess)

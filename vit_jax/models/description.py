@@ -63,6 +63,14 @@ class InputSettings:
 
 
 @dataclasses.dataclass(frozen=True)
+class Similarity:
+    """The logit of an image and a text, of two towers trained together: scale * cosine + bias."""
+
+    scale: float  # exp(logit_scale) of CLIP
+    bias: float | None = None  # of SigLIP, whose probabilities are by sigmoid; CLIP's by softmax
+
+
+@dataclasses.dataclass(frozen=True)
 class Description:
     """Metadata of a set of parameters, written with it as JSON."""
 
@@ -72,6 +80,7 @@ class Description:
     class_names: tuple[str, ...]  # in the order of the logits; () if unknown
     eval_preprocess: str  # ops from an image file to the model's input, see data/preprocess.py
     probabilities_by: str = "softmax"  # or "sigmoid"; "none" if outputs are not classes
+    similarity: Similarity | None = None  # of a tower's embedding, if its pair's is known
 
     def to_json(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
@@ -102,6 +111,7 @@ class Description:
             class_names=tuple(str(name) for name in value["class_names"]),
             eval_preprocess=str(value["eval_preprocess"]),
             probabilities_by=by,
+            similarity=Similarity(**pair) if (pair := value.get("similarity")) else None,
         )
 
 

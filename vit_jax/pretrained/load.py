@@ -19,7 +19,7 @@ from vit_jax.models.create import MODELS, recognise, variant_defaults
 from vit_jax.models.description import OBJECTIVE_PARAMETERS, Description, parts_from_json
 from vit_jax.parameters.table import table_of
 from vit_jax.pretrained.arrays import read_arrays
-from vit_jax.pretrained.formats.stored import FOLDER_FILES, Stored, check_description
+from vit_jax.pretrained.formats.stored import FOLDER_FILES, Stored, check_description, similarity
 from vit_jax.pretrained.zoo.entries import ZooEntry, entry_of_file
 from vit_jax.pretrained.zoo.resolve import describe_source, resolve
 from vit_jax.trees import flatten_names, unflatten_names
@@ -177,6 +177,7 @@ def _read_own(format: str, path: Path, arrays: Mapping[str, Any], ours: _Ours) -
     """One of the models in a file of ours."""
     own, dropped = ours.split(arrays)
     stored = Stored(format, description=ours.description, dropped=dropped)
+    stored.similarity = similarity(arrays)
     if not own:
         only = list_names(list(arrays))
         raise UserError(f"{path}: no parameters of {ours.part!r}, only of {only}.")

@@ -109,11 +109,13 @@ def read_weights(path: Path, arrays: Arrays, **known: Any) -> Stored:
     beside = Beside(*_read_settings(path), **known)
     try:
         with reading("it"):  # also arrays of shapes that do not fit each other
+            similarity = stored.similarity(arrays)
             found = _recognise(arrays, beside.part)
             if found.read is None:
                 names = list_names(list(found.arrays), 4)
                 raise UserError(f"{names}: names match no supported Vision Transformer or ResNet.")
             weights = found.read(found.arrays, beside)
+            weights.similarity = similarity
             weights.posemb = found.posemb or weights.posemb or FORMATS[weights.format].posemb
             if found.posemb == "dinov2" and not beside.settings:
                 weights.inputs, _ = read_processor({}, "dinov2", None)
