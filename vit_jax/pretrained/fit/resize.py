@@ -141,7 +141,8 @@ def interpolate_posembed(
     From [1, P + h*w, D] to [1, P + grid[0] * grid[1], D], the same array for the same grid; the
     first P rows, of the class and distillation tokens, are kept. `bilinear` aligns corners, as the
     official code; `bicubic` is antialiased, as timm's `resample_abs_pos_embed`; `transformers` and
-    `dinov2` are not, as these do it; `siglip2` is bilinear and antialiased. For `source_grid` and errors see `find_source_grid`.
+    `dinov2` are not, as these do it; `siglip2` is bilinear and antialiased. For `source_grid` and
+    errors see `find_source_grid`.
     """
     source_grid = find_source_grid(posemb.shape, grid, num_prefix_tokens, source_grid)
     if source_grid == grid:
