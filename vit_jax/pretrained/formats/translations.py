@@ -143,5 +143,5 @@ def open_clip_settings(content: dict[str, Any]) -> tuple[dict[str, Any], dict[st
             **{f"image_{key}": images[key] for key in ("mean", "std") if key in images},
         }
         if mode == "squash":
-            processor |= {"size": size, "do_center_crop": False}
+            processor |= {"size": {"height": size, "width": size}, "do_center_crop": False}
         return settings, processor
