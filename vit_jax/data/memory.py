@@ -15,8 +15,8 @@ import numpy as np
 
 from vit_jax.data import labelled
 from vit_jax.data.datasets import READERS, Dataset, Reader, create_dataset
-from vit_jax.data.decode import pillow_pixels
 from vit_jax.data.labelled import LabelledSource, Listing
+from vit_jax.data.pillow_reader import pillow_pixels
 from vit_jax.data.sources import Request, describe
 from vit_jax.errors import UserError
 
