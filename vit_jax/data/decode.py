@@ -17,13 +17,13 @@ from typing import Literal
 import cv2
 import numpy as np
 
-from vit_jax.data.bands import JPEG_2000, TIFF
 from vit_jax.data.jpeg import first_rows, read_frame
 from vit_jax.data.pillow_reader import (
+    JPEG_2000,
     PNG,
+    TIFF,
     Background,
     compose,
-    has_pages,
     is_transparent,
     read_by_pillow,
 )
@@ -37,18 +37,10 @@ cv2.setNumThreads(1)
 # profiles make it warn on stderr, one line per image and epoch.
 _STRIPPED_CHUNKS = frozenset(b"iCCP sRGB gAMA cHRM sBIT bKGD tIME tEXt zTXt iTXt".split())
 
-Method = Literal[
-    "bilinear",
-    "area",
-    "bicubic",
-    "nearest",
-    "pillow_nearest",
-    "pillow_box",
-    "pillow_bilinear",
-    "pillow_hamming",
-    "pillow_bicubic",
-    "pillow_lanczos",
-]
+_OpenCV = Literal["bilinear", "area", "bicubic", "nearest"]
+_Pillow = Literal["pillow_bilinear", "pillow_bicubic", "pillow_lanczos"]
+_Rarer = Literal["pillow_nearest", "pillow_box", "pillow_hamming"]
+Method = Literal[_OpenCV, _Pillow, _Rarer]
 
 # Bilinear and area match tf.image.resize within one level and, like it, do not antialias;
 # bicubic uses a = -0.75 where TensorFlow and Pillow use a = -0.5.
@@ -59,7 +51,7 @@ _CV2_METHODS = {
     "nearest": cv2.INTER_NEAREST_EXACT,
 }
 _MAX_PIXELS = 2**28
-_DEEP = (*TIFF, JPEG_2000)
+_DEEP = (*TIFF, *JPEG_2000)
 WHITE: Background = 255
 
 _COLOR = {1: cv2.IMREAD_GRAYSCALE, 3: cv2.IMREAD_COLOR_RGB}
@@ -83,8 +75,6 @@ def decode_image(
     if (unusual := read_by_pillow(image, exif=exif)) is not None:
         return _with_channels(unusual, channels, background)
     flags = _COLOR[channels] | (0 if exif else cv2.IMREAD_IGNORE_ORIENTATION)
-    if reason := _unsupported_samples(image):
-        raise ValueError(reason)
     if (pixels := _imdecode(image, flags)) is None:
         raise ValueError(f"{len(image)} bytes cannot be decoded, or have more than 2^28 pixels")
     return pixels if channels == 3 else pixels[:, :, None]  # [H, W, channels]
@@ -154,14 +144,6 @@ def _with_channels(pixels: np.ndarray, channels: int, background: Background) ->
     return cv2.cvtColor(np.ascontiguousarray(pixels), cv2.COLOR_RGB2GRAY)[:, :, None]  # [H, W, 1]
 
 
-def _unsupported_samples(data: bytes) -> str:
-    """What is wrong with the samples of a file that may have other than unsigned integers."""
-    deep = _imdecode(data, cv2.IMREAD_UNCHANGED) if data.startswith(_DEEP) else None
-    if deep is None or deep.dtype in (np.uint8, np.uint16):
-        return ""
-    return f"its samples are {deep.dtype}, with no known scale to 8 bits; convert it to uint8"
-
-
 def damage(data: bytes) -> str:
     """Why an image file cannot be used, "" if all of it decodes; a JPEG at 1/8 scale, for speed.
 
@@ -174,8 +156,6 @@ def damage(data: bytes) -> str:
         raise
     except ValueError as error:
         return str(error)
-    if reason := _unsupported_samples(data):
-        return reason
     # For other formats OpenCV rejects this if a side is below 8 pixels.
     flags = cv2.IMREAD_REDUCED_COLOR_8 if data.startswith(b"\xff\xd8") else cv2.IMREAD_COLOR
     if _imdecode(data, flags) is None or (data.startswith(TIFF) and _is_broken_tiff(data)):
@@ -203,8 +183,6 @@ def remark(image: bytes | np.ndarray) -> str:
         return "transparent pixels, composed on white (or on decode(background=...))"
     if not isinstance(image, bytes):
         return ""
-    if image.startswith(TIFF) and has_pages(image):
-        return "several pages, of which only the first is used"
     if not image.startswith(_DEEP) and not (image.startswith(PNG) and image[24:25] == b"\x10"):
         return ""
     deep = _imdecode(image, cv2.IMREAD_UNCHANGED)

@@ -9,8 +9,6 @@ from __future__ import annotations
 import dataclasses
 import struct
 
-from vit_jax.data.bands import tiff_entries
-
 # Segments that change nothing below: Huffman and quantization tables, restarts, remarks, APPn.
 _SKIPPED = frozenset((0xC4, 0xDB, 0xDD, 0xFE, *range(0xE0, 0xF0)))
 _FRAMES = frozenset((0xC0, 0xC1, 0xC2))  # baseline, extended, progressive; with Huffman codes
@@ -60,12 +58,17 @@ def read_frame(data: bytes) -> Frame | None:
 
 def _orientation(tiff: bytes) -> int:
     """That of Exif data, 1 without one; 0 if it cannot be told."""
-    entries = tiff_entries(tiff)
-    if entries is None:
+    order = {b"II*\0": "<", b"MM\0*": ">"}.get(tiff[:4], "")
+    try:
+        (start,) = struct.unpack_from(f"{order}I", tiff, 4)
+        (count,) = struct.unpack_from(f"{order}H", tiff, start)
+        places = range(start + 2, start + 2 + 12 * count, 12)
+        entries = [struct.unpack_from(f"{order}HHIH", tiff, place) for place in places]
+    except struct.error:
         return 0
     tags = [entry[1:] for entry in entries if entry[0] == 0x0112] or [(3, 1, 1)]
     kind, number, value = tags[0]
-    is_plain = len(tags) == 1 and (kind, number) == (3, 1) and 1 <= value <= 8
+    is_plain = order and len(tags) == 1 and (kind, number) == (3, 1) and 1 <= value <= 8
     return value if is_plain else 0
 
 

@@ -1,89 +1,112 @@
-"""Files that Pillow reads: AVIF, HEIC and images with transparent pixels; and Pillow's images."""
+"""What Pillow reads: AVIF, HEIC, images with transparent pixels, headers; and its own images."""
 
 from __future__ import annotations
 
 import io
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from vit_jax.data.bands import JPEG_2000, band_problem, has_alpha
 from vit_jax.errors import import_extra
 
 PNG = b"\x89PNG\r\n\x1a\n"
-_JPEG = b"\xff\xd8"
+TIFF = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")  # and BigTIFF
+JPEG_2000 = (b"\0\0\0\x0cjP", b"\xff\x4f\xff\x51")  # a file, and its codestream
 _AVIF = (b"ftypavif", b"ftypavis")
 _HEIC = (b"heic", b"heix", b"hevc")  # compatible brands of a file
-_PAGE_KIND, _BITS, _PLANES = 254, 258, 284  # TIFF tags
+# Tags of TIFF, kinds of samples that are no unsigned integers, and colours that are one band.
+_BITS, _PHOTOMETRIC, _BANDS, _PLANES, _KIND = 258, 262, 277, 284, 339
+_KINDS = {2: "int", 3: "float", 5: "complex", 6: "complex"}
+_GREY = (0, 1, 3)  # white is 0, black is 0, palette
 
 Background = int | tuple[int, int, int] | None
 
 
 def read_by_pillow(data: bytes, *, exif: bool) -> np.ndarray | None:
-    """Pixels that OpenCV would get wrong, as `pillow_pixels`; None for a file that it may read.
+    """`pillow_pixels` of a file that OpenCV would read wrongly, else None.
 
-    It cannot read HEIC, ignores the rotation of AVIF, and drops transparency. ValueError if the
-    file is damaged, or its bands are no picture.
+    It cannot read HEIC, ignores the rotation of AVIF and drops transparency. ValueError if the file
+    is damaged, or its bands or samples are no picture.
     """
     from PIL import Image
 
-    if data.startswith(_JPEG) or _is_opaque_png(data):
+    if data.startswith(b"\xff\xd8") or _is_opaque_png(data):
         return None
     is_heic = data[4:8] == b"ftyp" and any(brand in data[8:40] for brand in _HEIC)
     kind = "HEIC" if is_heic else "AVIF" if data[4:12] in _AVIF else ""
     if is_heic:
         import_extra("a HEIC image", "pillow_heif", "heic").register_heif_opener()
+    image: Any = None
+    tags: Mapping[int, Any] = {}
     try:
-        image: Any = Image.open(io.BytesIO(data))
-    except Exception as error:  # plugins raise anything for a damaged header
+        tags = _tiff_tags(data) if data.startswith(TIFF) else {}
+        image = Image.open(io.BytesIO(data))
+    except Exception as error:  # anything, for a damaged header; OpenCV reads more kinds
         if kind:
             raise ValueError(f"the {kind} image cannot be decoded ({error})") from error
-        image = None  # OpenCV reads other kinds too
-    alpha = image is not None and image.has_transparency_data
-    alpha = alpha and (not data.startswith(JPEG_2000) or has_alpha(data))
-    if reason := band_problem(data, alpha=alpha):
-        raise ValueError(reason)
-    if not kind and not alpha:
+    has_alpha = image is not None and image.has_transparency_data
+    if data.startswith(JPEG_2000):
+        has_alpha, problem = _check_jpeg_2000(data)
+    else:
+        problem = _check_tiff(tags, has_alpha)
+    if problem:
+        raise ValueError(problem)
+    if not kind and not has_alpha:
         return None
     try:
-        if image.format == "TIFF" and _has_deep_planes(image):
-            raise ValueError("16-bit planes with transparency; interleave the bands")
-        if data.startswith(PNG) and data[24:25] == b"\x10" and "transparency" in image.info:
-            raise ValueError("a transparent colour of 16 bits; make transparency a band")
         pixels = pillow_pixels(image, exif=exif)
     except (OSError, ValueError, SyntaxError) as error:
-        reason = f"the {image.format} image cannot be decoded ({error})"
-        raise ValueError(reason) from error
-    return pixels if kind or pixels.shape[2:] == (4,) else None
+        raise ValueError(f"the {image.format} image cannot be decoded ({error})") from error
+    return pixels if kind or is_transparent(pixels) else None
 
 
 def _is_opaque_png(data: bytes) -> bool:
-    """Grey, colour or palette without a transparent one: seen without the 12 us of Pillow."""
-    is_plain = data.startswith(PNG) and data[25:26] in (b"\0", b"\2", b"\3")
-    return is_plain and b"tRNS" not in data[: data.find(b"IDAT")]
+    """Whether it says so in bytes that are read faster than by Pillow."""
+    is_opaque = data.startswith(PNG) and data[25:26] in (b"\0", b"\2", b"\3")
+    return is_opaque and b"tRNS" not in data[: data.find(b"IDAT")]
 
 
-def _has_deep_planes(image: Any) -> bool:
-    """Whether a TIFF image has 16-bit bands one after the other, which Pillow misreads."""
-    return image.tag_v2.get(_PLANES) == 2 and image.tag_v2[_BITS][0] > 8
+def _tiff_tags(data: bytes) -> Mapping[int, Any]:
+    from PIL.TiffImagePlugin import ImageFileDirectory_v2
+
+    tags, file = ImageFileDirectory_v2(data[: 16 if data[2:3] == b"+" else 8]), io.BytesIO(data)
+    file.seek(tags.next)
+    tags.load(file)
+    return tags
 
 
-def has_pages(data: bytes) -> bool:
-    """Whether a TIFF file has several pages, besides overviews and masks, that Pillow can read."""
-    from PIL import Image, ImageSequence
+def _check_tiff(tags: Mapping[int, Any], has_alpha: bool) -> str:
+    bits, kind = max(tags.get(_BITS, (1,))), _KINDS.get(tags.get(_KIND, (1,))[0], "uint")
+    if bits > 16 or kind != "uint":
+        return f"its samples are {kind}{bits}, with no known scale to 8 bits; convert it to uint8"
+    if has_alpha and bits > 8 and tags.get(_PLANES) == 2:
+        return "it has 16-bit planes with transparency; interleave them"  # Pillow misreads them
+    return _check_bands(tags.get(_BANDS, 1), tags.get(_PHOTOMETRIC) in _GREY, has_alpha)
 
-    try:
-        with Image.open(io.BytesIO(data)) as image:
-            kinds = [page.tag_v2.get(_PAGE_KIND, 0) for page in ImageSequence.Iterator(image)]
-    except (OSError, ValueError, SyntaxError):
-        return False
-    return sum(not kind & 5 for kind in kinds) > 1  # bits of an overview and of a mask
+
+def _check_jpeg_2000(data: bytes) -> tuple[bool, str]:
+    """Whether it has a band of opacity (Pillow believes so of any fourth), and what is wrong."""
+    start = data.find(JPEG_2000[1])
+    header, count = data[:start], int.from_bytes(data[start + 40 : start + 42])
+    channels, space = (header.partition(box)[2] for box in (b"cdef", b"colr"))
+    kinds = channels[5 : 2 + 6 * int.from_bytes(channels[:2]) : 6]
+    has_alpha, is_grey = 1 in kinds or 2 in kinds, space[:1] + space[3:7] == b"\1\0\0\0\x11"
+    return has_alpha, _check_bands(count, is_grey or count == 2, has_alpha)
+
+
+def _check_bands(count: int, is_grey: bool, has_alpha: bool) -> str:
+    """OpenCV would take the first of several bands for grey."""
+    if count <= 4 and not (is_grey and count - has_alpha > 1):
+        return ""
+    choice = "choose three, such as gdal_translate -b 3 -b 2 -b 1 -co PHOTOMETRIC=RGB"
+    return f"its {count} bands are not said to be red, green and blue; {choice}"
 
 
 def pillow_pixels(image: Any, *, exif: bool) -> np.ndarray:
     """uint8 [H, W] or [H, W, 3] of a Pillow image; RGBA [H, W, 4] if any pixel is transparent.
 
-    `exif` turns it as its tag says. ValueError above 8 bits.
+    ValueError above 8 bits.
     """
     from PIL import ImageOps
 
@@ -112,5 +135,6 @@ def compose(pixels: np.ndarray, background: int | tuple[int, int, int]) -> np.nd
 
     image = Image.fromarray(np.ascontiguousarray(pixels))
     colour = background if isinstance(background, tuple) else (background,) * 3
-    below = Image.new("RGBA", image.size, (*colour, 255))
-    return np.asarray(Image.alpha_composite(below, image))[:, :, :3]
+    below = Image.new("RGBA", image.size, colour)
+    below.alpha_composite(image)
+    return np.asarray(below.convert("RGB"))
