@@ -6,10 +6,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.fixtures_data import encoded, picture
-from vit_jax.data.check_images import usable_images
+from tests.fixtures_data import encoded
 from vit_jax.data.decode import damage, decode_image, remark
-from vit_jax.errors import UserError
 
 GREY, COLOUR = 1, 2  # photometric interpretations of TIFF
 
@@ -134,12 +132,3 @@ def test_bands_of_jpeg_2000():
     assert "transparent" in remark(jpeg_2000(2, opacity=True, space=17)[1])
     for bands, space in ((2, 17), (4, 17)):
         assert f"its {bands} bands" in damage(jpeg_2000(bands, opacity=False, space=space)[1])
-
-
-def test_the_check_groups_what_it_refuses(caplog):
-    satellite = tiff(noise(4, np.uint16), GREY, [0] * 3)
-    files = [satellite, encoded(picture(0)), satellite]
-    with pytest.raises(UserError, match=r"2 of 3 images cannot be read: 0, 2: its 4 bands .*; fix"):
-        usable_images(3, files.__getitem__, str, "error")
-    assert usable_images(3, files.__getitem__, str, "skip").tolist() == [1]
-    assert "2 of 3 images cannot be read" in caplog.text

@@ -20,10 +20,9 @@ def usable_images(
 ) -> np.ndarray:
     """Decodes all image files; returns the numbers of those that decode, sorted, int64 [n].
 
-    Counts in a warning those with transparent pixels, and those that look dark. `read` gives the
-    file of image `n` as bytes, or its pixels, `describe` where it is stored. UserError if a file
-    cannot be opened or none decodes, or if one does not and `on_bad_image` is "error"; "skip"
-    leaves damaged images out.
+    Counts what `remark` finds. `read` gives the file of image `n` as bytes, or its pixels,
+    `describe` where it is stored. UserError if a file cannot be opened or none decodes, or if one
+    does not and `on_bad_image` is "error"; "skip" leaves damaged images out.
     """
     lost: list[str] = []
     remarks: dict[str, list[str]] = {}
@@ -51,11 +50,8 @@ def usable_images(
     bad = {number: reason for number, reason in damages.items() if reason}
     if not bad:
         return np.arange(count)
-    by_reason: dict[str, list[str]] = {}
-    for number, reason in bad.items():
-        by_reason.setdefault(reason, []).append(describe(number))
-    reasons = [f"{list_names(names, 10)}: {reason}" for reason, names in by_reason.items()]
-    report = f"{len(bad)} of {count} images cannot be read: {list_names(reasons)}"
+    reasons = list_names([f"{describe(number)}: {reason}" for number, reason in bad.items()], 10)
+    report = f"{len(bad)} of {count} images cannot be read: {reasons}"
     if on_bad_image == "error":
         raise UserError(
             f"{report}; fix or delete them, or skip them with dataset.on_bad_image='skip' "

@@ -17,16 +17,9 @@ from typing import Literal
 import cv2
 import numpy as np
 
+from vit_jax.data import pillow_reader
 from vit_jax.data.jpeg import first_rows, read_frame
-from vit_jax.data.pillow_reader import (
-    JPEG_2000,
-    PNG,
-    TIFF,
-    Background,
-    compose,
-    is_transparent,
-    read_by_pillow,
-)
+from vit_jax.data.pillow_reader import DEEP, PNG, TIFF, Background
 from vit_jax.data.sources import describe
 from vit_jax.errors import UserError
 
@@ -51,7 +44,6 @@ _CV2_METHODS = {
     "nearest": cv2.INTER_NEAREST_EXACT,
 }
 _MAX_PIXELS = 2**28
-_DEEP = (*TIFF, *JPEG_2000)
 WHITE: Background = 255
 
 _COLOR = {1: cv2.IMREAD_GRAYSCALE, 3: cv2.IMREAD_COLOR_RGB}
@@ -72,7 +64,7 @@ def decode_image(
     """
     if isinstance(image, np.ndarray):
         return _with_channels(image, channels, background)
-    if (unusual := read_by_pillow(image, exif=exif)) is not None:
+    if (unusual := pillow_reader.read(image, exif=exif)) is not None:
         return _with_channels(unusual, channels, background)
     flags = _COLOR[channels] | (0 if exif else cv2.IMREAD_IGNORE_ORIENTATION)
     if (pixels := _imdecode(image, flags)) is None:
@@ -134,8 +126,8 @@ def _with_channels(pixels: np.ndarray, channels: int, background: Background) ->
         raise ValueError(f"an image must be uint8 [H, W, 1, 3 or 4], not {describe(pixels)}")
     if not pixels.size:
         raise ValueError(f"the image {list(pixels.shape)} is empty; was it cropped to nothing?")
-    if background is not None and is_transparent(pixels):
-        pixels = compose(pixels, background)
+    if background is not None and pillow_reader.is_transparent(pixels):
+        pixels = pillow_reader.compose(pixels, background)
     pixels = pixels[:, :, :3]
     if pixels.shape[2] == channels:
         return pixels
@@ -150,7 +142,7 @@ def damage(data: bytes) -> str:
     UserError if that needs a package that is not installed.
     """
     try:
-        if read_by_pillow(data, exif=False) is not None:
+        if pillow_reader.read(data, exif=False) is not None:
             return ""
     except UserError:
         raise
@@ -178,12 +170,12 @@ def _is_broken_tiff(data: bytes) -> bool:
 
 def remark(image: bytes | np.ndarray) -> str:
     """What the owner of an image may not expect of its pixels, else ""; ValueError: damaged."""
-    pixels = image if isinstance(image, np.ndarray) else read_by_pillow(image, exif=False)
-    if pixels is not None and is_transparent(pixels):
+    pixels = image if isinstance(image, np.ndarray) else pillow_reader.read(image, exif=False)
+    if pixels is not None and pillow_reader.is_transparent(pixels):
         return "transparent pixels, composed on white (or on decode(background=...))"
     if not isinstance(image, bytes):
         return ""
-    if not image.startswith(_DEEP) and not (image.startswith(PNG) and image[24:25] == b"\x10"):
+    if not image.startswith(DEEP) and not (image.startswith(PNG) and image[24:25] == b"\x10"):
         return ""
     deep = _imdecode(image, cv2.IMREAD_UNCHANGED)
     bits = 0 if deep is None or deep.dtype != np.uint16 else int(deep.max()).bit_length()
@@ -215,8 +207,7 @@ def _strip_chunks(png: bytes) -> bytes:
 def resize(image: np.ndarray, height: int, width: int, method: Method) -> np.ndarray:
     """Resizes uint8 [H, W, C] to [height, width, C], pixel centres at half integers.
 
-    Pillow's methods give the pixels of the installed Pillow: Pillow 13 chooses which axis it
-    resizes, and rounds, first, so that an image whose aspect changes may differ from Pillow 12's.
+    Pillow's methods are the installed one's: from 13 on it chooses which axis to round first.
     ValueError if the result would be huge, or for Pillow's methods if the image is not uint8.
     """
     if height * width > _MAX_PIXELS:  # e.g. a strip, whose long side scales too

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 from collections.abc import Mapping
 from typing import Any
@@ -13,17 +14,15 @@ from vit_jax.errors import import_extra
 PNG = b"\x89PNG\r\n\x1a\n"
 TIFF = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")  # and BigTIFF
 JPEG_2000 = (b"\0\0\0\x0cjP", b"\xff\x4f\xff\x51")  # a file, and its codestream
-_AVIF = (b"ftypavif", b"ftypavis")
+DEEP = (*TIFF, *JPEG_2000)  # may have more than 8 bits
 _HEIC = (b"heic", b"heix", b"hevc")  # compatible brands of a file
-# Tags of TIFF, kinds of samples that are no unsigned integers, and colours that are one band.
-_BITS, _PHOTOMETRIC, _BANDS, _PLANES, _KIND = 258, 262, 277, 284, 339
-_KINDS = {2: "int", 3: "float", 5: "complex", 6: "complex"}
-_GREY = (0, 1, 3)  # white is 0, black is 0, palette
+_BITS, _PHOTOMETRIC, _BANDS, _PLANES, _KIND = 258, 262, 277, 284, 339  # tags of TIFF
+_KINDS = {2: "int", 3: "float", 5: "complex", 6: "complex"}  # of samples; others are unsigned
 
 Background = int | tuple[int, int, int] | None
 
 
-def read_by_pillow(data: bytes, *, exif: bool) -> np.ndarray | None:
+def read(data: bytes, *, exif: bool) -> np.ndarray | None:
     """`pillow_pixels` of a file that OpenCV would read wrongly, else None.
 
     It cannot read HEIC, ignores the rotation of AVIF and drops transparency. ValueError if the file
@@ -33,32 +32,22 @@ def read_by_pillow(data: bytes, *, exif: bool) -> np.ndarray | None:
 
     if data.startswith(b"\xff\xd8") or _is_opaque_png(data):
         return None
-    is_heic = data[4:8] == b"ftyp" and any(brand in data[8:40] for brand in _HEIC)
-    kind = "HEIC" if is_heic else "AVIF" if data[4:12] in _AVIF else ""
-    if is_heic:
+    if data[4:8] == b"ftyp" and any(brand in data[8:40] for brand in _HEIC):
         import_extra("a HEIC image", "pillow_heif", "heic").register_heif_opener()
     image: Any = None
     tags: Mapping[int, Any] = {}
-    try:
+    with contextlib.suppress(Exception):  # of a damaged header; OpenCV reads more kinds, and judges
         tags = _tiff_tags(data) if data.startswith(TIFF) else {}
         image = Image.open(io.BytesIO(data))
-    except Exception as error:  # anything, for a damaged header; OpenCV reads more kinds
-        if kind:
-            raise ValueError(f"the {kind} image cannot be decoded ({error})") from error
-    has_alpha = image is not None and image.has_transparency_data
-    if data.startswith(JPEG_2000):
-        has_alpha, problem = _check_jpeg_2000(data)
-    else:
-        problem = _check_tiff(tags, has_alpha)
-    if problem:
-        raise ValueError(problem)
-    if not kind and not has_alpha:
+    has_alpha = _has_alpha(data, tags, image)
+    is_wanted = image is not None and image.format in ("AVIF", "HEIF")
+    if not has_alpha and not is_wanted:
         return None
     try:
         pixels = pillow_pixels(image, exif=exif)
     except (OSError, ValueError, SyntaxError) as error:
         raise ValueError(f"the {image.format} image cannot be decoded ({error})") from error
-    return pixels if kind or is_transparent(pixels) else None
+    return pixels if is_wanted or is_transparent(pixels) else None
 
 
 def _is_opaque_png(data: bytes) -> bool:
@@ -76,31 +65,29 @@ def _tiff_tags(data: bytes) -> Mapping[int, Any]:
     return tags
 
 
-def _check_tiff(tags: Mapping[int, Any], has_alpha: bool) -> str:
+def _has_alpha(data: bytes, tags: Mapping[int, Any], image: Any) -> bool:
+    """Whether a band or a colour is transparent; ValueError if bands or samples are no picture.
+
+    OpenCV takes the first of several bands for grey.
+    """
+    has_alpha = image is not None and image.has_transparency_data
+    count, is_grey = tags.get(_BANDS, 1), tags.get(_PHOTOMETRIC) in (0, 1, 3)  # 3: a palette
     bits, kind = max(tags.get(_BITS, (1,))), _KINDS.get(tags.get(_KIND, (1,))[0], "uint")
+    if data.startswith(JPEG_2000):  # Pillow takes any fourth band for opacity
+        start = data.find(JPEG_2000[1])
+        channels, space = (data[:start].partition(box)[2] for box in (b"cdef", b"colr"))
+        kinds = channels[5 : 2 + 6 * int.from_bytes(channels[:2]) : 6]
+        has_alpha, count = 1 in kinds or 2 in kinds, int.from_bytes(data[start + 40 : start + 42])
+        is_grey = count == 2 or space[:1] + space[3:7] == b"\1\0\0\0\x11"
     if bits > 16 or kind != "uint":
-        return f"its samples are {kind}{bits}, with no known scale to 8 bits; convert it to uint8"
-    if has_alpha and bits > 8 and tags.get(_PLANES) == 2:
-        return "it has 16-bit planes with transparency; interleave them"  # Pillow misreads them
-    return _check_bands(tags.get(_BANDS, 1), tags.get(_PHOTOMETRIC) in _GREY, has_alpha)
-
-
-def _check_jpeg_2000(data: bytes) -> tuple[bool, str]:
-    """Whether it has a band of opacity (Pillow believes so of any fourth), and what is wrong."""
-    start = data.find(JPEG_2000[1])
-    header, count = data[:start], int.from_bytes(data[start + 40 : start + 42])
-    channels, space = (header.partition(box)[2] for box in (b"cdef", b"colr"))
-    kinds = channels[5 : 2 + 6 * int.from_bytes(channels[:2]) : 6]
-    has_alpha, is_grey = 1 in kinds or 2 in kinds, space[:1] + space[3:7] == b"\1\0\0\0\x11"
-    return has_alpha, _check_bands(count, is_grey or count == 2, has_alpha)
-
-
-def _check_bands(count: int, is_grey: bool, has_alpha: bool) -> str:
-    """OpenCV would take the first of several bands for grey."""
-    if count <= 4 and not (is_grey and count - has_alpha > 1):
-        return ""
-    choice = "choose three, such as gdal_translate -b 3 -b 2 -b 1 -co PHOTOMETRIC=RGB"
-    return f"its {count} bands are not said to be red, green and blue; {choice}"
+        samples = f"its samples are {kind}{bits}, with no known scale to 8 bits"
+        raise ValueError(f"{samples}; convert it to uint8")
+    if has_alpha and bits > 8 and tags.get(_PLANES) == 2:  # Pillow misreads them
+        raise ValueError("it has 16-bit planes with transparency; interleave them")
+    if count > 4 or (is_grey and count - has_alpha > 1):
+        choice = "choose three, such as gdal_translate -b 3 -b 2 -b 1 -co PHOTOMETRIC=RGB"
+        raise ValueError(f"its {count} bands are not said to be red, green and blue; {choice}")
+    return has_alpha
 
 
 def pillow_pixels(image: Any, *, exif: bool) -> np.ndarray:
