@@ -69,10 +69,12 @@ def convert_checkpoint(
         before, after = (compute_logits(x.module, x.params, images) for x in (model, again))
         tolerance = LOGITS_TOLERANCE * max(1.0, float(np.std(before)))
         check = check_same([(before, after)], destination, tolerance, "in the logits")
-        report = finish(path, target, model, format, check)
+        notes = lost_conventions(format, model.description)
+        facts = {"Elsewhere": " ".join(notes)} if notes else None
+        report = finish(path, target, model, format, check, facts=facts)
     return {
         **report,
-        "notes": lost_conventions(format, model.description),
+        "notes": notes,
         "parameters_identical": fingerprint(model.params) == fingerprint(again.params),
     }
 
@@ -183,10 +185,13 @@ def input_settings(description: Description) -> tuple[InputSettings, list[str]]:
         change: dict[str, Any] = {}
         match op:
             case Resize() | ResizeSmall():
-                change["method"] = "bicubic" if "bicubic" in op.method else "bilinear"
+                theirs = {"area": "box"}.get(op.method, op.method.removeprefix("pillow_"))
+                change["method"] = theirs
                 change["resize"] = op.size if isinstance(op, ResizeSmall) else op.shape
-                if "pillow" not in op.method:
-                    notes.append("resizing there is antialiased, as in Pillow; here it is not.")
+                if op.method in ("bilinear", "bicubic", "area"):  # nearest is the same
+                    which = f"resizing by {op.method!r} becomes Pillow's {theirs}, antialiased"
+                    equal = f"train with 'pillow_{theirs}' for equal ones"
+                    notes.append(f"{which}: large photos look different there; {equal}.")
             case CentralCrop():
                 change["crop"] = op.shape
             case Normalize():
@@ -194,6 +199,9 @@ def input_settings(description: Description) -> tuple[InputSettings, list[str]]:
             case ValueRange():  # (x - mean) / std = x * (high - low) + low
                 scale = 1.0 / (op.high - op.low)
                 change = {"mean": per_channel(-op.low * scale), "std": per_channel(scale)}
+            case Decode() if op.exif or op.background is not None:
+                done = "photos are turned upright and transparent pixels composed on a background"
+                notes.append(f"{done} here; there, do so before.")
             case _ if not isinstance(op, Decode):
                 lost.append(type(op).__name__)
         settings = dataclasses.replace(settings, **change)
@@ -209,6 +217,13 @@ def lost_conventions(name: str, description: Description) -> list[str]:
         return []  # ours stores everything
     is_folder = FORMATS[name].is_folder
     notes = input_settings(description)[1] if is_folder else []
+    corners = {"timm": "nearest", "huggingface": "down"}.get(name)
+    for op in preprocess.parse(description.eval_preprocess).ops if is_folder else ():
+        there = {ResizeSmall: "down", CentralCrop: corners}.get(type(op))
+        if there and op.rounding != there:
+            notes.append(
+                f"{type(op).__name__} rounds {op.rounding} here, {there} there: by a pixel."
+            )
     if is_folder and model.get("position_embedding", "learned") != "learned":
         notes.append("Fixed positions are stored as learned ones: this format has no others.")
     for key, assumed in FORMATS[name].choose(model).assumed.items():
