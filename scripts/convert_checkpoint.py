@@ -11,7 +11,7 @@ timm reads), big_vision, timm, huggingface, orbax.
 import json
 
 from vit_jax import launch
-from vit_jax.arguments import create_parser, pair
+from vit_jax.arguments import add_sizes, create_parser
 
 
 def main():
@@ -19,11 +19,7 @@ def main():
     parser.add_argument("source")
     parser.add_argument("destination", help="NAME.npz, or a new folder for the last three")
     parser.add_argument("--format", required=True, help="see above")
-    parser.add_argument(
-        "--image_size", type=pair, help="pixels, or HEIGHT,WIDTH: interpolate positions"
-    )
-    parser.add_argument("--num_heads", type=int, help="if it cannot be inferred from the file")
-    parser.add_argument("--grid", type=pair, help="ROWS,COLUMNS of the file's tokens if not square")
+    add_sizes(parser)
     parser.add_argument("--drop_head", action="store_true", help="omit head and pre_logits")
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
     arguments = vars(parser.parse_args())

@@ -12,7 +12,7 @@ model; if it computes something else, it is removed.
 import json
 
 from vit_jax import launch
-from vit_jax.arguments import create_parser, pair
+from vit_jax.arguments import add_sizes, create_parser
 
 
 def batch_size(text):
@@ -33,9 +33,7 @@ def main():
         default="float32",
         help="of the computation: float32 (default); bfloat16, for stablehlo",
     )
-    add("--image_size", type=pair, help="pixels, or HEIGHT,WIDTH: interpolate positions")
-    add("--num_heads", type=int, help="if it cannot be inferred from the file")
-    add("--grid", type=pair, help="ROWS,COLUMNS of the file's tokens, if not square")
+    add_sizes(parser)
     add("--json", action="store_true", help="print the report as JSON")
     arguments = vars(parser.parse_args())
     as_json = arguments.pop("json")

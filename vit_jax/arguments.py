@@ -43,16 +43,29 @@ def create_model_parser(
     add("source", metavar="MODEL", help=source)
     add("--preprocess", default="", metavar="OPS", help="ops instead of the checkpoint's own")
     add("--batch_size", type=int, default=batch_size, help=f"in total (default {batch_size})")
+    add_sizes(parser)
+    add("--dtype", default="float32", help="float32 or bfloat16 (default float32)")
+    return parser
+
+
+def add_sizes(parser: argparse.ArgumentParser) -> None:
+    """Adds what `load_model` takes on the model's sizes."""
+    add = parser.add_argument
     add(
         "--image_size",
         type=pair,
         metavar="N[,M]",
         help="use another resolution (height,width); position embeddings are interpolated",
     )
+    add(
+        "--posemb",
+        default="auto",
+        metavar="METHOD",
+        help="how: as the library whose weights they are (auto), bilinear (the official code),"
+        " bicubic (timm), transformers, dinov2",
+    )
     add("--num_heads", type=int, metavar="N", help="attention heads, if not stored in the file")
     add("--grid", type=pair, metavar="N,M", help="rows and columns of its tokens, if not square")
-    add("--dtype", default="float32", help="float32 or bfloat16 (default float32)")
-    return parser
 
 
 def add_dataset(parser: argparse.ArgumentParser) -> None:

@@ -20,6 +20,7 @@ from vit_jax.export.write import export_model
 from vit_jax.files.paths import read_json
 from vit_jax.inference.evaluate import evaluate
 from vit_jax.inference.load import load_model, load_tower
+from vit_jax.models.description import Similarity
 from vit_jax.objectives.contrastive import Contrastive, SigmoidContrastive
 from vit_jax.objectives.objective import Objective, scale_images
 from vit_jax.parameters.sharding import batch_sharding, create_mesh
@@ -173,7 +174,10 @@ def test_zero_shot_of_the_script_is_that_of_the_loop(workdir: Path) -> None:
     )
     results = read_json(workdir / "results.json")
     assert measured["accuracy"] == pytest.approx(results["zero_shot/accuracy"])
-    assert "loss" not in measured
+    temperature = np.exp(restore_params(str(workdir))["t"][0])
+    image = load_model(workdir)
+    assert image.description.similarity == Similarity(pytest.approx(temperature))
+    assert 0 < measured["loss"] < 2 * temperature + np.log(26)  # of cosines from -1 to 1
 
 
 def test_a_tower_sees_images_as_it_was_trained(tmp_path: Path) -> None:

@@ -264,7 +264,7 @@ def test_the_fix_is_named_and_works(key: str) -> None:
 
 def test_unknown_options_are_named() -> None:
     for option, value, known in (
-        ("posemb", "linear", "bilinear, bicubic"),
+        ("posemb", "linear", "auto, bilinear, bicubic"),
         ("channels", "max", "sum, mean, tile"),
         ("class_token", "remove", "add, drop"),
     ):

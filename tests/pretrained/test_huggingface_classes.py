@@ -5,6 +5,7 @@ function in float32, of numbers about 1; the largest difference is some 2e-6.
 """
 
 import functools
+import inspect
 import re
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -52,6 +53,7 @@ TIMM = {
 }
 SHARED = {"use_shared_relative_position_bias": True}
 RELATIVE = {"use_relative_position_bias": True}
+ABSOLUTE = {"use_absolute_position_embeddings": True}
 TOKEN = {
     "use_absolute_position_embeddings": True,
     "use_mean_pooling": False,
@@ -238,15 +240,28 @@ def test_the_table_in_the_documentation() -> None:
 
 
 @pytest.mark.parametrize(
-    ("cls", "method"), [("Dinov2Model", "transformers"), ("Dinov2WithRegistersModel", "bicubic")]
+    ("cls", "config", "size"),
+    [
+        ("ViTModel", SIZES, (48, 64)),
+        ("DeiTModel", SIZES, (48, 64)),
+        ("Dinov2Model", RATIO, (48, 64)),
+        ("Dinov2Model", RATIO, (16, 24)),
+        ("Dinov2WithRegistersModel", RATIO, (16, 24)),  # antialiased, unlike the others
+        ("CLIPVisionModel", SIZES, (48, 64)),
+        ("SiglipVisionModel", SIZES, (48, 64)),
+        ("BeitModel", SIZES | RELATIVE, (48, 48)),
+        ("BeitModel", SIZES | RELATIVE, (16, 16)),
+        ("BeitModel", SIZES | SHARED | ABSOLUTE, (48, 48)),
+    ],
 )
-def test_larger_images_as_transformers_takes_them(cls: str, method: str, tmp_path: Path) -> None:
-    """It interpolates when it runs, ours when it loads."""
-    model, images = their_model(Case(cls, RATIO, "")), golden.images(1, 48, 64)
+def test_other_sizes_as_transformers_takes_them(cls, config, size, tmp_path):
+    """It interpolates when it runs, ours when it loads; the format tells how."""
+    model, images = their_model(Case(cls, config, "")), golden.images(1, *size)
     model.save_pretrained(tmp_path)
+    if "interpolate_pos_encoding" in inspect.signature(model.forward).parameters:
+        model.forward = functools.partial(model.forward, interpolate_pos_encoding=True)
     theirs = their_features(model, images)
-    loaded = load_model(tmp_path, image_size=(48, 64), posemb=method)
-    assert_close(ours(loaded, theirs, images), theirs)
+    assert_close(ours(load_model(tmp_path, image_size=size), theirs, images), theirs)
 
 
 def test_what_no_class_computes(tmp_path: Path) -> None:

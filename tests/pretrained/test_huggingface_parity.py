@@ -78,8 +78,10 @@ def test_transformers_reads_our_folder_and_we_what_it_saves(variant, recipe, dep
         assert difference(weights.logits(same, unflatten_names(params), images), theirs) < SAME
 
 
+OPENAI_MEAN = (0.48145466, 0.4578275, 0.40821073)
+OPENAI_STD = (0.26862954, 0.26130258, 0.27577711)
 CROPPED = {"resample": 3, "do_center_crop": True, "crop_size": 224}
-CROPPED_AS = "'pillow_bicubic', 'down')|central_crop({0}, {0}, rounding='nearest')"
+CROPPED_AS = "'pillow_bicubic', 'down')|central_crop({0}, {0})"
 
 
 @pytest.mark.parametrize(
@@ -91,21 +93,22 @@ CROPPED_AS = "'pillow_bicubic', 'down')|central_crop({0}, {0}, rounding='nearest
             None,
             "resize(32, 32, 'pillow_bilinear')|normalize((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))",
         ),
-        ({"size": 32, "resample": 0}, None, ""),
+        ({"size": 32, "resample": 0}, None, "resize(32, 32, 'pillow_nearest')"),
         # facebook/dinov2-base: positions of 518 pixels, images of 224.
         ({**CROPPED, "size": {"shortest_edge": 256}}, 518, "resize_small(592, " + CROPPED_AS),
-        # openai/clip-vit-base-patch32, of before sizes had names.
+        # openai/clip-vit-base-patch32, of before sizes had names; the class's mean and deviation.
         (
             {**CROPPED, "size": 224, "feature_extractor_type": "CLIPFeatureExtractor"},
             224,
-            "resize_small(224, " + CROPPED_AS,
+            "resize_small(224, " + CROPPED_AS + f"|normalize({OPENAI_MEAN}, {OPENAI_STD})",
         ),
     ],
 )
 def test_preprocessor_settings(settings: dict[str, Any], image_size: Any, expected: str) -> None:
     sizes = {"image_size": image_size} if image_size else {}
     stated = huggingface_config.read_settings(sizes, settings, "vit")
-    assert stated.eval_preprocess == (expected and f"decode|{expected.format(image_size)}")
+    inputs = stated.inputs.at((image_size, image_size)) if image_size else stated.inputs
+    assert inputs.ops() == f"decode|{expected.format(image_size)}"
 
 
 SIDE = {"height": 32, "width": 32}
@@ -131,7 +134,7 @@ def test_pixels_of_each_processor(name, sizes, tolerance, tmp_path):
     settings = json.loads((tmp_path / "preprocessor_config.json").read_text())
     image.save(tmp_path / "a.png")
     ours: Any = (tmp_path / "a.png").read_bytes()
-    for op in parse(huggingface_config.read_settings({}, settings, "vit").eval_preprocess).ops:
+    for op in parse(huggingface_config.read_settings({}, settings, "vit").inputs.ops()).ops:
         ours = op.apply(ours, np.random.default_rng(0))
     ours = ours / 127.5 - 1 if ours.dtype == np.uint8 else ours
     np.testing.assert_allclose(ours, theirs, rtol=0, atol=tolerance)

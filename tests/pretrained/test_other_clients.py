@@ -106,6 +106,16 @@ def test_openai_and_open_clip(tmp_path: Path, caplog: pytest.LogCaptureFixture) 
         "|normalize((0.4, 0.5, 0.6), (0.3, 0.2, 0.1))"
     )
     assert_computes(loaded, embedding(exact, images), images)
+    for changes, expected in (
+        ({"interpolation": "bilinear"}, "resize_small(32, 'pillow_bilinear', 'down')|central_crop"),
+        ({"interpolation": "random"}, "resize_small(32, 'pillow_bicubic', 'down')|central_crop"),
+        ({"resize_mode": "squash"}, "resize(32, 32, 'pillow_bicubic')|normalize((0.4, 0.5, 0.6)"),
+        ({"resize_mode": "longest"}, "resize(32, 32, 'pillow_bicubic')|normalize((0.4, 0.5, 0.6)"),
+    ):
+        changed = {**config, "preprocess_cfg": {**config["preprocess_cfg"], **changes}}
+        (folder / "open_clip_config.json").write_text(json.dumps(changed))
+        assert f"decode|{expected}" in load_model(folder).description.eval_preprocess
+    assert "the whole image resized to 32x32 for size={'longest': 32}" in caplog.text
     tower["pool_type"] = "avg"
     (folder / "open_clip_config.json").write_text(json.dumps(config))
     with pytest.raises(UserError, match=r"vision_cfg\.pool_type='avg' is not supported"):

@@ -7,11 +7,16 @@ import numpy as np
 import pytest
 import torch
 
-from tests import golden
+from tests import golden, peers
 from tests.pretrained import weights
 from tests.pretrained.test_adapt import adapt
 from vit_jax.errors import UserError
-from vit_jax.pretrained.fit.resize import interpolate_posembed, mix_channels, resize_patch_kernel
+from vit_jax.pretrained.fit.resize import (
+    METHODS,
+    interpolate_posembed,
+    mix_channels,
+    resize_patch_kernel,
+)
 from vit_jax.trees import unflatten_names
 
 KEYS = sorted({key.rpartition("_")[0] for key in golden.arrays("posembed")})
@@ -33,7 +38,7 @@ TARGETS = [(1, 1), (3, 5), (14, 14), (24, 18), (13, 29), (64, 48)]
 
 
 @pytest.mark.parametrize("source", SOURCES)
-@pytest.mark.parametrize("method", ["bilinear", "bicubic", "transformers", "dinov2"])
+@pytest.mark.parametrize("method", list(METHODS))
 def test_interpolation_is_that_of_torch(method: str, source: tuple[int, int]) -> None:
     """Up, down, rectangles, one axis each way. Rounding alone differs: 1e-15 in float64.
 
@@ -47,8 +52,8 @@ def test_interpolation_is_that_of_torch(method: str, source: tuple[int, int]) ->
             before = (scale * posemb).astype(dtype)
             theirs = torch.nn.functional.interpolate(
                 torch.from_numpy(before).reshape(1, *source, 8).permute(0, 3, 1, 2),
-                mode="bilinear" if method == "bilinear" else "bicubic",
-                antialias=method == "bicubic",
+                mode="bilinear" if method in ("bilinear", "siglip2") else "bicubic",
+                antialias=method in ("bicubic", "siglip2"),
                 align_corners=method == "bilinear",
                 **_size(method, source, target),
             )
@@ -67,21 +72,22 @@ def _size(method: str, source: tuple[int, int], target: tuple[int, int]) -> dict
     return {"scale_factor": tuple((b + 0.1) / a for a, b in zip(source, target, strict=True))}
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning")  # of torch, for timm
 @pytest.mark.parametrize("method", ["bicubic", "transformers"])
 def test_relative_positions_by_row_and_column(method: str) -> None:
-    """BEiT's to another grid: those of rows and columns, not of tokens, see adapt.py."""
+    """BEiT's to another grid, as timm and transformers do it: by rows and columns of offsets."""
     name = "Transformer/encoderblock_0/MultiHeadDotProductAttention_0/relative_bias/offsets"
     before = np.random.default_rng(0).normal(size=(7, 5, 3)).astype(np.float32)
     like = {name: np.zeros((11, 13, 3), np.float32)}
     params, report = adapt({name: before}, like, grid=(6, 7), posemb=method)
     assert report["adapted"] == {name: f"{method} 4x3 -> 6x7"}
-    theirs = torch.nn.functional.interpolate(
-        torch.from_numpy(before).permute(2, 0, 1)[None],
-        size=(11, 13),
-        mode="bicubic",
-        antialias=method == "bicubic",
-    )
-    expected = theirs[0].permute(1, 2, 0).numpy()
+    table = torch.from_numpy(before).permute(2, 0, 1)  # [3, 7, 5]
+    if method == "bicubic":
+        timm = peers.import_timm()
+        theirs = timm.layers.resize_rel_pos_bias_table(table, (6, 7), (3, 11, 13))
+    else:
+        theirs = torch.nn.functional.interpolate(table[None], (11, 13), mode="bilinear")[0]
+    expected = theirs.permute(1, 2, 0).numpy()
     np.testing.assert_allclose(params[name], expected, rtol=0, atol=1e-5)
 
 

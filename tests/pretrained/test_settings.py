@@ -2,6 +2,7 @@
 
 import json
 import logging
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +11,17 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from configs import pretrain
+from tests.peers import import_timm
 from tests.pretrained import weights
+from vit_jax.data.preprocess import parse
 from vit_jax.errors import UserError
 from vit_jax.export.convert import write
 from vit_jax.inference.load import attributes, load_model
 from vit_jax.models.create import create_model
 from vit_jax.models.description import Description
+from vit_jax.models.vit import POSITIONS
+from vit_jax.pretrained.adopt import adopt
 from vit_jax.trees import flatten_names
 
 
@@ -55,7 +61,7 @@ HUGGING_FACE: list[tuple[str, dict[str, Any], str]] = [
     ("config.json", {"id2label": {"0": "a", "1": "b"}}, "2 class names"),
     ("config.json", {"num_attention_heads": 5}, "with 5 heads"),
     ("config.json", {"num_attention_heads": "x"}, "config.json has a value of the wrong type"),
-    ("preprocessor_config.json", {"rescale_factor": 1 / 127.5}, "multiply pixels by 0.0078"),
+    ("preprocessor_config.json", {"rescale_factor": "x"}, "value of the wrong type"),
 ]
 TIMM: list[tuple[str, dict[str, Any], str]] = [
     ("config.json", {"model_args__act_layer": "relu"}, "act_layer='relu' is unknown"),
@@ -212,3 +218,165 @@ def test_one_output_is_a_probability_and_a_regression_none(tmp_path: Path) -> No
         loaded.predict(pixels)
     write(tmp_path / "again", "huggingface", params, loaded.description)
     assert json.loads((tmp_path / "again/config.json").read_text())["problem_type"] == "regression"
+
+
+MEAN, STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
+SCALE = "normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))"
+SQUASHED = "decode|resize(16, 16, 'pillow_bilinear')"
+# What one setting changes, and what is said of it, if that is a guess. All else holds.
+PARTS: dict[str, list[tuple[dict[str, Any], str, str]]] = {
+    "huggingface": [
+        ({"do_resize": False}, SQUASHED, r".*, if it is of another size \(do_resize=False\)"),
+        ({"resample": 1}, "decode|resize(16, 16, 'pillow_lanczos')", ""),
+        ({"resample": 9}, SQUASHED, "bilinear for resample=9"),
+        (
+            {"size": 16, "do_center_crop": True, "crop_size": 16},
+            f"{SQUASHED}|central_crop(16, 16)",
+            "",
+        ),
+        (
+            {"size": {"longest_edge": 16}},
+            SQUASHED,
+            "the whole image .*for size={'longest_edge': 16}",
+        ),
+        (
+            {"size": {"shortest_edge": 16}},
+            "decode|resize_small(16, 'pillow_bilinear', 'down')|central_crop(16, 16)",
+            "a central crop, as size=.* has none",
+        ),
+        ({"do_pad": True}, SQUASHED, "do_pad left out"),
+        ({"image_processor_type": "OwnProcessor"}, SQUASHED, "OwnProcessor as ViTImageProcessor"),
+        ({"resample": None}, SQUASHED, ""),
+    ],
+    "timm": [
+        ({"interpolation": "nearest"}, "decode|resize(16, 16, 'pillow_nearest')", ""),
+        (
+            {"interpolation": "random"},
+            "decode|resize(16, 16, 'pillow_bicubic')",
+            "'bicubic' for inter",
+        ),
+        (
+            {"crop_mode": "border"},
+            "decode|resize_small(16, 'pillow_bilinear', 'down')"
+            "|central_crop(16, 16, rounding='nearest')",
+            "'center' for crop_mode='border'",
+        ),
+        ({"crop_pct": 1.5}, SQUASHED, "1.0 for crop_pct=1.5"),
+        (
+            {"interpolation": REMOVED},
+            "decode|resize(16, 16, 'pillow_bicubic')",
+            "interpolation=bic",
+        ),
+    ],
+}
+
+
+@pytest.mark.parametrize("format", list(PARTS))
+def test_each_part_of_the_settings_holds_on_its_own(format, tmp_path, caplog):
+    folder, changes_of_scale = folder_of(tmp_path, format), {"image_mean": MEAN, "image_std": STD}
+    file, prefix = folder / "preprocessor_config.json", ""
+    if format == "timm":
+        file, prefix = folder / "config.json", "pretrained_cfg__"
+        changes_of_scale = {"mean": MEAN, "std": STD}
+    before = file.read_text()
+    for changes, ops, said in PARTS[format]:
+        caplog.clear()
+        file.write_text(before)
+        changed = {**changes_of_scale, **changes}
+        change(file, **{f"{prefix}{key}": value for key, value in changed.items()})
+        assert load_model(folder).description.eval_preprocess == f"{ops}|{SCALE}", changes
+        lines = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+        assert len(lines) == bool(said), (changes, lines)
+        assert not said or re.search(f"assumed of its images: .*{said}", lines[0]), (changes, lines)
+        # Fine-tuning adopts the same scale.
+        config = pretrain.get_config("Ti/16,imagenet2012")
+        config.pretrained.source = str(folder)
+        assert adopt(config, str(tmp_path / "run")).dataset.preprocess.endswith(SCALE)
+
+
+def test_pixels_that_are_not_divided_by_255(tmp_path, caplog):
+    """As transformers computes it: (factor x - mean) / std."""
+    folder = folder_of(tmp_path, "huggingface")
+    image = np.random.default_rng(0).integers(0, 256, (16, 16, 3), np.uint8)
+    for changes, factor in (({"rescale_factor": 1 / 127.5}, 1 / 127.5), ({"do_rescale": False}, 1)):
+        change(folder / "preprocessor_config.json", image_mean=MEAN, image_std=STD, **changes)
+        expected = (image * factor - MEAN) / np.array(STD)
+        np.testing.assert_allclose(load_model(folder).preprocess(image)[0], expected, rtol=1e-4)
+    assert "pixels from 0 to 255, as do_rescale=False" in caplog.text
+
+
+def test_a_file_of_settings_that_is_missing_is_said(tmp_path, caplog):
+    folder = folder_of(tmp_path, "huggingface")
+    processor = folder / "preprocessor_config.json"
+    change(processor, image_mean=MEAN, image_std=STD)
+    # transformers 5 writes all processors of a model into one file, and looks there first.
+    content = {"image_processor": json.loads(processor.read_text()), "processor_class": "X"}
+    (folder / "processor_config.json").write_text(json.dumps(content))
+    processor.write_text("{}")
+    assert load_model(folder).description.eval_preprocess == f"{SQUASHED}|{SCALE}"
+    assert "found" not in caplog.text
+    (folder / "processor_config.json").unlink()
+    for kind, ops in (
+        ("vit", SQUASHED),
+        ("vit_mae", f"{SQUASHED}|{SCALE}"),
+        ("deit", "decode|resize(18, 18, 'pillow_bicubic')|central_crop(16, 16)|" + SCALE),
+    ):
+        caplog.clear()
+        change(folder / "config.json", model_type=kind)
+        assert load_model(folder).description.eval_preprocess == ops
+        assert (
+            f"no preprocessor_config.json found; guessed: images prepared by {ops}." in caplog.text
+        )
+    timm = folder_of(tmp_path / "timm", "timm")
+    change(timm / "config.json", pretrained_cfg=REMOVED)
+    assert load_model(timm).description.eval_preprocess.endswith(SCALE)
+    assert "images: interpolation=bicubic, crop_pct=0.875, mean=(0.485" in caplog.text
+
+
+def test_the_size_that_a_processor_names_is_said(tmp_path, caplog):
+    """As DINOv2's: positions of 518 pixels, images of 224."""
+    folder = folder_of(tmp_path, "huggingface")
+    size = {"height": 8, "width": 8}
+    change(folder / "preprocessor_config.json", size=size)
+    assert load_model(folder).description.image_shape == (16, 16, 3)
+    assert "images of 16x16 pixels, as its positions; its settings of images say 8x8" in caplog.text
+    caplog.clear()
+    assert load_model(folder, image_size=8).description.image_shape == (8, 8, 3)
+    assert not caplog.records
+
+
+def test_a_bare_files_pixels_are_guessed_and_said(tmp_path, caplog):
+    arrays = load_file(folder_of(tmp_path, "timm") / "model.safetensors")
+    save_file(arrays, tmp_path / "a.safetensors")
+    load_model(tmp_path / "a.safetensors", num_heads=3)
+    assert "images prepared by official_eval (pixels from -1 to 1)." in caplog.text
+    # Facebook's own DINOv2 has timm's names but for the mask token.
+    dino = {**arrays, "mask_token": torch.zeros(1, 24)}
+    save_file(dino, tmp_path / "b.safetensors")
+    loaded = load_model(tmp_path / "b.safetensors", num_heads=3, image_size=32)
+    ops = str(parse(loaded.description.eval_preprocess))
+    assert all(part in ops for part in ("pillow_bicubic", "CentralCrop", str(tuple(MEAN)))), ops
+    assert loaded.report["adapted"][POSITIONS] == "dinov2 2x2 -> 4x4"
+    # A pooled model has no class token to pool by.
+    caplog.clear()
+    pooled = arrays | {f"fc_{name}": arrays.pop(name) for name in ("norm.weight", "norm.bias")}
+    save_file(pooled, tmp_path / "c.safetensors")
+    load_model(tmp_path / "c.safetensors", num_heads=3)
+    assert "classifier=gap" in caplog.text
+    assert "class token" not in caplog.text
+
+
+def test_a_name_of_the_zoo_settles_a_bare_file(tmp_path, caplog):
+    """If its sizes are those of that model; else it is only a name."""
+    name = "deit_tiny_patch16_224-a1311bcf.pth"
+    arrays = load_file(folder_of(tmp_path, "timm") / "model.safetensors")
+    torch.save({"model": arrays}, tmp_path / name)
+    assert load_model(tmp_path / name, num_heads=3).description.eval_preprocess.startswith(
+        "official"
+    )
+    assert "the zoo's" not in caplog.text
+    timm = import_timm()
+    torch.save({"model": timm.create_model("deit_tiny_patch16_224").state_dict()}, tmp_path / name)
+    assert load_model(tmp_path / name).description.eval_preprocess == "deit_eval(224)"
+    assert "by its name the zoo's 'deit/deit_tiny_patch16_224'" in caplog.messages[-1]
+    assert "images prepared" not in caplog.messages[-1]

@@ -9,6 +9,8 @@ shallow hybrid: timm adds 1e-8 to the variance of a kernel and 1e-5 to that of a
 code (tests/models/test_golden.py) 1e-5 to the kernel's deviation and 1e-6.
 """
 
+import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -185,3 +187,33 @@ def test_intermediate_layers_are_those_of_timm(tmp_path: Path) -> None:
         assert difference(features[f"block_{i}_normed"], theirs) < SAME
     assert difference(features["tokens"], last) < SAME
     assert difference(features["register_3"], last[:, 4]) < SAME
+
+
+OTHER_SIZES = [  # positions before all tokens, of patches alone, BEiT's of offsets
+    ("vit_tiny_patch16_224", (48, 80)),
+    ("vit_small_patch14_reg4_dinov2", (28, 56)),
+    ("vit_base_patch16_siglip_224", (48, 48)),
+    ("beit_base_patch16_224", (80, 80)),
+    ("beit_base_patch16_224", (32, 48)),
+]
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # of torch, for timm
+@pytest.mark.parametrize(("architecture", "size"), OTHER_SIZES)
+def test_other_sizes_as_timm_loads_them(architecture, size, tmp_path):
+    """The folder of a model of 4 x 4 tokens, for images of another size: no method is named."""
+    args: dict[str, Any] = {"depth": 1, "embed_dim": 48, "num_heads": 3, "num_classes": 5}
+    side = 4 * (14 if "patch14" in architecture else 16)
+    model = timm.create_model(architecture, **args, img_size=side)
+    randomise(model)
+    config = {"architecture": architecture, "model_args": {**args, "img_size": side}}
+    config["global_pool"] = model.global_pool
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    write_safetensors(tmp_path / "model.safetensors", arrays_of(model), {"format": "pt"})
+    larger = timm.create_model(architecture, **args, img_size=size).eval()
+    module = sys.modules[type(model).__module__]
+    larger.load_state_dict(module.checkpoint_filter_fn(model.state_dict(), larger))
+    images = golden.images(2, *size)
+    loaded = load_model(tmp_path, image_size=size)
+    ours = loaded.module.apply({"params": loaded.params}, images, train=False)
+    assert difference(their_logits(larger, images), ours) < SAME

@@ -121,9 +121,9 @@ class Resize(SizedOp):
 
 @dataclasses.dataclass(frozen=True)
 class ResizeSmall(ImageOp):
-    """Resizes the short side to `size`, keeping the aspect ratio."""
+    """Resizes the short side to `size`; to cover a pair; keeping the aspect ratio."""
 
-    size: int
+    size: Size
     method: Method = "area"
     rounding: Rounding = "nearest"  # of the long side; big_vision: nearest, torchvision: down
 
@@ -131,8 +131,12 @@ class ResizeSmall(ImageOp):
         check_sides(size=self.size)
 
     def apply(self, image: np.ndarray, _rng: np.random.Generator) -> np.ndarray:
-        short, as_whole = min(image.shape[:2]), _ROUND[self.rounding]
-        height, width = (as_whole(side * self.size / short) for side in image.shape[:2])
+        shape, as_whole = image.shape[:2], _ROUND[self.rounding]
+        if isinstance(self.size, int):
+            height, width = (as_whole(side * self.size / min(shape)) for side in shape)
+        else:  # in the order of timm's ResizeKeepRatio, for its rounding
+            ratio = min(old / new for old, new in zip(shape, self.size, strict=True))
+            height, width = (as_whole(side / ratio) for side in shape)
         return resize(image, height, width, self.method)
 
 

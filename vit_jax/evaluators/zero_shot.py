@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -37,19 +37,12 @@ class ZeroShotEvaluator:
         names = reader.dataset.class_names  # type: ignore[attr-defined]
         if not hasattr(objective, "embed_texts"):
             raise UserError("evaluators.*.name='zero_shot' needs objective.name='contrastive'.")
-        if not names or not prompts or not all("{}" in prompt for prompt in prompts):
-            raise UserError(
-                f"evaluators.*.prompts={prompts!r} must contain {{}} in place of the class name, "
-                f"and the data must have class names (they have {len(names)})."
-            )
         self._reader = reader
-        texts = [prompt.format(name) for name in names for prompt in prompts]
+        texts = fill_prompts(prompts, names, "evaluators.*.prompts")
         self._tokens = encode_texts(objective.eval_preprocess, texts)  # [K * P, T]
 
         def classes(params: Any, tokens: jax.Array) -> jax.Array:
-            embeddings = objective.embed_texts(params, tokens)  # [K * P, D]
-            x = jnp.mean(jnp.reshape(embeddings, (len(names), len(prompts), -1)), axis=1)
-            return x / jnp.linalg.norm(x, axis=-1, keepdims=True)  # [K, D]
+            return class_vectors(objective.embed_texts(params, tokens), len(names))
 
         def outputs(params: Any, batch: Any) -> dict[str, jax.Array]:
             images = objective.embed_images(params["towers"], batch["image"])  # [B, D]
@@ -67,3 +60,38 @@ class ZeroShotEvaluator:
         parts = stream_outputs(self._step, arguments, self._reader, on_batch=on_batch)
         hits = np.concatenate([part["hit"] for part in parts])
         return {"accuracy": float(np.mean(hits, dtype=np.float64)), "num_examples": len(hits)}
+
+
+class TextHead(NamedTuple):
+    """Makes logits of classes of the embeddings of an image tower: scale * cosine + bias."""
+
+    tower: Any  # a linen module: images -> embeddings [B, D]
+    classes: np.ndarray  # unit vectors, float32 [K, D]
+    scale: float = 1.0
+    bias: float = 0.0
+
+    def logits(self, embeddings: Any) -> jax.Array:
+        """[B, D], of any length -> float32 [B, K]."""
+        units = embeddings / jnp.linalg.norm(embeddings, axis=-1, keepdims=True)
+        # Accelerators' fast products round by 1e-3, which a scale of 100 makes 0.1.
+        cosines = jnp.matmul(units, self.classes.T, precision="highest")
+        return self.scale * cosines + self.bias
+
+    def apply(self, *args: Any, **kwargs: Any) -> jax.Array:
+        """Logits, where an objective calls its model's `apply`."""
+        return self.logits(self.tower.apply(*args, **kwargs))
+
+
+def fill_prompts(prompts: Sequence[str], names: Sequence[str], key: str = "prompts") -> list[str]:
+    """The texts of all classes, K * P of them; UserError without {} or without classes."""
+    if not names or not prompts or not all("{}" in prompt for prompt in prompts):
+        text = f"{key}={prompts!r} must contain {{}} in place of the class name, and there must be"
+        raise UserError(f"{text} class names (there are {len(names)}).")
+    return [prompt.format(name) for name in names for prompt in prompts]
+
+
+def class_vectors(embeddings: Any, num_classes: int) -> jax.Array:
+    """Embeddings of `fill_prompts`, [K * P, D] of any length, to unit vectors [K, D]."""
+    x = embeddings / jnp.linalg.norm(embeddings, axis=-1, keepdims=True)
+    x = jnp.mean(jnp.reshape(x, (num_classes, -1, x.shape[-1])), axis=1)
+    return x / jnp.linalg.norm(x, axis=-1, keepdims=True)

@@ -71,7 +71,7 @@ def evaluate(
       output: folder for `evaluation.json`, `classes.csv` (one line per class), and if images
         have one label `examples.csv` (one per example) and `confusion.csv`.
       prompts: texts with {} for a class name: an image tower then classifies by them, with the
-        text tower of the same file (zero-shot), and has no loss and no calibration.
+        text tower of the same file (zero-shot); loss and calibration need their temperature.
 
     Returns:
       `accuracy`, `accuracy_top5` (with more than 5 outputs), `loss`, `calibration_error`,
@@ -91,12 +91,12 @@ def evaluate(
     data = model.open_dataset(**options, on_bad_image=on_bad_image)
     if prompts:
         model = _zero_shot(model, source, data.class_names, prompts, **model_options)
-    if model.description.probabilities_by == "none":
+    elif model.description.probabilities_by == "none":
         raise UserError(f"{source}: its outputs are regression targets, not classes.")
     outputs = match_classes(
         data.class_names,
         model.description.class_names,
-        model.description.model["num_classes"],
+        model.num_outputs,
         ignore_names=ignore_class_names,
     )
     data = data.check()
@@ -121,8 +121,9 @@ def evaluate(
         accuracy, count = real_accuracy(arrays["prediction"], matched)
         results |= {"accuracy_real": accuracy, "num_examples_real": count}
     if prompts:
-        results = {k: v for k, v in results.items() if k not in ("loss", "calibration_error")}
         results["prompts"] = list(prompts)
+    if model.description.probabilities_by == "none":  # cosines of unknown temperature
+        results = {k: v for k, v in results.items() if k not in ("loss", "calibration_error")}
     names = dict(zip(outputs.tolist(), data.class_names, strict=True))
     names |= dict(enumerate(model.description.class_names))
     if not several:
@@ -191,15 +192,15 @@ def measure_examples(
     `present_outputs`; None: all. `several`, `loss`, `batch_size`: see `evaluate`.
     """
     if competing is None:
-        competing = np.arange(model.description.model["num_classes"])
+        competing = np.arange(model.num_outputs)
     places = np.searchsorted(competing, outputs).clip(max=len(competing) - 1)
     reader = model.reader(relabel(data, places, len(competing)), batch_size)
-    task = Task.of(model.module)
+    task = Task.of(model.text_head or model.module)
     if several:
         task = dataclasses.replace(task, class_names=data.class_names)
         return AveragePrecisionEvaluator(MultiLabel(task), reader).examples(model.placed_params)
-    objective = _SubsetClassification(
-        task, competing, loss=loss or model.description.probabilities_by
-    )
+    by = model.description.probabilities_by
+    loss = loss or ("softmax" if by == "none" else by)
+    objective = _SubsetClassification(task, competing, loss=loss)
     arrays = ClassificationEvaluator(objective, reader).examples(model.placed_params)
     return arrays | {name: competing[arrays[name]] for name in ("label", "prediction")}

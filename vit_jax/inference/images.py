@@ -22,6 +22,7 @@ from vit_jax.data.ops import (
     Resize,
     ResizeSmall,
     ValueRange,
+    pair,
 )
 from vit_jax.data.pillow_reader import pillow_pixels
 from vit_jax.data.preprocess import OPS, Chain, PythonOp, parse
@@ -88,7 +89,9 @@ def at_image_size(description: Description, size: tuple[int, int]) -> Descriptio
         if isinstance(op, Resize | ResizeSmall) and not is_scaled:
             op = Resize(*size, method=op.method)
         elif isinstance(op, ResizeSmall):
-            op = dataclasses.replace(op, size=round(op.size * scale))
+            height, width = (round(side * scale) for side in pair(op.size))
+            is_pair = isinstance(op.size, tuple)
+            op = dataclasses.replace(op, size=(height, width) if is_pair else height)
         elif isinstance(op, Resize | CentralCrop | CornerCrop):
             height, width = (round(side * scale) for side in op.shape)
             op = dataclasses.replace(op, height=height, width=width)

@@ -36,7 +36,7 @@ def load_model(
     image_size: int | tuple[int, int] | None = None,
     num_heads: int | None = None,
     grid: tuple[int, int] | None = None,
-    posemb: str = "bilinear",
+    posemb: str = "auto",
     dtype: str = "float32",
     preprocess: str = "",
 ) -> Model:
@@ -51,7 +51,8 @@ def load_model(
         embeddings are interpolated.
       num_heads: of the attention, if not stored in the file.
       grid: rows and columns of the file's tokens, if not square.
-      posemb: interpolation of positions, a key of `resize.METHODS`.
+      posemb: interpolation of positions, a key of `resize.METHODS`; `auto`: as the library whose
+        weights they are does it.
       dtype: of the computation, `float32` or `bfloat16`.
       preprocess: ops from an image to the input, replacing the weights' own.
 
@@ -62,6 +63,8 @@ def load_model(
     stored = read_source(source, num_heads=num_heads, grid=grid)
     size = (image_size, image_size) if isinstance(image_size, int) else image_size
     module, description, source_grid = _create(str(source), stored, grid, size, dtype, preprocess)
+    if stored.similarity:
+        description = dataclasses.replace(description, similarity=stored.similarity)
     with reading(f"the description of {source}"):
         like = flatten_names(abstract_params(module, description.image_shape))
     logging.info("Preprocessing: %s", description.eval_preprocess)
@@ -86,6 +89,7 @@ def load_model(
             source_grid=source_grid,
             reset_head=False,
             posemb=posemb,
+            source_posemb=stored.posemb,
             dropped=stored.dropped,
             changed=stored.changed,
         )
@@ -126,11 +130,20 @@ def _create(
             check_no_code(source, own)
         if size is not None and grid is None:
             raise UserError(f"--image_size={size}: {source} takes texts, not images.")
+        named = stored.inputs.size if stored.inputs and not stored.lacks else None
         if size is not None and size != image_shape[:2]:
             description = at_image_size(description, size)
+        elif size is None and named and named != image_shape[:2]:
+            text = f"{source}: images of {_sides(image_shape[:2])} pixels, as its positions; its"
+            text += f" settings of images say {_sides(named)} (--image_size={named[0]},{named[1]})"
+            logging.warning("%s.", text)
         if preprocess:
             description = dataclasses.replace(description, eval_preprocess=preprocess)
     return module, description, grid
+
+
+def _sides(size: tuple[int, ...]) -> str:
+    return "x".join(map(str, size))
 
 
 def attributes(module: Any, name: str) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import logging
 import math
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -19,6 +20,7 @@ from vit_jax.data.preprocess import encode_texts
 from vit_jax.errors import UserError
 from vit_jax.evaluators.create import EvaluatorKeys
 from vit_jax.evaluators.stream import Reader, compile_outputs, stream_outputs
+from vit_jax.evaluators.zero_shot import TextHead, class_vectors, fill_prompts
 from vit_jax.files.paths import read_json, reading
 from vit_jax.inference.images import Images, Inputs, input_chain, input_range
 from vit_jax.kinds import check_known
@@ -41,8 +43,9 @@ class Model:
     An image is the path of a file, its bytes, a Pillow image, or uint8 pixels [H, W, C] or [H, W],
     of any size; images are one, a list of them, or uint8 [B, H, W, C]. Float arrays [B, H, W, C]
     are taken as outputs of `preprocess`. `module.apply({"params": params}, images, train=False)`
-    takes such floats and returns logits [B, K] float32. A text model takes strings instead
-    of images, and `preprocess` returns their tokens, int32 [B, T].
+    takes such floats and returns logits [B, K] float32 (after `zero_shot` embeddings, of which
+    `text_head` makes the logits). A text model takes strings instead of images, and `preprocess`
+    returns their tokens, int32 [B, T].
     """
 
     module: Any  # a linen module
@@ -51,6 +54,7 @@ class Model:
     format: str  # of the weights
     source: str  # of the weights
     report: dict[str, Any]  # what happened to every array, see `fit.adapt.adapt_params`
+    text_head: TextHead | None = None  # of `zero_shot`
 
     @property
     def is_text(self) -> bool:
@@ -68,6 +72,12 @@ class Model:
     def class_names(self) -> tuple[str, ...]:
         """Names of the outputs; () if unknown."""
         return self.description.class_names
+
+    @property
+    def num_outputs(self) -> int:
+        """K of `logits`; 0 without a head."""
+        head = self.text_head
+        return len(head.classes) if head else self.description.model["num_classes"]
 
     def preprocess(self, images: Any) -> np.ndarray:
         """The model's input: float32 [B, H, W, C]; one image is a batch of one.
@@ -113,7 +123,7 @@ class Model:
 
         UserError if the model has no head, or an argument is invalid.
         """
-        num_outputs = self.description.model["num_classes"]
+        num_outputs = self.num_outputs
         if type(top) is not int or top < 1:
             raise UserError(f"--top={top!r} must be an integer, at least 1.")
         if not num_outputs:
@@ -124,7 +134,8 @@ class Model:
             check_known("--loss", loss, PROBABILITIES)
         by = loss or self.description.probabilities_by or "softmax"
         if by == "none" or (num_outputs == 1 and by == "softmax"):
-            kind = "regression targets" if by == "none" else "a single logit, whose softmax is 1"
+            none = "cosines of unknown temperature" if self.text_head else "regression targets"
+            kind = none if by == "none" else "a single logit, whose softmax is 1"
             raise UserError(f"the model's outputs are {kind}; use its logits (features) instead.")
         names = self.class_names or [f"class {i}" for i in range(num_outputs)]
         for part in self.stream(["logits"], examples, batch_size):
@@ -183,10 +194,15 @@ class Model:
           batch_size: over all devices; rounded up to a multiple of their number.
           key: for errors.
         """
-        features = check_features(self.module, [name for name in names if name != "labels"], key)
+        features, head = [name for name in names if name != "labels"], self.text_head
+        if head is None or features != ["logits"]:
+            features = check_features(self.module, features, key)
         make = functools.partial(feature_function, self.module, features)
         labels = "labels" in names
-        return self._outputs(("features", *names), make, examples, batch_size, labels=labels)
+        parts = self._outputs(("features", *names), make, examples, batch_size, labels=labels)
+        if head and "logits" in features:
+            return ({**part, "logits": np.asarray(head.logits(part["logits"]))} for part in parts)
+        return parts
 
     def open_dataset(self, **options: Any) -> Dataset:
         """A split with the model's own preprocessing; see `create_dataset` for the other options.
@@ -229,7 +245,8 @@ class Model:
         description, flat = self.description, flatten_names(self.params)
         headless = {"num_classes": 0, "representation_size": None}
         sizes = {key: headless.get(key, value) for key, value in description.model.items()}
-        description = dataclasses.replace(description, model=sizes, class_names=())
+        none: Any = {"class_names": (), "similarity": None}
+        description = dataclasses.replace(description, model=sizes, **none)
         module = self.module.clone(**{key: sizes[key] for key in headless if key in sizes})
         names = flatten_names(abstract_params(module, description.image_shape))
         dropped = dict.fromkeys(flat.keys() - names, "dropped (--drop_head)")
@@ -241,39 +258,35 @@ class Model:
             "dropped": {**self.report["dropped"], **dropped},
         }
         params = unflatten_names({name: flat[name] for name in names})
-        return dataclasses.replace(
-            self, module=module, params=params, description=description, report=report
-        )
+        changed: Any = {"params": params, "description": description, "report": report}
+        return dataclasses.replace(self, module=module, text_head=None, **changed)
 
     def zero_shot(self, texts: Model, class_names: Sequence[str], prompts: Sequence[str]) -> Model:
-        """This image tower with a head that classifies by class names (2103.00020, 3.1).
+        """This image tower as a classifier by class names (2103.00020, 3.1).
 
-        The weights of a class are the direction of its name's mean embedding over all prompts.
-        An embedding's length scales all logits of an image: their order is that of the cosines.
+        A class is the direction of its name's mean embedding over all prompts. Its logit is
+        scale * cosine + bias, and its probability a softmax, or a sigmoid if the towers were
+        trained with a bias (SigLIP). Of weights without a temperature the logits are cosines, and
+        there are no probabilities, which is logged.
 
         Args:
           texts: the text tower trained with this one.
-          class_names: in the order of the new outputs.
+          class_names: in the order of the outputs.
           prompts: texts with {} in place of a name; else a UserError.
         """
-        if not all("{}" in prompt for prompt in prompts):
-            raise UserError(f"prompts={list(prompts)} must have {{}} in place of a name.")
-        sentences = [prompt.format(name) for name in class_names for prompt in prompts]
-        embeddings = texts.features(sentences, "logits")  # [K * P, D]
-        embeddings /= np.linalg.norm(embeddings, axis=-1, keepdims=True)
-        means = embeddings.reshape(len(class_names), len(prompts), -1).mean(axis=1)
-        kernel = (means / np.linalg.norm(means, axis=-1, keepdims=True)).T  # [D, K]
-        flat, bias = flatten_names(self.params), np.zeros(len(class_names), np.float32)
-        if self.description.model["num_classes"]:  # a head that computes the embedding
-            bias, kernel = flat["head/bias"] @ kernel, flat["head/kernel"] @ kernel
-        sizes = {**self.description.model, "num_classes": len(class_names)}
-        names = tuple(class_names)
-        return dataclasses.replace(
-            self,
-            module=self.module.clone(num_classes=len(names)),
-            params=unflatten_names({**flat, "head/kernel": kernel, "head/bias": bias}),
-            description=dataclasses.replace(self.description, model=sizes, class_names=names),
-        )
+        embeddings = texts.features(fill_prompts(prompts, class_names), "logits")
+        classes = np.asarray(class_vectors(embeddings, len(class_names)))
+        pair = self.description.similarity or texts.description.similarity
+        if pair is None:
+            text = f"{self.source} has no temperature (logit_scale, or t), so probabilities are not"
+            logging.warning(f"{text} known, and logits are cosines; take the file of both towers.")
+            by, head = "none", TextHead(self.module, classes)
+        else:
+            by = "softmax" if pair.bias is None else "sigmoid"
+            head = TextHead(self.module, classes, pair.scale, pair.bias or 0.0)
+        new: Any = {"class_names": tuple(class_names), "probabilities_by": by}
+        description = dataclasses.replace(self.description, **new)
+        return dataclasses.replace(self, description=description, text_head=head)
 
     def reader(self, dataset: Any, batch_size: int) -> Reader:
         """Reads examples on all devices, with one thread per core; `batch_size` is positive."""
@@ -369,7 +382,7 @@ class Model:
         taken = f"texts of {size[0]} tokens"
         if grid is not None:
             taken = f"images {'x'.join(map(str, size))}, tokens {grid[0]}x{grid[1]}"
-        return f"{count:,} parameters, {taken}, {self.description.model['num_classes']} outputs"
+        return f"{count:,} parameters, {taken}, {self.num_outputs} outputs"
 
 
 def _is_batch(images: Any) -> bool:

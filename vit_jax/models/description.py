@@ -7,17 +7,67 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 HALF = (0.5, 0.5, 0.5)
+# How Pillow resizes, antialiased but for "nearest", and its numbers for that.
+PILLOW_METHODS = {"nearest": 0, "lanczos": 1, "bilinear": 2, "bicubic": 3, "box": 4, "hamming": 5}
 
 
 @dataclasses.dataclass(frozen=True)
 class InputSettings:
     """`eval_preprocess` in the form in which other libraries store it."""
 
-    method: str  # "bilinear" or "bicubic"
-    resize: int | tuple[int, int]  # of the short side, or (height, width) of the whole image
+    method: str  # one of Pillow's: "bilinear", "bicubic", ...
+    # Of the short side, or (height, width) of the whole image; None: as it is.
+    resize: int | tuple[int, int] | None
     crop: tuple[int, int] | None  # (height, width) of the center crop afterwards
     mean: tuple[float, ...] = HALF  # per channel, for pixels in [0, 1]; with `std` 0.5: [-1, 1]
     std: tuple[float, ...] = HALF
+    covers: bool = False  # `resize` keeps the aspect ratio and covers (height, width)
+    rounding: str = "nearest"  # of the crop's corner: torchvision's; transformers': "down"
+
+    @property
+    def size(self) -> tuple[int, int] | None:
+        """(height, width) of every result; None if it depends on the image."""
+        return self.crop or (self.resize if isinstance(self.resize, tuple) else None)
+
+    def at(self, size: tuple[int, int]) -> InputSettings:
+        """The same for images of another size; of another aspect ratio: the whole image."""
+        if self.size is None or self.size == size:
+            return self
+        scale = size[0] / self.size[0]
+        if size[0] * self.size[1] != size[1] * self.size[0]:
+            return dataclasses.replace(self, resize=size, crop=None, covers=False)
+        resize: Any = self.resize
+        if isinstance(resize, int):
+            resize = round(scale * resize)
+        elif resize:
+            resize = round(scale * resize[0]), round(scale * resize[1])
+        return dataclasses.replace(self, resize=resize, crop=self.crop and size)
+
+    def ops(self) -> str:
+        """As ops of `data/preprocess.py`."""
+        ops, method = "decode", f"'pillow_{self.method}'"
+        if isinstance(self.resize, int):
+            ops += f"|resize_small({self.resize}, {method}, 'down')"
+        elif self.resize and self.covers:
+            ops += f"|resize_small({self.resize}, {method})"
+        elif self.resize:
+            ops += f"|resize({self.resize[0]}, {self.resize[1]}, {method})"
+        if self.crop:
+            rounding = "" if self.rounding == "down" else f", rounding='{self.rounding}'"
+            ops += f"|central_crop({self.crop[0]}, {self.crop[1]}{rounding})"
+        if {*self.mean, *self.std} == {0.5}:
+            return ops
+        grey = len(self.mean) == 1
+        mean, std = (self.mean[0], self.std[0]) if grey else (self.mean, self.std)
+        return f"{ops}|normalize({mean}, {std})"
+
+
+@dataclasses.dataclass(frozen=True)
+class Similarity:
+    """The logit of an image and a text, of two towers trained together: scale * cosine + bias."""
+
+    scale: float  # exp(logit_scale) of CLIP
+    bias: float | None = None  # of SigLIP, whose probabilities are by sigmoid; CLIP's by softmax
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,6 +80,7 @@ class Description:
     class_names: tuple[str, ...]  # in the order of the logits; () if unknown
     eval_preprocess: str  # ops from an image file to the model's input, see data/preprocess.py
     probabilities_by: str = "softmax"  # or "sigmoid"; "none" if outputs are not classes
+    similarity: Similarity | None = None  # of a tower's embedding, if its pair's is known
 
     def to_json(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
@@ -60,6 +111,7 @@ class Description:
             class_names=tuple(str(name) for name in value["class_names"]),
             eval_preprocess=str(value["eval_preprocess"]),
             probabilities_by=by,
+            similarity=Similarity(**pair) if (pair := value.get("similarity")) else None,
         )
 
 

@@ -44,8 +44,9 @@ def adopt(config: ConfigDict, workdir: str, *, rescales: bool = True) -> ConfigD
             stored = read_source(source, default_heads=heads, grid=keys.grid)
         except ValueError as error:
             raise as_user_error(f"pretrained.source={source!r}: {error}", error) from error
-        known = stored.description
-        spec = known.eval_preprocess if known else stored.eval_preprocess
+        known, inputs = stored.description, stored.inputs
+        spec = stored.eval_preprocess or (inputs.ops() if inputs else "")
+        spec = known.eval_preprocess if known else spec
         # Others do not fit; with the same blocks a decoder or a second token is dropped.
         if MODELS[stored.kind].blocks == family.blocks:
             stated = {**stored.conventions, **(known.model if known else {})}

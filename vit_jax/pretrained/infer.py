@@ -106,6 +106,8 @@ def infer_description(
     size_text = f"{height}" if height == width else f"({height}, {width})"
     preprocess, by = stored.eval_preprocess, stored.probabilities_by
     whole = size and (size[0] // pixels[0], size[1] // pixels[1]) == grid
+    if not preprocess and stored.inputs:
+        preprocess = stored.inputs.at(size if size and whole else (height, width)).ops()
     if preprocess and whole and size != (height, width):  # SigLIP's 384 pixels in patches of 14
         preprocess += f"|corner_crop({height}, {width})"
     description = Description(

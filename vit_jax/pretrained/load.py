@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 from collections.abc import Iterable, Mapping
@@ -18,8 +19,8 @@ from vit_jax.models.create import MODELS, recognise, variant_defaults
 from vit_jax.models.description import OBJECTIVE_PARAMETERS, Description, parts_from_json
 from vit_jax.parameters.table import table_of
 from vit_jax.pretrained.arrays import read_arrays
-from vit_jax.pretrained.formats.stored import FOLDER_FILES, Stored, check_description
-from vit_jax.pretrained.zoo.entries import ZooEntry
+from vit_jax.pretrained.formats.stored import FOLDER_FILES, Stored, check_description, similarity
+from vit_jax.pretrained.zoo.entries import ZooEntry, entry_of_file
 from vit_jax.pretrained.zoo.resolve import describe_source, resolve
 from vit_jax.trees import flatten_names, unflatten_names
 from vit_jax.wording import counted, list_names
@@ -75,6 +76,7 @@ def load_pretrained(
         source_grid=grid or known_grid(stored),
         dropped=stored.dropped,
         changed=stored.changed,
+        source_posemb=stored.posemb,
         **options,
     )
     logging.info("%s (%s):\n%s", source, stored.format, report_text(report))
@@ -134,6 +136,12 @@ def read_source(
                 stored.description = description
     if entry is not None:
         _add_entry(stored, entry)
+    elif stored.lacks == "config.json" and (entry := entry_of_file(path.name)):
+        with contextlib.suppress(UserError):  # another model of that name
+            _add_entry(stored, entry)
+            stored.assumed.insert(0, f"by its name the zoo's {entry.name!r}")
+    if stored.description is None:
+        _log_assumptions(path, stored)
     for name, array in stored.params.items():
         if not np.isfinite(np.sum(array)) and not np.isfinite(array).all():
             raise UserError(f"{source}: {name} has NaN or infinite values; the file is damaged.")
@@ -169,6 +177,7 @@ def _read_own(format: str, path: Path, arrays: Mapping[str, Any], ours: _Ours) -
     """One of the models in a file of ours."""
     own, dropped = ours.split(arrays)
     stored = Stored(format, description=ours.description, dropped=dropped)
+    stored.similarity = similarity(arrays)
     if not own:
         only = list_names(list(arrays))
         raise UserError(f"{path}: no parameters of {ours.part!r}, only of {only}.")
@@ -220,6 +229,18 @@ def _description_of(file: Path, part: str) -> _Ours | None:
     raise UserError(f"{path} has no part {chosen!r}: {known}.")
 
 
+def _log_assumptions(path: Path, stored: Stored) -> None:
+    """Logs in one line what was assumed where the settings beside a file say nothing."""
+    if stored.lacks and MODELS[stored.kind].input == "image" and not stored.eval_preprocess:
+        ops, size = "official_eval (pixels from -1 to 1)", stored.image_size
+        if inputs := stored.inputs:
+            ops = (inputs.at(size) if size else inputs).ops()
+        stored.assumed.append(f"images prepared by {ops}")
+    if stored.assumed:
+        said = f"no {stored.lacks} found; guessed" if stored.lacks else "assumed of its images"
+        logging.warning("%s: %s: %s.", path, said, ", ".join(stored.assumed))
+
+
 # Fields of the zoo that were not verified for every entry, beside conventions.
 _UNVERIFIED = ("classifier", "representation_size", "num_classes")
 
@@ -228,10 +249,6 @@ def _add_entry(stored: Stored, entry: ZooEntry) -> None:
     """Adds what the zoo knows, first the evaluation preprocessing; UserError for another model."""
     from vit_jax.pretrained.infer import infer_model
 
-    stored.image_size = stored.image_size or (entry.resolution, entry.resolution)
-    stored.eval_preprocess = entry.preprocess or stored.eval_preprocess
-    if not stored.class_names and entry.labels:
-        stored.class_names = class_names(entry.labels)
     kind, family = stored.kind, MODELS[stored.kind]
     inferred = infer_model(stored.params, kind, stored.conventions)
     unverified = (*_UNVERIFIED, *family.conventions, *family.head_conventions)
@@ -244,6 +261,10 @@ def _add_entry(stored: Stored, entry: ZooEntry) -> None:
         if key not in unverified:
             raise UserError(f"{text}; it is another one: delete it and download it again.")
         logging.warning(text)
+    stored.image_size = stored.image_size or (entry.resolution, entry.resolution)
+    stored.eval_preprocess = entry.preprocess or stored.eval_preprocess
+    if not stored.class_names and entry.labels:
+        stored.class_names = class_names(entry.labels)
 
 
 def _warn_of_conventions(

@@ -51,16 +51,18 @@ def adamw(
 
 
 def sgd(
-    _table: ParameterTable, momentum_dtype: str, *, momentum: float = 0.9
+    _table: ParameterTable, momentum_dtype: str, *, momentum: float = 0.9, nesterov: bool = False
 ) -> optax.GradientTransformation:
     """Stochastic gradient descent with momentum.
 
-    In bfloat16 a momentum of 0.9 is 0.8984375, as in the official code.
+    In bfloat16 a momentum of 0.9 is 0.8984375, as in the official code. With `nesterov` and
+    `coupled_decay` it is timm's `sgd`.
 
     Args:
       momentum: decay of the accumulated gradient.
+      nesterov: whether to add the gradient to the momentum once more (PyTorch's `nesterov`).
     """
-    return optax.trace(decay=momentum, accumulator_dtype=momentum_dtype)
+    return optax.trace(decay=momentum, nesterov=nesterov, accumulator_dtype=momentum_dtype)
 
 
 def adafactor(
@@ -128,10 +130,11 @@ def lars(
     momentum: float = 0.9,
     trust_coefficient: float = 0.001,
 ) -> optax.GradientTransformation:
-    """SGD with layer-wise rates for large batches (You et al., 1708.03888, algorithm 1).
+    """SGD with layer-wise rates for large batches (You et al., 1708.03888), as in MoCo v3 and MAE.
 
-    The gradient of each kernel, with its weight decay, is scaled to the norm of its parameters
-    before it is accumulated; other parameters are trained as by `sgd`.
+    The sum d = g + weight_decay * w of a kernel w is scaled by trust_coefficient * |w| / |d| and
+    accumulated; other parameters are trained as by `sgd`. Algorithm 1 of the paper, and timm,
+    divide by |g| + weight_decay * |w| instead; the paper accumulates after the learning rate.
 
     Args:
       momentum: decay of the accumulated gradient.
@@ -204,9 +207,10 @@ def create_optimizer(
     freeze: str = "",
     layer_decay: float = 1.0,
     momentum_dtype: str = "float32",
+    coupled_decay: bool = False,
     **kwargs: Any,
 ) -> optax.GradientTransformation:
-    """Clip, precondition, decay (LARS: before that), scale by the learning rate, in this order.
+    """Clip, precondition, decay, scale by the learning rate, in this order.
 
     Weight decay is decoupled and multiplied by the learning rate: each update subtracts
     `rate * weight_decay * parameter` (the paper's 0.1 is 0.1 here; big_vision's is 0.1 * base).
@@ -215,6 +219,8 @@ def create_optimizer(
 
     Args:
       weight_decay: decoupled, multiplied by the learning rate.
+      coupled_decay: add the decay to the gradient, before momentum (L2 regularisation: PyTorch's
+        `SGD` and `Adam`). LARS always does.
       decay_parameters: which parameters to decay: kernels | all.
       decay_multipliers: pairs (regular expression, factor). The first pair that matches the full
         name of a decayed parameter multiplies its decay (ViT-g: 100 for `head/kernel`,
@@ -239,7 +245,7 @@ def create_optimizer(
         decay = add_multiplied_decay(
             weight_decay, DECAY_MASKS[decay_parameters], decay_multipliers, table
         )
-        steps.insert(len(steps) - (name == "lars"), decay)
+        steps.insert(len(steps) - (coupled_decay or name == "lars"), decay)
     if name == "lamb":
         pattern = DECAY_MASKS[kwargs.get("adapted_parameters", "all")]
         steps.append(scale_by_trust_ratio(pattern, table))

@@ -28,7 +28,8 @@ def adapt_params(
     grid: Grid | None,
     source_grid: Grid | None = None,
     reset_head: bool = True,
-    posemb: str = "bilinear",
+    posemb: str = "auto",
+    source_posemb: str = "",
     resize_patches: bool = False,
     channels: str = "",
     class_token: str = "",
@@ -45,7 +46,8 @@ def adapt_params(
       kinds: of both models, names in `MODELS`.
       grid, source_grid: rows and columns of tokens of `like` and `loaded`; None: square.
       reset_head: take `head` and `head_dist` from `like`; if False they must fit.
-      posemb: interpolation of position embeddings, a key of `resize.METHODS`.
+      posemb: interpolation of positions, a key of `resize.METHODS`; `auto`: `source_posemb`, that
+        of the library whose file it is, or if that is "" the official code's.
       resize_patches: resize the patch embedding to the model's patch size.
       channels: how to change the input channels, one of `resize.CHANNEL_METHODS`, or "".
       class_token: "add" adds class and distillation tokens that `loaded` lacks, as zeros with
@@ -61,7 +63,7 @@ def adapt_params(
       UserError: arrays are missing, unexpected or have another shape (all are listed, with the
         config key that resolves each); an unknown option or grid.
     """
-    check_known("pretrained.posemb", posemb, resize.METHODS)
+    check_known("pretrained.posemb", posemb, ("auto", *resize.METHODS))
     check_known("pretrained.channels", channels, ("", *resize.CHANNEL_METHODS))
     check_known("pretrained.class_token", class_token, ("", "add", "drop"))
     theirs, ours = map(table_of, kinds)
@@ -72,7 +74,8 @@ def adapt_params(
     if reset_head:
         reset += fit.last_norm()
     tokens = fit.token_positions(tokens)
-    fit.shapes_of_like(tokens, (grid, source_grid), posemb, resize_patches)
+    method = (source_posemb or "bilinear") if posemb == "auto" else posemb
+    fit.shapes_of_like(tokens, (grid, source_grid), method, resize_patches)
     if channels:
         fit.channels(channels)
     to_load = {name: leaf for name, leaf in like.items() if name not in reset}
@@ -210,13 +213,13 @@ class _Fit:
                 case "positions" | "offsets":
                     self.positions(name, tokens, grids, method)
                 case "axis_positions" if before.ndim == 2 and 0 < len(before) != after[0]:
-                    matrix = resize.METHODS[method](len(before), after[0])
+                    matrix = resize.METHODS[method].positions(len(before), after[0])
                     array = (matrix @ before.astype(np.float64)).astype(before.dtype)
                     self._replace(name, array, f"{method} {len(before)} -> {after[0]}")
                 case "offset_grid" if before.ndim == 3 and before.shape[:2] != after[:2]:
                     grid = tuple((n + 1) // 2 for n in after[:2])
                     old = tuple((n + 1) // 2 for n in before.shape[:2])
-                    array = resize.interpolate_grid(before, after[:2], method)
+                    array = resize.interpolate_offset_grid(before, after[:2], method)
                     self._replace(name, array, _resized(method, old, grid))
                 case "patches" if patches and before.ndim == 4 and before.shape[:2] != after[:2]:
                     how = _resized("pseudo-inverse resize", before.shape, after)

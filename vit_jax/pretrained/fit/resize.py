@@ -17,6 +17,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -53,6 +54,12 @@ def antialiased_cubic(size_in: int, size_out: int) -> np.ndarray:
     return _normalised(np.where(x < 1.0, near, np.where(x < 2.0, far, 0.0)))
 
 
+def antialiased_linear(size_in: int, size_out: int) -> np.ndarray:
+    """Like `half_pixel_linear`, widened by in / out when downscaling, [out, in]."""
+    x = _half_pixel_distances(size_in, size_out) / max(size_in / size_out, 1.0)
+    return _normalised(np.maximum(0.0, 1.0 - x))
+
+
 def repeating_cubic(size_in: int, size_out: int, offset: float = 0.0) -> np.ndarray:
     """Keys' cubic with a = -3/4, not antialiased, of a border that is repeated, [out, in].
 
@@ -68,6 +75,23 @@ def repeating_cubic(size_in: int, size_out: int, offset: float = 0.0) -> np.ndar
         weights = np.where(x <= 1.0, near, far)
         np.add.at(matrix, (rows, np.clip(first + k, 0, size_in - 1)), weights)
     return matrix
+
+
+def geometric_linear(size_in: int, size_out: int) -> np.ndarray:
+    """BEiT's way for tables of offsets as timm computes it, for odd sizes, [out, in].
+
+    The old offsets lie at the sums of 1, q, q^2, ... at both sides of 0, where q is chosen such
+    that they reach as far as the new ones; between them it is linear.
+    """
+    count, reach = size_in // 2, size_out // 2
+    low, high = 1.01, 1.5
+    while high - low > 1e-6:
+        q = (low + high) / 2
+        low, high = (low, q) if (1 - q**count) / (1 - q) > reach else (q, high)
+    places = np.cumsum(q ** np.arange(count))
+    places = np.concatenate([-places[::-1], [0.0], places])
+    offsets = np.arange(-reach, reach + 1)
+    return np.stack([np.interp(offsets, places, unit) for unit in np.eye(size_in)], axis=1)
 
 
 def _half_pixel_distances(size_in: int, size_out: int) -> np.ndarray:
@@ -88,12 +112,20 @@ def _resize(x: np.ndarray, rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
     return cells.reshape(len(rows), len(columns), *features).astype(x.dtype)
 
 
-# Interpolations of position embeddings: the matrix along one axis.
-METHODS: dict[str, Callable[[int, int], np.ndarray]] = {
-    "bilinear": corner_aligned_linear,
-    "bicubic": antialiased_cubic,
-    "transformers": repeating_cubic,
-    "dinov2": functools.partial(repeating_cubic, offset=0.1),
+class Method(NamedTuple):
+    """How a library interpolates: the matrix along one axis."""
+
+    positions: Callable[[int, int], np.ndarray]
+    offsets: Callable[[int, int], np.ndarray]  # of relative positions, BEiT's
+
+
+_offset_cubic = functools.partial(repeating_cubic, offset=0.1)
+METHODS = {
+    "bilinear": Method(corner_aligned_linear, corner_aligned_linear),
+    "bicubic": Method(antialiased_cubic, geometric_linear),
+    "transformers": Method(repeating_cubic, half_pixel_linear),
+    "dinov2": Method(_offset_cubic, _offset_cubic),
+    "siglip2": Method(antialiased_linear, antialiased_linear),
 }
 
 
@@ -109,7 +141,8 @@ def interpolate_posembed(
     From [1, P + h*w, D] to [1, P + grid[0] * grid[1], D], the same array for the same grid; the
     first P rows, of the class and distillation tokens, are kept. `bilinear` aligns corners, as the
     official code; `bicubic` is antialiased, as timm's `resample_abs_pos_embed`; `transformers` and
-    `dinov2` are not, as these do it. For `source_grid` and errors see `find_source_grid`.
+    `dinov2` are not, as these do it; `siglip2` is bilinear and antialiased. For `source_grid` and
+    errors see `find_source_grid`.
     """
     source_grid = find_source_grid(posemb.shape, grid, num_prefix_tokens, source_grid)
     if source_grid == grid:
@@ -120,9 +153,15 @@ def interpolate_posembed(
 
 
 def interpolate_grid(cells: np.ndarray, shape: Grid, method: str) -> np.ndarray:
-    """2-D interpolation of embeddings of offsets, or of cells: [h, w, d] -> [*shape, d]."""
-    rows, columns = (METHODS[method](*n) for n in zip(cells.shape[:2], shape, strict=True))
-    return _resize(cells, rows, columns)
+    """2-D interpolation of embeddings of cells: [h, w, d] -> [*shape, d]."""
+    along = METHODS[method].positions
+    return _resize(cells, *(along(*n) for n in zip(cells.shape[:2], shape, strict=True)))
+
+
+def interpolate_offset_grid(offsets: np.ndarray, shape: Grid, method: str) -> np.ndarray:
+    """2-D interpolation of a table of offsets by row and column: [h, w, d] -> [*shape, d]."""
+    along = METHODS[method].offsets
+    return _resize(offsets, *(along(*n) for n in zip(offsets.shape[:2], shape, strict=True)))
 
 
 def interpolate_offsets(x: np.ndarray, grid: Grid, source_grid: Grid, method: str) -> np.ndarray:

@@ -36,6 +36,10 @@ def read(arrays: Arrays, beside: Beside) -> Stored:
     if kind == "dinov3":  # heads of other models of these sizes differ
         stored.num_heads = stored.num_heads or beside.num_heads
         stored.num_heads = stored.num_heads or (32 if width == 4096 else width // 64)
+    if kind == "dinov2" and f"{prefix}embeddings.register_tokens" in arrays:
+        stored.posemb = "bicubic"  # antialiased there alone
+    elif arrays[name].ndim == 2:
+        stored.posemb = "siglip2"
     _drop_others(stored, arrays, prefix)
     token = arrays.get(f"{TOWER}embeddings.class_embedding")
     # CLIP's heads are of width 64 in all sizes but those that are known.

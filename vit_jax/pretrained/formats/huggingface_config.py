@@ -1,15 +1,19 @@
-"""What transformers' `config.json` and `preprocessor_config.json` say of a model and its images."""
+"""What transformers' `config.json` says of a model; its images: `huggingface_images.py`."""
 
 from __future__ import annotations
 
 import logging
-import math
 from typing import Any
 
-from vit_jax.errors import UserError
 from vit_jax.files.paths import reading
 from vit_jax.kinds import check_known
-from vit_jax.models.description import HALF, Description, InputSettings
+from vit_jax.models.description import Description, InputSettings
+from vit_jax.pretrained.formats.huggingface_images import (
+    PREPROCESSOR,
+    PUBLISHED,
+    read_processor,
+    to_preprocessor,
+)
 from vit_jax.pretrained.formats.stored import Stored, pair, positive
 from vit_jax.pretrained.formats.vit_parts import renamed
 
@@ -22,7 +26,6 @@ GELUS = {
     "quick_gelu": "quick",
 }
 _WRITTEN = ("gelu", "gelu_pytorch_tanh", "quick_gelu")
-RESAMPLE = {2: "bilinear", 3: "bicubic"}  # PIL's numbers
 # How its pipelines turn logits into probabilities.
 _PROBLEMS = {
     "softmax": "single_label_classification",
@@ -40,8 +43,6 @@ _DEFAULTS = {
     "clip": ("quick_gelu", 1e-5, 12),
     "siglip": ("gelu_pytorch_tanh", 1e-6, 12),
 }
-# The processors for which a single size is that of the short side.
-_SHORT_SIDE = ("CLIP", "Bit")
 
 
 def of_images(settings: dict[str, Any]) -> dict[str, Any]:
@@ -82,8 +83,11 @@ def read_settings(settings: dict[str, Any], preprocessor: dict[str, Any], kind: 
             class_names=_class_names(settings),
             probabilities_by=problems.get(str(settings.get("problem_type")), "softmax"),
         )
-    with reading("preprocessor_config.json"):
-        stored.eval_preprocess = _preprocess(preprocessor, stored.image_size)
+    model_type = str(settings.get("model_type"))
+    with reading(PREPROCESSOR):
+        stored.inputs, stored.assumed = read_processor(
+            preprocessor, model_type if model_type in PUBLISHED else kind, stored.image_size
+        )
     return stored
 
 
@@ -96,70 +100,6 @@ def _class_names(settings: dict[str, Any]) -> tuple[str, ...]:
         return ()
     names = tuple(str(labels[key]) for key in keys)
     return () if all(name == f"LABEL_{i}" for i, name in enumerate(names)) else names
-
-
-def _preprocess(settings: dict[str, Any], image_size: tuple[int, int] | None) -> str:
-    """Ops for images of the size of the positions; "" if steps are missing or unsupported."""
-    size, resample = settings.get("size"), settings.get("resample", 2)
-    factor = settings.get("rescale_factor", 1 / 255) if settings.get("do_rescale", True) else 1
-    if not math.isclose(factor, 1 / 255, rel_tol=1e-3):
-        text = f"preprocessor_config.json would multiply pixels by {factor}; only 1/255 is"
-        raise UserError(f"{text} supported; remove the file to load the weights without it.")
-    if size is None or not settings.get("do_resize", True):
-        return ""
-    if resample not in RESAMPLE:
-        logging.warning("preprocessor_config.json: resample=%r is not supported.", resample)
-        return ""
-    method = f"'pillow_{RESAMPLE[resample]}'"
-    name = str(settings.get("image_processor_type") or settings.get("feature_extractor_type"))
-    if isinstance(size, int) and name.startswith(_SHORT_SIDE):
-        size = {"shortest_edge": size}
-    crop = pair(settings["crop_size"]) if settings.get("do_center_crop", False) else None
-    of_side = isinstance(size, dict) and "shortest_edge" in size
-    after = crop or (None if of_side else pair(size))
-    scale = 1.0
-    if image_size and after and after[0] == after[1] and image_size[0] == image_size[1]:
-        scale = image_size[0] / after[0]
-    if of_side:
-        short = round(scale * positive(size["shortest_edge"]))
-        ops = f"decode|resize_small({short}, {method}, 'down')"
-    else:
-        ops = f"decode|resize({_scaled(pair(size), scale)}, {method})"
-    if crop:
-        ops += f"|central_crop({_scaled(crop, scale)}, rounding='nearest')"
-    if not settings.get("do_normalize", True):
-        return f"{ops}|normalize((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))"
-    keys = ("image_mean", "image_std")
-    mean, std = (tuple(map(float, settings.get(key) or HALF)) for key in keys)
-    return ops if mean == std == HALF else f"{ops}|normalize({mean}, {std})"
-
-
-def _scaled(size: tuple[int, int], scale: float) -> str:
-    return f"{round(scale * size[0])}, {round(scale * size[1])}"
-
-
-def _to_preprocessor(inputs: InputSettings) -> dict[str, Any]:
-    """The `preprocessor_config.json`."""
-    if isinstance(inputs.resize, int):  # only CLIP's processor has this, not ViT's
-        kind, size = "CLIPImageProcessor", {"shortest_edge": inputs.resize}
-    else:
-        kind = "ViTImageProcessor" if inputs.crop is None else "DeiTImageProcessor"
-        size = dict(zip(("height", "width"), inputs.resize, strict=True))
-    settings: dict[str, Any] = {
-        "image_processor_type": kind,
-        "do_resize": True,
-        "size": size,
-        "resample": {method: number for number, method in RESAMPLE.items()}[inputs.method],
-        "do_rescale": True,
-        "rescale_factor": 1 / 255,
-        "do_normalize": True,
-        "image_mean": list(inputs.mean),
-        "image_std": list(inputs.std),
-    }
-    if inputs.crop is not None:
-        height, width = inputs.crop
-        settings |= {"do_center_crop": True, "crop_size": {"height": height, "width": width}}
-    return settings
 
 
 # Their names of sizes; those of a decoder have the same prefix as ours.
@@ -194,4 +134,4 @@ def to_settings(
         "problem_type": _PROBLEMS[description.probabilities_by],
         **more,
     }
-    return {"config.json": config, "preprocessor_config.json": _to_preprocessor(inputs)}
+    return {"config.json": config, PREPROCESSOR: to_preprocessor(inputs)}

@@ -12,7 +12,7 @@ import numpy as np
 
 from vit_jax.errors import UserError
 from vit_jax.models.create import MODELS, create_model, recognise
-from vit_jax.models.description import Description
+from vit_jax.models.description import Description, InputSettings, Similarity
 from vit_jax.models.variants import SIZES
 
 Arrays = dict[str, np.ndarray]
@@ -46,8 +46,13 @@ class Stored:
     num_heads: int | None = None
     image_size: tuple[int, int] | None = None
     class_names: tuple[str, ...] = ()
-    eval_preprocess: str = ""
+    eval_preprocess: str = ""  # of the zoo
+    inputs: InputSettings | None = None  # how images are prepared, if the zoo does not say
+    lacks: str = ""  # a settings file that would say more
+    assumed: list[str] = dataclasses.field(default_factory=list)  # where settings say nothing
+    posemb: str = ""  # how its library resizes positions, a key of `resize.METHODS`; "" is ours
     probabilities_by: str = "softmax"
+    similarity: Similarity | None = None  # of two towers in the file
 
     @property
     def kind(self) -> str:
@@ -129,6 +134,19 @@ class Holds(NamedTuple):
             for key, values in self.values.items()
             if model[key] not in values and not (NUMBER in values and model[key])
         ]
+
+
+# With the prefixes of wrappers and of Flax.
+_SCALE_OR_BIAS = re.compile(r"(?:(?:_orig_mod|module|model|params)[./])*(logit_(?:scale|bias)|t|b)")
+
+
+def similarity(arrays: Mapping[str, Any]) -> Similarity | None:
+    """From `logit_scale` and `logit_bias` (CLIP, SigLIP), or `t` and `b` (big_vision, ours)."""
+    found = {m[1]: x for name, x in arrays.items() if (m := _SCALE_OR_BIAS.fullmatch(name))}
+    numbers = {name: float(array.item()) for name, array in found.items() if array.size == 1}
+    scale = numbers.get("logit_scale", numbers.get("t"))
+    bias = numbers.get("logit_bias", numbers.get("b"))
+    return None if scale is None else Similarity(float(np.exp(scale)), bias)
 
 
 def check_description(description: Description, names: str = "class_names") -> Description:

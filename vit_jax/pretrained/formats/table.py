@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -26,6 +27,7 @@ from vit_jax.pretrained.formats import (
     timm_write,
     translations,
 )
+from vit_jax.pretrained.formats.huggingface_images import PREPROCESSOR, read_processor
 from vit_jax.pretrained.formats.names import numbers
 from vit_jax.pretrained.formats.stored import Arrays, Beside, Holds, Stored
 from vit_jax.pretrained.formats.vit_parts import DECODER_HEADS
@@ -42,6 +44,7 @@ class Format(NamedTuple):
 
     readers: tuple[tuple[Detect, Read], ...]
     holds: tuple[Holds, ...]
+    posemb: str = ""  # how its library resizes positions, see `Stored`
     is_folder: bool = False
 
     def choose(self, model: Mapping[str, Any]) -> Holds:
@@ -89,10 +92,14 @@ FORMATS: dict[str, Format] = {
     "timm": Format(
         ((timm.is_vit, timm.read_vit), (timm_others.detect, timm_others.read)),
         timm_write.TIMM + timm_others.OTHERS,
+        posemb="bicubic",
         is_folder=True,
     ),
     "huggingface": Format(
-        ((huggingface.detect, huggingface.read),), huggingface_write.HUGGINGFACE, is_folder=True
+        ((huggingface.detect, huggingface.read),),
+        huggingface_write.HUGGINGFACE,
+        posemb="transformers",
+        is_folder=True,
     ),
 }
 
@@ -102,56 +109,73 @@ def read_weights(path: Path, arrays: Arrays, **known: Any) -> Stored:
     beside = Beside(*_read_settings(path), **known)
     try:
         with reading("it"):  # also arrays of shapes that do not fit each other
-            arrays, others, read = _recognise(arrays, beside.part)
-            if read is None:
-                names = list_names(list(arrays), 4)
+            similarity = stored.similarity(arrays)
+            found = _recognise(arrays, beside.part)
+            if found.read is None:
+                names = list_names(list(found.arrays), 4)
                 raise UserError(f"{names}: names match no supported Vision Transformer or ResNet.")
-            weights = read(arrays, beside)
+            weights = found.read(found.arrays, beside)
+            weights.similarity = similarity
+            weights.posemb = found.posemb or weights.posemb or FORMATS[weights.format].posemb
+            if found.posemb == "dinov2" and not beside.settings:
+                weights.inputs, _ = read_processor({}, "dinov2", None)
+            if found.posemb in ("dinov2", "bicubic") and weights.inputs:  # by torchvision
+                weights.inputs = dataclasses.replace(weights.inputs, rounding="nearest")
             model_args = beside.settings.get("model_args") or {}
             stated = model_args.get("depth") or beside.settings.get("num_hidden_layers")
             depth = len(numbers(f"{BLOCKS}_{{}}/", weights.params))
             if stated and stated != depth:
                 raise UserError(f"config.json has {stated} blocks, but the file has {depth}.")
-            weights.dropped |= others
+            weights.dropped |= found.dropped
             if not beside.settings and FORMATS[weights.format].is_folder:
-                _log_guesses(path, weights, beside)
+                weights.lacks, weights.assumed = "config.json", _guesses(weights, beside)
+            elif weights.format == "huggingface" and not beside.preprocessor:
+                weights.lacks = PREPROCESSOR
     except UserError as error:
         raise UserError(f"{path}: {error}") from error
     return weights
 
 
 def _read_settings(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The `config.json` and `preprocessor_config.json` beside a file, or what stands for them."""
+    """The settings of a model and of its images beside a file, or what stands for them."""
     if path.name not in stored.FOLDER_FILES:
         return {}, {}
-    names = ("config.json", "preprocessor_config.json")
+
+    def content(name: str) -> dict[str, Any]:
+        file = path.parent / name
+        return read_object(file) if file.is_file() else {}
+
     if path.name.startswith("open_clip"):
-        names = (translations.OPEN_CLIP_CONFIG, "")
-    files = (path.parent / name for name in names)
-    settings, preprocessor = (read_object(file) if file.is_file() else {} for file in files)
-    is_clip = "model_cfg" in settings
-    return translations.open_clip_settings(settings) if is_clip else (settings, preprocessor)
+        settings = content(translations.OPEN_CLIP_CONFIG)
+        return translations.open_clip_settings(settings) if settings else ({}, {})
+    processor = content("processor_config.json")  # where transformers 5 looks first
+    return content("config.json"), processor.get("image_processor") or content(PREPROCESSOR)
 
 
 # Prefixes that libraries put before all names.
 _WRAPPERS = ("_orig_mod", "module", "model", "backbone", "base_encoder", "encoder", "net")
-_Recognised = tuple[Arrays, dict[str, str], Read | None]
+
+
+class _Recognised(NamedTuple):
+    """The arrays of a model in names of the table, what was dropped and why, and their reader."""
+
+    arrays: Arrays
+    dropped: dict[str, str]
+    posemb: str  # of the library whose names were translated, or ""
+    read: Read | None
 
 
 def _recognise(arrays: Arrays, part: str) -> _Recognised:
-    """The arrays of a model in names of the table, notes on the others, and what reads them.
-
-    A wrapper's prefix is common to all names, or the only one of `_WRAPPERS` with a known model.
-    """
+    """A wrapper's prefix is common to all names, or the only of `_WRAPPERS` with a known model."""
     prefix, inside = "", arrays
-    while (recognised := _translate(inside, part))[2] is None:
+    while (recognised := _translate(inside, part)).read is None:
         wrapped: dict[str, Arrays] = {}
         for name, array in inside.items():
             outer, _, inner = name.partition(".")
             wrapped.setdefault(outer, {})[inner] = array
         if len(wrapped) > 1:
             known = [name for name in _WRAPPERS if name in wrapped]
-            wrapped = {n: wrapped[n] for n in known if _translate(wrapped[n], "")[2]}
+            wrapped = {n: wrapped[n] for n in known if _translate(wrapped[n], "").read}
         if len(wrapped) != 1 or "" in next(iter(wrapped.values())):
             return _translate(arrays, part)
         [(outer, inside)] = wrapped.items()
@@ -159,29 +183,32 @@ def _recognise(arrays: Arrays, part: str) -> _Recognised:
     if prefix:
         logging.warning("Stripped the wrapper's prefix %r from all names.", prefix)
     outside = {n: "outside the model" for n in arrays if not n.startswith(prefix)}
-    return recognised[0], outside | recognised[1], recognised[2]
+    return recognised._replace(dropped=outside | recognised.dropped)
 
 
 def _translate(arrays: Arrays, part: str) -> _Recognised:
     """As `_recognise`, of a model that is not wrapped."""
-    dropped: dict[str, str] = {}
-    for translate in translations.TRANSLATORS:
+    dropped, posemb = dict[str, str](), ""
+    for translate, resized in translations.TRANSLATORS.items():
+        before = arrays
         arrays, others = translate(arrays)
         dropped |= others
+        posemb = posemb if arrays is before else resized
     readers = (reader for row in FORMATS.values() for reader in row.readers)
-    return arrays, dropped, next((read for detect, read in readers if detect(arrays, part)), None)
+    read = next((read for detect, read in readers if detect(arrays, part)), None)
+    return _Recognised(arrays, dropped, posemb, read)
 
 
-def _log_guesses(path: Path, weights: Stored, beside: Beside) -> None:
-    """Logs one line with what names and shapes do not show, without a config.json."""
+def _guesses(weights: Stored, beside: Beside) -> list[str]:
+    """What names and shapes do not show, without a config.json."""
     if not MODELS[weights.kind].blocks:
-        return
+        return []
     guesses = []
     if (weights.num_heads or 1) > 1 and not beside.num_heads:
         guesses += [f"num_heads={weights.num_heads}"]
     if "mask_token" in weights.params:
         guesses += [f"decoder_num_heads={DECODER_HEADS}"]
     guesses += [f"{key}={value}" for key, value in weights.conventions.items()]
-    guesses += ["pooling by the class token"] if "cls" in weights.params else []
-    text = list_names([*guesses, "pre-norm blocks"], 9)
-    logging.warning("%s: no config.json found; guessed: %s.", path, text)
+    if "cls" in weights.params and "classifier" not in weights.conventions:
+        guesses += ["pooling by the class token"]
+    return [*guesses, "pre-norm blocks"]

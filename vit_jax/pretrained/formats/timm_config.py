@@ -10,15 +10,24 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from vit_jax.data.ops import IMAGENET_MEAN, IMAGENET_STD
 from vit_jax.files.paths import reading
 from vit_jax.kinds import check_known
-from vit_jax.models.description import HALF, Description, InputSettings
+from vit_jax.models.description import PILLOW_METHODS, Description, InputSettings
 from vit_jax.models.variants import SIZES
 from vit_jax.pretrained.formats.stored import Stored, pair, positive
 
 POOL = {"token": "token", "gap": "avg", "map": "map"}
 GELUS = {"gelu": "exact", "gelu_tanh": "tanh", "quick_gelu": "quick"}
 ASSUMED = {"layer_norm_epsilon": 1e-6}
+# Of images, where a `pretrained_cfg` leaves it out.
+_USUAL: dict[str, Any] = {
+    "interpolation": "bicubic",
+    "crop_pct": 0.875,
+    "crop_mode": "center",
+    "mean": IMAGENET_MEAN,
+    "std": IMAGENET_STD,
+}
 ROPES = {"cat": "grid", "dinov3": "centered", "mixed": "mixed"}
 
 _ROPE: dict[str, Any] = {"use_rot_pos_emb": True, "rope_type": "cat", "rope_temperature": 10_000.0}
@@ -107,13 +116,15 @@ def read_settings(settings: dict[str, Any]) -> Stored:
         image_size = pair(size) if size else None
         names = settings.get("label_names") or inputs.get("label_names") or inputs.get("labels")
         heads = args.get("num_heads")
+        images, assumed = _read_inputs(inputs, image_size or (224, 224))
         return Stored(
             "timm",
             conventions=conventions,
             num_heads=positive(heads) if heads else None,
             image_size=image_size,
             class_names=tuple(map(str, names or ())),
-            eval_preprocess=_preprocess(inputs, image_size),
+            inputs=images if settings else None,
+            assumed=assumed if settings else [],
         )
 
 
@@ -131,22 +142,34 @@ def _rope(args: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _preprocess(inputs: dict[str, Any], size: tuple[int, int] | None) -> str:
-    """Ops for a `pretrained_cfg`; "" if it is incomplete, or has unsupported steps."""
-    if size is None or "crop_pct" not in inputs:
-        return ""
-    method, crop_pct = inputs.get("interpolation", "bicubic"), float(inputs["crop_pct"])
-    if method not in ("bilinear", "bicubic") or not 0.0 < crop_pct <= 1.0:
-        return ""
-    mean, std = (tuple(map(float, inputs.get(key) or HALF)) for key in ("mean", "std"))
-    if inputs.get("crop_mode") == "squash":
-        height, width = (math.floor(side / crop_pct) for side in size)
-        normalize = "" if mean == std == HALF else f"|normalize({mean}, {std})"
-        crop = f"|central_crop({size[0]}, {size[1]})" if crop_pct < 1.0 else ""
-        return f"decode|resize({height}, {width}, 'pillow_{method}'){crop}{normalize}"
-    if size[0] != size[1]:
-        return ""
-    return f"timm_eval({size[0]}, {crop_pct}, '{method}', {mean}, {std})"
+def _read_inputs(
+    inputs: Mapping[str, Any], size: tuple[int, int]
+) -> tuple[InputSettings, list[str]]:
+    """The steps of a `pretrained_cfg` for images of (height, width), and what is assumed of them.
+
+    What it leaves out is timm's default.
+    """
+    known = {key: inputs.get(key) or usual for key, usual in _USUAL.items()}
+    assumed = [f"{key}={known[key]}" for key in known if not inputs.get(key) and key != "crop_mode"]
+    for key, values in (("interpolation", PILLOW_METHODS), ("crop_mode", ("center", "squash"))):
+        if known[key] not in values:
+            assumed += [f"{_USUAL[key]!r} for {key}={known[key]!r}"]
+            known[key] = _USUAL[key]
+    share = float(known["crop_pct"])
+    if not 0 < share <= 1:
+        assumed += [f"1.0 for crop_pct={share}"]
+        share = 1.0
+    height, width = (math.floor(side / share) for side in size)
+    is_center = known["crop_mode"] == "center"
+    mean, std = (tuple(map(float, known[key])) for key in ("mean", "std"))
+    return InputSettings(
+        known["interpolation"],
+        height if is_center and height == width else (height, width),
+        None if (height, width) == size and not is_center else size,
+        mean,
+        std,
+        covers=is_center,
+    ), assumed
 
 
 def to_config(
@@ -159,10 +182,11 @@ def to_config(
     """The `config.json`; `model_args` are those of one kind of model."""
     height, width, channels = description.image_shape
     model, num_classes = description.model, description.model["num_classes"]
-    if isinstance(inputs.resize, tuple):
-        share, mode = crop_pct(height, inputs.resize[0]), "squash"
+    resize = inputs.resize or (height, width)
+    if isinstance(resize, tuple):
+        share, mode = crop_pct(height, resize[0]), "squash"
     else:
-        share, mode = crop_pct(min(height, width), inputs.resize), "center"
+        share, mode = crop_pct(min(height, width), resize), "center"
     return {
         "architecture": architecture,
         "num_classes": num_classes,

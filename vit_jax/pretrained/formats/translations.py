@@ -13,6 +13,7 @@ import numpy as np
 
 from vit_jax.errors import UserError
 from vit_jax.files.paths import reading
+from vit_jax.pretrained.formats.huggingface_images import CLIP
 from vit_jax.pretrained.formats.huggingface_names import find_kind
 from vit_jax.pretrained.formats.names import CONV
 from vit_jax.pretrained.formats.stored import Arrays
@@ -23,6 +24,8 @@ Translated = tuple[Arrays, dict[str, str]]
 
 def from_flax(arrays: Arrays) -> Translated:
     """Arrays of transformers' Flax models in PyTorch's names and layouts."""
+    if find_kind(arrays):
+        return arrays, {}
     renamed = {}
     for name, array in arrays.items():
         *parents, last = name.removeprefix("params/").split("/")
@@ -100,8 +103,8 @@ def _renamed(name: str, patterns: dict[str, str]) -> str:
     return name
 
 
-# In this order; each leaves others' arrays as they are.
-TRANSLATORS = (from_flax, from_dinov2, from_open_clip)
+# In this order; each returns others' arrays as they are. And how that code resizes positions.
+TRANSLATORS = {from_flax: "transformers", from_dinov2: "dinov2", from_open_clip: "bicubic"}
 
 OPEN_CLIP_CONFIG = "open_clip_config.json"
 # What changes the function without an array that says so.
@@ -114,11 +117,12 @@ def open_clip_settings(content: dict[str, Any]) -> tuple[dict[str, Any], dict[st
         model, images = content["model_cfg"], content.get("preprocess_cfg") or {}
         tower = model["vision_cfg"]
         size = tower.get("image_size", 224)
-        scale = {key: images[key] for key in ("mean", "std") if key in images}
+        method = "bilinear" if images.get("interpolation") == "bilinear" else "bicubic"
+        mode = images.get("resize_mode", "shortest")
         if name := tower.get("timm_model_name"):
-            is_squashed = images.get("resize_mode") == "squash"
-            inputs = {"input_size": [3, size, size], "crop_pct": 1.0, **scale}
-            inputs |= {"crop_mode": "squash" if is_squashed else "center"}
+            scale = {key: images.get(key, CLIP[f"image_{key}"]) for key in ("mean", "std")}
+            crop = {"crop_mode": {"shortest": "center"}.get(mode, mode), "crop_pct": 1.0}
+            inputs = {"input_size": [3, size, size], "interpolation": method, **crop, **scale}
             return {"architecture": name, "pretrained_cfg": inputs}, {}
         for key, value in _PLAIN.items():
             if tower.get(key, value) != value:
@@ -131,6 +135,13 @@ def open_clip_settings(content: dict[str, Any]) -> tuple[dict[str, Any], dict[st
             "image_size": size,
             "patch_size": tower["patch_size"],
         }
-        processor = {f"image_{key}": value for key, value in scale.items()}
-        processor |= {"size": {"shortest_edge": size}, "do_center_crop": True, "crop_size": size}
-        return settings, {**processor, "resample": 3}
+        processor: dict[str, Any] = {
+            "image_processor_type": "CLIPImageProcessor",
+            "resample": method,
+            "size": {"shortest_edge": size} if mode == "shortest" else {mode: size},
+            "crop_size": size,
+            **{f"image_{key}": images[key] for key in ("mean", "std") if key in images},
+        }
+        if mode == "squash":
+            processor |= {"size": size, "do_center_crop": False}
+        return settings, processor

@@ -154,6 +154,15 @@ def find_entry(name_or_url: str) -> ZooEntry | None:
     return known.get(entry.url, entry)  # recommended ones have a row
 
 
+def entry_of_file(name: str) -> ZooEntry | None:
+    """The only entry whose address ends in this file name, or whose name it has; or None."""
+    stem = name.rpartition(".")[0]
+    rows = entries().values()
+    found = [row for row in rows if name == row.url.rpartition("/")[2]]
+    found = found or [row for row in rows if stem == row.name.rpartition("/")[2]]
+    return found[0] if len(found) == 1 else None
+
+
 def get_entry(name: str) -> ZooEntry:
     """The entry called `name`; UserError with the nearest name if there is none."""
     entry = find_entry(name)

@@ -1,0 +1,162 @@
+"""transformers' image processors: the settings in `preprocessor_config.json`, read part by part.
+
+A part that is left out has the value of the processor's class there; one that is not understood is
+replaced by that value, and named. Without the file, it is that of the published checkpoints.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from vit_jax.data.ops import IMAGENET_MEAN, IMAGENET_STD
+from vit_jax.models.description import PILLOW_METHODS, InputSettings
+from vit_jax.pretrained.formats.stored import Grid, pair, positive
+
+PREPROCESSOR = "preprocessor_config.json"
+_RESCALE = 1 / 255
+_IMAGENET = {"image_mean": IMAGENET_MEAN, "image_std": IMAGENET_STD}
+CLIP = {
+    "image_mean": [0.48145466, 0.4578275, 0.40821073],
+    "image_std": [0.26862954, 0.26130258, 0.27577711],
+    "resample": PILLOW_METHODS["bicubic"],
+    "size": {"shortest_edge": 224},
+    "do_center_crop": True,
+}
+# What a class takes where its file says nothing, by the start of its name (transformers 5.23).
+_USUAL: dict[str, Any] = {
+    "do_resize": True,
+    "size": 224,
+    "resample": PILLOW_METHODS["bilinear"],
+    "do_center_crop": False,
+    "crop_size": 224,
+    "do_rescale": True,
+    "rescale_factor": _RESCALE,
+    "do_normalize": True,
+    "image_mean": [0.5] * 3,
+    "image_std": [0.5] * 3,
+}
+_CLASSES: dict[str, dict[str, Any]] = {
+    "ViT": {},
+    "DeiT": {"size": 256, "do_center_crop": True, "resample": PILLOW_METHODS["bicubic"]},
+    "Beit": {"resample": PILLOW_METHODS["bicubic"]},
+    "CLIP": CLIP,
+    "Bit": CLIP,
+    "Siglip": {"resample": PILLOW_METHODS["bicubic"]},
+    "DINOv3": _IMAGENET,
+}
+# By `model_type`, or the kind in `huggingface_names`: class, and what published files say.
+PUBLISHED: dict[str, tuple[str, dict[str, Any]]] = {
+    "deit": ("DeiT", _IMAGENET),
+    "vit_mae": ("ViT", _IMAGENET),
+    "vit_msn": ("ViT", _IMAGENET),
+    "ijepa": ("ViT", _IMAGENET),
+    "beit": ("Beit", {}),
+    "data2vec-vision": ("Beit", {}),
+    "dinov2": ("Bit", {**_IMAGENET, "size": {"shortest_edge": 256}}),
+    "dinov2_with_registers": ("Bit", {**_IMAGENET, "size": {"shortest_edge": 256}}),
+    "dinov3": ("DINOv3", {}),
+    "clip": ("CLIP", {}),
+    "siglip": ("Siglip", {}),
+}
+# Other steps of theirs that change no pixel, or no label of ours.
+_HARMLESS = ("do_convert_rgb", "do_reduce_labels")
+
+
+def read_processor(
+    settings: Mapping[str, Any], model_type: str, image_size: Grid | None
+) -> tuple[InputSettings, list[str]]:
+    """The steps of a processor, and what is assumed of them.
+
+    Args:
+      settings: `preprocessor_config.json`, or that part of `processor_config.json`; {} without one.
+      model_type: of the model, a key of `PUBLISHED` or another.
+      image_size: (height, width) of the images that its positions fit, if known.
+
+    TypeError, ValueError or KeyError for a value of the wrong type.
+    """
+    usual_class, published = PUBLISHED.get(model_type, ("ViT", {}))
+    name = str(settings.get("image_processor_type") or settings.get("feature_extractor_type") or "")
+    own_class = next((start for start in _CLASSES if name.startswith(start)), "")
+    known = {**_USUAL, **_CLASSES[own_class or usual_class]}
+    assumed = []
+    if not settings:
+        known |= published
+    elif name and not own_class:
+        assumed += [f"image_processor_type={name} as {usual_class}ImageProcessor"]
+    usual = {**known}
+    known |= {key: value for key, value in settings.items() if value is not None}
+    names: dict[Any, str] = {number: name for name, number in PILLOW_METHODS.items()}
+    names |= {name: name for name in PILLOW_METHODS}
+    if (method := names.get(known["resample"], "")) == "":
+        method = names[usual["resample"]]
+        assumed += [f"{method} for resample={known['resample']!r}"]
+    resize, crop, notes = _sizes(known, own_class or usual_class, image_size)
+    assumed += notes
+    others = [key for key, on in known.items() if key.startswith("do_") and on is True]
+    if others := [key for key in others if key not in _USUAL and key not in _HARMLESS]:
+        assumed += [f"{', '.join(others)} left out"]
+    mean, std = (
+        np.array(known[key] if known["do_normalize"] else default, float)
+        for key, default in (("image_mean", 0.0), ("image_std", 1.0))
+    )
+    # (factor x - mean) / std, in terms of x / 255.
+    factor = float(known["rescale_factor"] if known["do_rescale"] else 1.0) / _RESCALE
+    if not known["do_rescale"]:
+        assumed += ["pixels from 0 to 255, as do_rescale=False"]
+    if not np.isclose(factor, 1.0, rtol=1e-3):
+        mean, std = mean / factor, std / factor
+    mean, std = (np.broadcast_to(value, max(3, value.size)).tolist() for value in (mean, std))
+    return InputSettings(method, resize, crop, tuple(mean), tuple(std), rounding="down"), assumed
+
+
+def _sizes(
+    known: Mapping[str, Any], processor: str, image_size: Grid | None
+) -> tuple[int | Grid | None, Grid | None, list[str]]:
+    """How an image is resized and cropped, and what is assumed of it."""
+    crop = pair(known["crop_size"]) if known["do_center_crop"] else None
+    size = known["size"]
+    if isinstance(size, int) and _CLASSES[processor].get("size", 0) == {"shortest_edge": 224}:
+        size = {"shortest_edge": size}
+    target = crop or image_size or pair(_USUAL["size"])
+    whole = f"the whole image resized to {target[0]}x{target[1]}"
+    if not known["do_resize"]:
+        if crop:
+            return None, crop, []
+        return target, None, [f"{whole}, if it is of another size (do_resize=False)"]
+    match size:
+        case {"shortest_edge": short} if set(size) == {"shortest_edge"}:
+            short = positive(short)
+            if crop is None:
+                return short, (short, short), [f"a central crop, as size={size} has none"]
+            return short, crop, []
+        case int() | {"height": _, "width": _} | [_, _]:
+            return pair(size), crop, []
+    return target, None, [f"{whole} for size={size}"]
+
+
+def to_preprocessor(inputs: InputSettings) -> dict[str, Any]:
+    """The `preprocessor_config.json`."""
+    resize = inputs.resize or inputs.size or ()
+    if isinstance(resize, int):  # only CLIP's processor has this, not ViT's
+        kind, size = "CLIPImageProcessor", {"shortest_edge": resize}
+    else:
+        kind = "ViTImageProcessor" if inputs.crop is None else "DeiTImageProcessor"
+        size = dict(zip(("height", "width"), resize, strict=True))
+    settings: dict[str, Any] = {
+        "image_processor_type": kind,
+        "do_resize": True,
+        "size": size,
+        "resample": PILLOW_METHODS[inputs.method],
+        "do_rescale": True,
+        "rescale_factor": _RESCALE,
+        "do_normalize": True,
+        "image_mean": list(inputs.mean),
+        "image_std": list(inputs.std),
+    }
+    if inputs.crop is not None:
+        height, width = inputs.crop
+        settings |= {"do_center_crop": True, "crop_size": {"height": height, "width": width}}
+    return settings
