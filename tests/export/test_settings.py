@@ -110,5 +110,5 @@ def test_methods_and_rounding_in_their_words(tmp_path):
         for ours in ("nearest", "down"):
             folder = tmp_path / f"{format}_{ours}"
             _, report = exported(folder, crop.format(ours), format)
-            said = f"CentralCrop rounds {ours} here, {rounding} there: by a pixel."
+            said = f"corners of crops are rounded {ours} here, {rounding} there: off by a pixel."
             assert (said in report["notes"]) == (ours != rounding)

@@ -186,14 +186,17 @@ def input_settings(description: Description) -> tuple[InputSettings, list[str]]:
         match op:
             case Resize() | ResizeSmall():
                 theirs = {"area": "box"}.get(op.method, op.method.removeprefix("pillow_"))
-                change["method"] = theirs
-                change["resize"] = op.size if isinstance(op, ResizeSmall) else op.shape
+                size = op.size if isinstance(op, ResizeSmall) else op.shape
+                covers = isinstance(op, ResizeSmall) and isinstance(size, tuple)
+                change = {"method": theirs, "resize": size, "covers": covers}
+                if not isinstance(op, Resize) and not covers and op.rounding != "down":
+                    notes.append("the long side is rounded down there: off by a pixel.")
                 if op.method in ("bilinear", "bicubic", "area"):  # nearest is the same
                     which = f"resizing by {op.method!r} becomes Pillow's {theirs}, antialiased"
                     equal = f"train with 'pillow_{theirs}' for equal ones"
                     notes.append(f"{which}: large photos look different there; {equal}.")
             case CentralCrop():
-                change["crop"] = op.shape
+                change = {"crop": op.shape, "rounding": op.rounding}
             case Normalize():
                 change = {"mean": per_channel(op.mean), "std": per_channel(op.std)}
             case ValueRange():  # (x - mean) / std = x * (high - low) + low
@@ -216,14 +219,11 @@ def lost_conventions(name: str, description: Description) -> list[str]:
     if name == ORBAX:
         return []  # ours stores everything
     is_folder = FORMATS[name].is_folder
-    notes = input_settings(description)[1] if is_folder else []
-    corners = {"timm": "nearest", "huggingface": "down"}.get(name)
-    for op in preprocess.parse(description.eval_preprocess).ops if is_folder else ():
-        there = {ResizeSmall: "down", CentralCrop: corners}.get(type(op))
-        if there and op.rounding != there:
-            notes.append(
-                f"{type(op).__name__} rounds {op.rounding} here, {there} there: by a pixel."
-            )
+    settings, notes = input_settings(description) if is_folder else (None, [])
+    theirs = "nearest" if name == "timm" else "down"  # as torchvision; as transformers
+    if settings and settings.crop and settings.rounding != theirs:
+        here = settings.rounding
+        notes.append(f"corners of crops are rounded {here} here, {theirs} there: off by a pixel.")
     if is_folder and model.get("position_embedding", "learned") != "learned":
         notes.append("Fixed positions are stored as learned ones: this format has no others.")
     for key, assumed in FORMATS[name].choose(model).assumed.items():
