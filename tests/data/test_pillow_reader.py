@@ -130,9 +130,7 @@ def test_the_check_counts_them_once(caplog):
     images = [FILES["png"], encoded(picture(1)), np.asarray(RGBA), FILES["gif"]]
     assert len(usable_images(4, images.__getitem__, str, "error")) == 4
     [line] = [record.getMessage() for record in caplog.records]
-    start = (
-        "3 of 4 images with transparent pixels, composed on white (or on decode(background=...))"
-    )
+    start = "3 of 4 images with transparent pixels, composed on white (or on decode's background)"
     assert line == f"{start}: 0, 2, 3."
 
 

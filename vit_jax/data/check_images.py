@@ -30,8 +30,8 @@ def usable_images(
     def damage(number: int) -> str:
         try:
             content = read_or_none(lambda: read(number))
-        except ValueError:
-            return "it does not decode"
+        except ValueError as error:
+            return str(error)
         if content is None:
             lost.append(describe(number))
         if reason := decode.damage(content) if isinstance(content, bytes) else "":

@@ -172,7 +172,7 @@ def remark(image: bytes | np.ndarray) -> str:
     """What the owner of an image may not expect of its pixels, else ""; ValueError: damaged."""
     pixels = image if isinstance(image, np.ndarray) else pillow_reader.read(image, exif=False)
     if pixels is not None and pillow_reader.is_transparent(pixels):
-        return "transparent pixels, composed on white (or on decode(background=...))"
+        return "transparent pixels, composed on white (or on decode's background)"
     if not isinstance(image, bytes):
         return ""
     if not image.startswith(DEEP) and not (image.startswith(PNG) and image[24:25] == b"\x10"):
