@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 from ml_collections import ConfigDict
 
-from configs import augreg, finetune, transfer
+from configs import augreg, finetune, photos, transfer
 from tests.kinds import small
 from tests.saved_models import save_model
+from vit_jax.config import get_config
 from vit_jax.data.preprocess import parse
 from vit_jax.errors import UserError
 from vit_jax.models.create import get_variant
@@ -227,3 +228,16 @@ def test_weights_bring_their_model(tmp_path: Path) -> None:
         finetune.get_config("nowhere/at/all,digits")
     with pytest.raises(UserError, match="25 pixels are not divisible by .* 8 pixels wide"):
         finetune.get_config(f"{tmp_path}/weights,digits,25")
+
+
+@pytest.mark.parametrize("options", ["", ",scratch", ",multi_label"])
+def test_large_photos_are_resized_antialiased(options: str) -> None:
+    """Stripes of a pixel become grey, not black or white, where no paper says how to resize."""
+    stripes = np.zeros((510, 510, 3), np.uint8)
+    stripes[:, ::2] = 255
+    official = parse("official_eval(34)")({"image": stripes}, np.random.default_rng(0))["image"]
+    assert official.max() - official.min() == 255
+    for dataset in (photos.get_config(f"S/16,photos,32{options}").dataset, get_config().dataset):
+        for spec in (dataset.preprocess, dataset.eval_preprocess):
+            image = parse(spec)({"image": stripes}, np.random.default_rng(0))["image"]
+            assert np.abs(image.astype(int) - 127).max() < 32

@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from tests.fixtures_data import broken_images, encoded, picture
-from vit_jax.data.decode import crop, damage, decode_box, decode_image, unused_bits
+from vit_jax.data.decode import crop, damage, decode_box, decode_image, remark
 from vit_jax.data.jpeg import first_rows, read_frame
 from vit_jax.data.preprocess import parse
 from vit_jax.errors import UserError
@@ -33,8 +33,6 @@ def test_unusual_files():
     image, gray = picture(0), picture(0, channels=1)
     np.testing.assert_array_equal(decode(encoded(gray, "PNG")), np.repeat(gray[..., None], 3, 2))
     np.testing.assert_array_equal(decode(encoded(gray, "PNG"), 1)[..., 0], gray)
-    alpha = np.concatenate([image, gray[..., None]], axis=2)
-    np.testing.assert_array_equal(decode(encoded(alpha, "PNG")), image)
     palette = Image.fromarray(image).convert("P", palette=Image.Palette.ADAPTIVE, colors=16)
     black_and_white = Image.fromarray(gray > 127)
     for stored, format in ((palette, "PNG"), (palette, "GIF"), (black_and_white, "PNG")):
@@ -173,8 +171,8 @@ def test_what_is_wrong_is_said():
     floats = cv2.imencode(".tiff", np.zeros((8, 8), np.float32))[1].tobytes()
     assert "its samples are float32" in damage(floats)
     ten_bits = encoded(np.full((8, 8), 1023, np.uint16), "PNG")
-    assert "10 of 16 bits" in unused_bits(ten_bits)
-    assert not unused_bits(encoded(np.full((8, 8), 60_000, np.uint16), "PNG"))
+    assert "10 of 16 bits" in remark(ten_bits)
+    assert not remark(encoded(np.full((8, 8), 60_000, np.uint16), "PNG"))
     with pytest.raises(ValueError, match=r"not float32 \[2, 2, 3\]"):
         decode(np.zeros((2, 2, 3), np.float32))
     with pytest.raises(UserError, match="must start with decode"):
@@ -236,7 +234,7 @@ def test_heic_is_decoded_and_damage_is_seen():
     assert decode(data, channels=1).shape == (64, 32, 1)
     assert not damage(data)
     assert damage(data[:-20])
-    with pytest.raises(ValueError, match="the HEIC image cannot be decoded"):
+    with pytest.raises(ValueError, match="cannot be decoded"):
         decode(data[:100])
 
 

@@ -157,3 +157,16 @@ def test_a_label_that_is_no_class_is_named():
     )
     with pytest.raises(UserError, match=r"example 0 of mine train \(train\[0\]\): label 1 is not"):
         dataset.example(0, np.random.default_rng(0))
+
+
+def test_transparent_images_of_pillow(caplog):
+    pixels = fixtures_data.picture(0, size=(8, 8), channels=4)
+    pixels[:, :, 3] = 0
+    images = [Image.fromarray(pixels)] * 2
+    opened = open_given({"train": (images, ["a", "b"])}, "x")
+    options = {**OPTIONS, "split": "train", "name": "x"}
+    white = opened(**{**options, "preprocess": "decode"}).example(0, np.random.default_rng(0))
+    assert white["image"].min() == 255
+    assert "2 of 2 images with transparent pixels" in caplog.text
+    with pytest.raises(UserError, match="transparent pixels: preprocess must start with decode"):
+        opened(**{**options, "preprocess": "resize(8)"})

@@ -169,3 +169,20 @@ def test_mistakes(model: Model, source: Path, folder: Path, tmp_path: Path) -> N
     headless = load_model(save_model(tmp_path / "headless"))
     with pytest.raises(UserError, match="the model has no head"):
         next(predict_images(headless, image))
+
+
+def test_transparent_images_are_composed_and_said_once(model, tmp_path, caplog):
+    hidden = np.random.default_rng(0).integers(0, 256, (16, 16, 4), np.uint8)
+    hidden[:, :, 3] = 0
+    for name in ("a.png", "b.png"):
+        Image.fromarray(hidden).save(tmp_path / name)
+    white = np.full((16, 16, 3), 255, np.uint8)
+    files = [tmp_path / "a.png", tmp_path / "b.png"]
+    for images in (files, [hidden, Image.fromarray(hidden)]):
+        caplog.clear()
+        assert model.predict(images) == model.predict([white, white])
+        [line] = [record.getMessage() for record in caplog.records]
+        assert "transparent pixels, composed on white" in line
+        assert line.endswith("others like it are not named.")
+    kept = preprocessed(model, "decode(background=None)|resize(16)")
+    np.testing.assert_array_equal(kept.logits(files[0]), model.logits(hidden[:, :, :3]))

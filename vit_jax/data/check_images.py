@@ -20,36 +20,38 @@ def usable_images(
 ) -> np.ndarray:
     """Decodes all image files; returns the numbers of those that decode, sorted, int64 [n].
 
-    Warns of images that will look dark. `read` gives the file of image `n` as bytes, or its pixels,
+    Counts what `remark` finds. `read` gives the file of image `n` as bytes, or its pixels,
     `describe` where it is stored. UserError if a file cannot be opened or none decodes, or if one
     does not and `on_bad_image` is "error"; "skip" leaves damaged images out.
     """
-    dark, lost = [], []
+    lost: list[str] = []
+    remarks: dict[str, list[str]] = {}
 
     def damage(number: int) -> str:
         try:
             content = read_or_none(lambda: read(number))
-        except ValueError:
-            return "it does not decode"
+        except ValueError as error:
+            return str(error)
         if content is None:
             lost.append(describe(number))
-        if not isinstance(content, bytes):
-            return ""
-        if warning := decode.unused_bits(content):
-            dark.append(f"{describe(number)}: {warning}")
-        return decode.damage(content)
+        if reason := decode.damage(content) if isinstance(content, bytes) else "":
+            return reason
+        if what := decode.remark(content) if isinstance(content, bytes | np.ndarray) else "":
+            remarks.setdefault(what, []).append(describe(number))
+        return ""
 
     damages = dict(enumerate(map_threads(damage, range(count))))
     if lost:
-        names = list_names(sorted(lost))
-        raise UserError(f"{len(lost)} of {count} files cannot be opened: {names}.")
-    if dark:
-        logging.getLogger(__name__).warning(list_names(sorted(dark), 10))
+        where = list_names(sorted(lost))
+        raise UserError(f"{len(lost)} of {count} files cannot be opened: {where}.")
+    for what, names in sorted(remarks.items()):
+        found = f"{len(names)} of {count} images with {what}: {list_names(sorted(names))}."
+        logging.getLogger(__name__).warning(found)
     bad = {number: reason for number, reason in damages.items() if reason}
     if not bad:
         return np.arange(count)
-    names = list_names([f"{describe(number)}: {reason}" for number, reason in bad.items()], 10)
-    report = f"{len(bad)} of {count} images cannot be read: {names}"
+    reasons = list_names([f"{describe(number)}: {reason}" for number, reason in bad.items()], 10)
+    report = f"{len(bad)} of {count} images cannot be read: {reasons}"
     if on_bad_image == "error":
         raise UserError(
             f"{report}; fix or delete them, or skip them with dataset.on_bad_image='skip' "

@@ -256,7 +256,7 @@ def create_dataset(
         label_key=label_key,
         needs_label=needs_label,
         columns=chain.columns,
-        exif=getattr(chain.ops[0], "exif", True),
+        exif=getattr(chain.ops[0], "exif", None),
     )
     source, class_names = reader.open(request)
     return Dataset(name, split, source, chain, class_names, on_bad_image)

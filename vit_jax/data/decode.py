@@ -1,34 +1,39 @@
 """Decodes image files to uint8 arrays with OpenCV, and resizes arrays.
 
-Grayscale, palette and CMYK images are converted to the requested channels; transparency is
-dropped, not blended, as in TensorFlow's decoders; 16-bit samples keep their high byte, float and
-signed samples are rejected; animations give their first frame. HEIC needs the extra `heic` and is
-always upright, as its decoder applies the rotation. The `pillow_...` methods of `resize` are
-antialiased: timm, DeiT and Hugging Face evaluate on such images.
+Grayscale, palette and CMYK images are converted to the requested channels; transparent pixels are
+composed on a background; 16-bit samples keep their high byte, float and signed samples are
+rejected, and so are bands that are not said to be colours; animations and TIFF files of several
+pages give the first one. HEIC needs the extra `heic` and is always upright, as its decoder applies
+the rotation. The `pillow_...` methods of `resize` are antialiased (but for nearest): timm, DeiT and
+Hugging Face evaluate on such images.
 """
 
 from __future__ import annotations
 
 import io
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Literal
 
 import cv2
 import numpy as np
 
+from vit_jax.data import pillow_reader
 from vit_jax.data.jpeg import first_rows, read_frame
+from vit_jax.data.pillow_reader import DEEP, PNG, TIFF, Background
 from vit_jax.data.sources import describe
-from vit_jax.errors import UserError, import_extra
+from vit_jax.errors import UserError
 
 # One image is too little work to split among threads; the pipeline's threads take whole batches.
 cv2.setNumThreads(1)
 
-_PNG = b"\x89PNG\r\n\x1a\n"
 # PNG chunks to strip: a gamma makes libpng convert colours to a different grey, and some colour
 # profiles make it warn on stderr, one line per image and epoch.
 _STRIPPED_CHUNKS = frozenset(b"iCCP sRGB gAMA cHRM sBIT bKGD tIME tEXt zTXt iTXt".split())
 
-Method = Literal["bilinear", "area", "bicubic", "nearest", "pillow_bilinear", "pillow_bicubic"]
+_OpenCV = Literal["bilinear", "area", "bicubic", "nearest"]
+_Pillow = Literal["pillow_bilinear", "pillow_bicubic", "pillow_lanczos"]
+_Rarer = Literal["pillow_nearest", "pillow_box", "pillow_hamming"]
+Method = Literal[_OpenCV, _Pillow, _Rarer]
 
 # Bilinear and area match tf.image.resize within one level and, like it, do not antialias;
 # bicubic uses a = -0.75 where TensorFlow and Pillow use a = -0.5.
@@ -39,10 +44,7 @@ _CV2_METHODS = {
     "nearest": cv2.INTER_NEAREST_EXACT,
 }
 _MAX_PIXELS = 2**28
-_TIFF = (b"II*\0", b"MM\0*")
-_DEEP = (*_TIFF, b"\0\0\0\x0cjP")  # and JPEG 2000
-_AVIF = (b"ftypavif", b"ftypavis")
-_HEIC = (b"heic", b"heix", b"hevc")  # compatible brands of a file
+WHITE: Background = 255
 
 _COLOR = {1: cv2.IMREAD_GRAYSCALE, 3: cv2.IMREAD_COLOR_RGB}
 # Added to a colour: OpenCV has libjpeg-turbo decode at 1/2, 1/4 or 1/8.
@@ -51,19 +53,20 @@ _REDUCED = {1: 0, 2: 16, 4: 32, 8: 64}
 Box = tuple[int, int, int, int]  # top, left, height, width
 
 
-def decode_image(image: bytes | np.ndarray, *, channels: int, exif: bool) -> np.ndarray:
+def decode_image(
+    image: bytes | np.ndarray, *, channels: int, exif: bool, background: Background = WHITE
+) -> np.ndarray:
     """Decodes an image file, or converts pixels [H, W] or [H, W, C], to uint8 [H, W, channels].
 
-    `channels` is 3 (RGB) or 1 (luma); `exif` applies the orientation tag.
-    ValueError if the bytes are not a complete image file, or the array is not an image.
+    `channels` is 3 (RGB) or 1 (luma); `exif` applies the orientation tag; `background` is below
+    transparent pixels, None keeps the colours that they hide. ValueError if the bytes are not a
+    complete image file, or the array is not an image.
     """
     if isinstance(image, np.ndarray):
-        return _with_channels(image, channels)
-    if _is_for_pillow(image):
-        return _with_channels(_read_by_pillow(image, exif=exif), channels)
+        return _with_channels(image, channels, background)
+    if (unusual := pillow_reader.read(image, exif=exif)) is not None:
+        return _with_channels(unusual, channels, background)
     flags = _COLOR[channels] | (0 if exif else cv2.IMREAD_IGNORE_ORIENTATION)
-    if reason := _unsupported_samples(image):
-        raise ValueError(reason)
     if (pixels := _imdecode(image, flags)) is None:
         raise ValueError(f"{len(image)} bytes cannot be decoded, or have more than 2^28 pixels")
     return pixels if channels == 3 else pixels[:, :, None]  # [H, W, channels]
@@ -75,6 +78,7 @@ def decode_box(
     *,
     channels: int,
     exif: bool,
+    background: Background = WHITE,
     reduced_to: tuple[int, int] | None = None,
 ) -> np.ndarray:
     """The box `sample_box(height, width)` of `decode_image`, bit for bit, in less time.
@@ -91,7 +95,7 @@ def decode_box(
         or not (is_upright or reduced_to)
         or frame.height * frame.width > _MAX_PIXELS
     ):
-        pixels = decode_image(image, channels=channels, exif=exif)
+        pixels = decode_image(image, channels=channels, exif=exif, background=background)
         return crop(pixels, *sample_box(*pixels.shape[:2]))
     size = (frame.height, frame.width)
     is_turned = exif and frame.orientation > 4  # by 90 degrees
@@ -115,46 +119,15 @@ def crop(image: np.ndarray, top: int, left: int, height: int, width: int) -> np.
     return image[top : top + height, left : left + width]  # [height, width, C]
 
 
-def _is_heic(data: bytes) -> bool:
-    return data[4:8] == b"ftyp" and any(brand in data[8:40] for brand in _HEIC)
-
-
-def _is_for_pillow(data: bytes) -> bool:
-    """Whether it is AVIF, whose rotation OpenCV ignores, or HEIC, which OpenCV cannot read."""
-    return data[4:12] in _AVIF or _is_heic(data)
-
-
-def _read_by_pillow(image: bytes, *, exif: bool) -> np.ndarray:
-    from PIL import Image
-
-    if _is_heic(image):
-        import_extra("a HEIC image", "pillow_heif", "heic").register_heif_opener()
-    try:
-        with Image.open(io.BytesIO(image)) as picture:
-            return pillow_pixels(picture, exif=exif)
-    except OSError as error:
-        kind = "HEIC" if _is_heic(image) else "AVIF"
-        raise ValueError(f"the {kind} image cannot be decoded ({error})") from error
-
-
-def pillow_pixels(image: Any, *, exif: bool) -> np.ndarray:
-    """Same as `decode_image` on the Pillow image's file; ValueError above 8 bits."""
-    from PIL import ImageOps
-
-    if image.mode[0] in "IF":
-        raise ValueError(f"a Pillow image of mode {image.mode} has no 8-bit pixels; pass its path")
-    if exif:
-        image = ImageOps.exif_transpose(image)
-    return np.asarray(image.convert("L" if image.mode == "L" else "RGB"))
-
-
-def _with_channels(pixels: np.ndarray, channels: int) -> np.ndarray:
+def _with_channels(pixels: np.ndarray, channels: int, background: Background) -> np.ndarray:
     if pixels.ndim == 2:
         pixels = pixels[:, :, None]  # [H, W, 1]
     if pixels.dtype != np.uint8 or pixels.ndim != 3 or pixels.shape[2] not in (1, 3, 4):
         raise ValueError(f"an image must be uint8 [H, W, 1, 3 or 4], not {describe(pixels)}")
     if not pixels.size:
         raise ValueError(f"the image {list(pixels.shape)} is empty; was it cropped to nothing?")
+    if background is not None and pillow_reader.is_transparent(pixels):
+        pixels = pillow_reader.compose(pixels, background)
     pixels = pixels[:, :, :3]
     if pixels.shape[2] == channels:
         return pixels
@@ -163,31 +136,21 @@ def _with_channels(pixels: np.ndarray, channels: int) -> np.ndarray:
     return cv2.cvtColor(np.ascontiguousarray(pixels), cv2.COLOR_RGB2GRAY)[:, :, None]  # [H, W, 1]
 
 
-def _unsupported_samples(data: bytes) -> str:
-    """What is wrong with the samples of a file that may have other than unsigned integers."""
-    deep = _imdecode(data, cv2.IMREAD_UNCHANGED) if data.startswith(_DEEP) else None
-    if deep is None or deep.dtype in (np.uint8, np.uint16):
-        return ""
-    return f"its samples are {deep.dtype}, with no known scale to 8 bits; convert it to uint8"
-
-
 def damage(data: bytes) -> str:
     """Why an image file cannot be used, "" if all of it decodes; a JPEG at 1/8 scale, for speed.
 
     UserError if that needs a package that is not installed.
     """
-    if _is_for_pillow(data):
-        try:
-            return "" if _read_by_pillow(data, exif=False).size else "it is empty"
-        except UserError:
-            raise
-        except ValueError as error:
-            return str(error)
-    if reason := _unsupported_samples(data):
-        return reason
+    try:
+        if pillow_reader.read(data, exif=False) is not None:
+            return ""
+    except UserError:
+        raise
+    except ValueError as error:
+        return str(error)
     # For other formats OpenCV rejects this if a side is below 8 pixels.
     flags = cv2.IMREAD_REDUCED_COLOR_8 if data.startswith(b"\xff\xd8") else cv2.IMREAD_COLOR
-    if _imdecode(data, flags) is None or (data.startswith(_TIFF) and _is_broken_tiff(data)):
+    if _imdecode(data, flags) is None or (data.startswith(TIFF) and _is_broken_tiff(data)):
         return "it does not decode"
     return ""
 
@@ -198,26 +161,31 @@ def _is_broken_tiff(data: bytes) -> bool:
 
     try:
         Image.open(io.BytesIO(data)).load()
-    except UnidentifiedImageError:  # OpenCV reads more kinds
+    except (UnidentifiedImageError, ValueError):  # OpenCV reads more kinds
         return False
-    except (OSError, ValueError, SyntaxError):
+    except (OSError, SyntaxError):
         return True
     return False
 
 
-def unused_bits(data: bytes) -> str:
-    """A warning if a file with 16 bits per sample uses fewer, else ""."""
-    if not data.startswith(_DEEP) and not (data.startswith(_PNG) and data[24:25] == b"\x10"):
+def remark(image: bytes | np.ndarray) -> str:
+    """What the owner of an image may not expect of its pixels, else ""; ValueError: damaged."""
+    pixels = image if isinstance(image, np.ndarray) else pillow_reader.read(image, exif=False)
+    if pixels is not None and pillow_reader.is_transparent(pixels):
+        return "transparent pixels, composed on white (or on decode's background)"
+    if not isinstance(image, bytes):
         return ""
-    deep = _imdecode(data, cv2.IMREAD_UNCHANGED)
+    if not image.startswith(DEEP) and not (image.startswith(PNG) and image[24:25] == b"\x10"):
+        return ""
+    deep = _imdecode(image, cv2.IMREAD_UNCHANGED)
     bits = 0 if deep is None or deep.dtype != np.uint16 else int(deep.max()).bit_length()
     if not 0 < bits < 15:
         return ""
-    return f"its values use {bits} of 16 bits, so it will look dark (only the high byte is kept)"
+    return f"values in {bits} of 16 bits, which look dark (only the high byte is kept)"
 
 
 def _imdecode(data: bytes, flags: int) -> np.ndarray | None:
-    if data.startswith(_PNG):
+    if data.startswith(PNG):
         data = _strip_chunks(data)
     try:
         return cv2.imdecode(np.frombuffer(data, np.uint8), flags)
@@ -227,7 +195,7 @@ def _imdecode(data: bytes, flags: int) -> np.ndarray | None:
 
 def _strip_chunks(png: bytes) -> bytes:
     """The file without the chunks in `_STRIPPED_CHUNKS` that precede its pixels."""
-    chunks, position = [_PNG], len(_PNG)
+    chunks, position = [PNG], len(PNG)
     while (kind := png[position + 4 : position + 8]) != b"IDAT" and len(kind) == 4:
         end = position + 12 + int.from_bytes(png[position : position + 4])  # length, kind, CRC
         if kind not in _STRIPPED_CHUNKS:
@@ -239,6 +207,7 @@ def _strip_chunks(png: bytes) -> bytes:
 def resize(image: np.ndarray, height: int, width: int, method: Method) -> np.ndarray:
     """Resizes uint8 [H, W, C] to [height, width, C], pixel centres at half integers.
 
+    Pillow's methods are the installed one's: from 13 on it chooses which axis to round first.
     ValueError if the result would be huge, or for Pillow's methods if the image is not uint8.
     """
     if height * width > _MAX_PIXELS:  # e.g. a strip, whose long side scales too
@@ -255,7 +224,5 @@ def resize(image: np.ndarray, height: int, width: int, method: Method) -> np.nda
 
     resample = Image.Resampling[method.removeprefix("pillow_").upper()]
     picture = Image.fromarray(image if channels > 1 else image[:, :, 0])
-    # In one call Pillow 13 may resize the height first; it rounds to 8 bits in between.
-    for size in ((width, old_height), (width, height)):
-        picture = picture.resize(size, resample)
-    return np.asarray(picture).reshape(height, width, channels)
+    pixels = np.asarray(picture.resize((width, height), resample))
+    return pixels.reshape(height, width, channels)

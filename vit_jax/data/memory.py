@@ -15,8 +15,8 @@ import numpy as np
 
 from vit_jax.data import labelled
 from vit_jax.data.datasets import READERS, Dataset, Reader, create_dataset
-from vit_jax.data.decode import pillow_pixels
 from vit_jax.data.labelled import LabelledSource, Listing
+from vit_jax.data.pillow_reader import is_transparent, pillow_pixels
 from vit_jax.data.sources import Request, describe
 from vit_jax.errors import UserError
 
@@ -123,7 +123,7 @@ class MemorySource(LabelledSource):
 
     splits: Mapping[str, Any]
     numbers: Mapping[str, int]  # of the classes of objects
-    exif: bool = True
+    exif: bool | None = True  # see `Request`
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         if "label" in self.columns:
@@ -146,7 +146,9 @@ class MemorySource(LabelledSource):
         if isinstance(image, _PATHS):
             return Path(image).read_bytes()
         if hasattr(image, "convert"):
-            image = pillow_pixels(image, exif=self.exif)
+            image = pillow_pixels(image, exif=self.exif is not False)
+            if self.exif is None and is_transparent(image):
+                raise ValueError("it has transparent pixels: preprocess must start with decode")
         return image if isinstance(image, bytes) else np.asarray(image)
 
     def _image(self, index: int) -> Any:

@@ -16,7 +16,8 @@ from typing import Any, Literal
 import cv2
 import numpy as np
 
-from vit_jax.data.decode import Box, Method, crop, decode_box, decode_image, resize
+from vit_jax.data.decode import WHITE, Box, Method, crop, decode_box, decode_image, resize
+from vit_jax.data.pillow_reader import Background
 from vit_jax.data.sources import describe
 
 Example = dict[str, Any]
@@ -71,6 +72,8 @@ def check_range(name: str, value: tuple[float, float], limit: float = np.inf) ->
 class Decode(ImageOp):
     """Image file -> uint8 [H, W, channels], see decode.py; `exif` turns photographs upright.
 
+    `background`: what is below transparent pixels, a grey level or (red, green, blue), 0 to 255;
+    None keeps the colours that they hide, as `.convert("RGB")` of timm and transformers does.
     Before a random box, only that is decoded. `reduced`: a JPEG file at 1/2, 1/4 or 1/8 if the box
     stays at least as large as its final size, see docs/preprocessing.md.
     """
@@ -78,9 +81,17 @@ class Decode(ImageOp):
     channels: Literal[1, 3] = 3
     exif: bool = True
     reduced: bool = False
+    background: Background = WHITE
+
+    def __post_init__(self) -> None:
+        levels = () if self.background is None else np.ravel(self.background)
+        if not all(0 <= level <= 255 for level in levels):
+            raise ValueError(f"background={self.background!r} must be from 0 to 255, or None")
 
     def apply(self, image: bytes | np.ndarray, _rng: np.random.Generator) -> np.ndarray:
-        return decode_image(image, channels=self.channels, exif=self.exif)
+        return decode_image(
+            image, channels=self.channels, exif=self.exif, background=self.background
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -205,6 +216,7 @@ class RandomBox(ImageOp):
             functools.partial(self.sample_box, rng),
             channels=op.channels,
             exif=op.exif,
+            background=op.background,
             reduced_to=pair(self.size) if op.reduced else None,
         )
         return resize(box, *pair(self.size), self.method)

@@ -67,7 +67,7 @@ class Request:
     label_key: str = ""
     needs_label: bool = True
     columns: tuple[str, ...] = ()  # of text, that ops read
-    exif: bool = True  # whether photos are turned as their EXIF says
+    exif: bool | None = True  # whether photos are turned as their EXIF says; None: no decode
 
     @property
     def path(self) -> str:

@@ -69,10 +69,12 @@ def convert_checkpoint(
         before, after = (compute_logits(x.module, x.params, images) for x in (model, again))
         tolerance = LOGITS_TOLERANCE * max(1.0, float(np.std(before)))
         check = check_same([(before, after)], destination, tolerance, "in the logits")
-        report = finish(path, target, model, format, check)
+        notes = lost_conventions(format, model.description)
+        facts = {"Elsewhere": " ".join(notes)} if notes else None
+        report = finish(path, target, model, format, check, facts=facts)
     return {
         **report,
-        "notes": lost_conventions(format, model.description),
+        "notes": notes,
         "parameters_identical": fingerprint(model.params) == fingerprint(again.params),
     }
 
@@ -183,17 +185,26 @@ def input_settings(description: Description) -> tuple[InputSettings, list[str]]:
         change: dict[str, Any] = {}
         match op:
             case Resize() | ResizeSmall():
-                change["method"] = "bicubic" if "bicubic" in op.method else "bilinear"
-                change["resize"] = op.size if isinstance(op, ResizeSmall) else op.shape
-                if "pillow" not in op.method:
-                    notes.append("resizing there is antialiased, as in Pillow; here it is not.")
+                theirs = {"area": "box"}.get(op.method, op.method.removeprefix("pillow_"))
+                size = op.size if isinstance(op, ResizeSmall) else op.shape
+                covers = isinstance(op, ResizeSmall) and isinstance(size, tuple)
+                change = {"method": theirs, "resize": size, "covers": covers}
+                if not isinstance(op, Resize) and not covers and op.rounding != "down":
+                    notes.append("the long side is rounded down there: off by a pixel.")
+                if op.method in ("bilinear", "bicubic", "area"):  # nearest is the same
+                    which = f"resizing by {op.method!r} becomes Pillow's {theirs}, antialiased"
+                    equal = f"train with 'pillow_{theirs}' for equal ones"
+                    notes.append(f"{which}: large photos look different there; {equal}.")
             case CentralCrop():
-                change["crop"] = op.shape
+                change = {"crop": op.shape, "rounding": op.rounding}
             case Normalize():
                 change = {"mean": per_channel(op.mean), "std": per_channel(op.std)}
             case ValueRange():  # (x - mean) / std = x * (high - low) + low
                 scale = 1.0 / (op.high - op.low)
                 change = {"mean": per_channel(-op.low * scale), "std": per_channel(scale)}
+            case Decode() if op.exif or op.background is not None:
+                done = "photos are turned upright and transparent pixels composed on a background"
+                notes.append(f"{done} here; there, do so before.")
             case _ if not isinstance(op, Decode):
                 lost.append(type(op).__name__)
         settings = dataclasses.replace(settings, **change)
@@ -208,7 +219,11 @@ def lost_conventions(name: str, description: Description) -> list[str]:
     if name == ORBAX:
         return []  # ours stores everything
     is_folder = FORMATS[name].is_folder
-    notes = input_settings(description)[1] if is_folder else []
+    settings, notes = input_settings(description) if is_folder else (None, [])
+    theirs = "nearest" if name == "timm" else "down"  # as torchvision; as transformers
+    if settings and settings.crop and settings.rounding != theirs:
+        here = settings.rounding
+        notes.append(f"corners of crops are rounded {here} here, {theirs} there: off by a pixel.")
     if is_folder and model.get("position_embedding", "learned") != "learned":
         notes.append("Fixed positions are stored as learned ones: this format has no others.")
     for key, assumed in FORMATS[name].choose(model).assumed.items():

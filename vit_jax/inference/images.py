@@ -12,7 +12,7 @@ from typing import Any
 import cv2
 import numpy as np
 
-from vit_jax.data.decode import decode_image, pillow_pixels, unused_bits
+from vit_jax.data.decode import decode_image, remark
 from vit_jax.data.folder import EXTENSIONS, find_below, warn_unused
 from vit_jax.data.ops import (
     CentralCrop,
@@ -24,6 +24,7 @@ from vit_jax.data.ops import (
     ValueRange,
     pair,
 )
+from vit_jax.data.pillow_reader import pillow_pixels
 from vit_jax.data.preprocess import OPS, Chain, PythonOp, parse
 from vit_jax.data.sources import ArraySpec, Source, describe
 from vit_jax.errors import UserError, naming
@@ -141,6 +142,7 @@ class Images:
     def __init__(self, images: Sequence[Any], description: Description):
         # By index, what was wrong with an image that was read, and is replaced by a black one.
         self.failures: dict[int, str] = {}
+        self._remarks: dict[str, str] = {}  # and the first image that each is about
         self._images = images
         self._channels = description.image_shape[2]
         self._chain, spec = input_chain(description)
@@ -157,7 +159,7 @@ class Images:
     def example(self, index: int, rng: np.random.Generator) -> dict[str, Any]:
         spec = self.element_spec["image"]
         try:
-            stored = self._stored(self._images[index])
+            stored = self._stored(index)
             example = self._chain({"image": stored}, rng)
             image = example["image"]
             if (image.shape, image.dtype) == (spec.shape, spec.dtype):
@@ -167,19 +169,20 @@ class Images:
             self.failures[index] = str(getattr(error, "strerror", None) or error)
         return {"image": np.zeros(spec.shape, spec.dtype)}
 
-    def _stored(self, image: Any) -> bytes | np.ndarray:
+    def _stored(self, index: int) -> bytes | np.ndarray:
         """The image as input of the first op."""
+        image, decode = self._images[index], self._chain.ops[0]
         if isinstance(image, str | os.PathLike):
             path = Path(os.path.expanduser(image))
             if path.exists() and not path.is_file():
                 raise ValueError("it is a folder, a pipe or a device, not an image")
             image = path.read_bytes()
-            if warning := unused_bits(image):
-                logging.warning("%s: %s.", path, warning)
-        decode = self._chain.ops[0]
-        if hasattr(image, "convert"):
+        elif hasattr(image, "convert"):
             image = pillow_pixels(image, exif=getattr(decode, "exif", True))
         stored: Any = image if isinstance(image, bytes) else np.asarray(image)
+        name, what = self.name(index), remark(stored)
+        if what and self._remarks.setdefault(what, name) == name:
+            logging.warning("%s: %s; others like it are not named.", name, what)
         if isinstance(decode, Decode):
             return stored
         return decode_image(stored, channels=self._channels, exif=True)

@@ -184,7 +184,7 @@ def to_config(
     model, num_classes = description.model, description.model["num_classes"]
     resize = inputs.resize or (height, width)
     if isinstance(resize, tuple):
-        share, mode = crop_pct(height, resize[0]), "squash"
+        share, mode = crop_pct(height, resize[0]), "center" if inputs.covers else "squash"
     else:
         share, mode = crop_pct(min(height, width), resize), "center"
     return {
