@@ -183,7 +183,7 @@ class Session(contextlib.ExitStack):
         eta_seconds = speed.pop("eta_seconds")
         row = {**metrics, "learning_rate": float(learning_rate), **speed}
         self._writer.write(step, row)
-        self._progress.show(step, update_text(row, eta_seconds))
+        self._progress.show(step, *update_text(row, eta_seconds))
         return row
 
     def evaluate(
