@@ -23,7 +23,7 @@ if __name__ == "__main__":
     add("--train_split", default="train", help="images to fit (default train)")
     add("--split", default="test", help="images to evaluate (default test)")
     add("--kinds", type=arguments.names, default="few_shot,linear_probe,nearest_neighbors")
-    add("--feature", default="pre_logits", help="see extract_features.py (default pre_logits)")
+    add("--feature", default="pre_logits", help="of scripts/extract_features.py (pre_logits)")
     add("--seeds", type=int, default=3, help="selections of images, for few_shot (default 3)")
     arguments.add_dataset(parser)
     add("--json", action="store_true", help="print only one JSON object")

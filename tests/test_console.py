@@ -83,7 +83,9 @@ def test_a_bar_on_a_terminal_only() -> None:
         "start_logging(to_stderr=True)\n"
         "progress = Progress(lambda: ('updating', 0))\n"
         "progress.begin(0, 4)\n"
-        "progress.advance(2); progress.show(2, ['loss 1.5', 'lr 0.1'], ['ETA 3s', '8 images/s']); logging.info('evaluated')\n"
+        "progress.advance(2)\n"
+        "progress.show(2, ['loss 1.5', 'lr 0.1'], ['ETA 3s', '8 images/s'])\n"
+        "logging.info('evaluated')\n"
         "progress._bar and progress._bar.refresh()\n"
         "progress.close()\n"
     )

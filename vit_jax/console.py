@@ -16,7 +16,7 @@ from typing import Any, TextIO
 
 from tqdm import tqdm
 
-from vit_jax.wording import escaped
+from vit_jax.wording import as_called, escaped
 
 WIDTH = 100  # columns of a line in a file or pipe
 LIBRARIES = ("absl", "orbax", "jax", "fsspec", "google", "grain", "matplotlib")
@@ -37,6 +37,7 @@ class _Lines(logging.Formatter):
         )
 
     def formatMessage(self, record: logging.LogRecord) -> str:
+        record.message = as_called(record.message)
         if record.levelno >= logging.WARNING:
             record.message = f"{record.levelname.lower()}: {record.message}"
         return super().formatMessage(record)

@@ -265,6 +265,10 @@ def test_what_differs_from_the_defaults_or_the_recipe(page: ET.Element, changed:
     settings = read(tag("main", *settings_of(run, "")))
     provenance = read(tag("main", *provenance_of(run)))
     assert f"Differences from {recipe}:" in text_of(settings)
+    short = {**start, "command": "vit train --config quickstart:scratch --workdir=a"}
+    run.starts[-1] = short
+    assert read(tag("main", *settings_of(run, ""))).find("p").text == text_of(settings.find("p"))
+    run.starts[-1] = start
     rows = {row[0]: row[1:] for row in rows_of(settings)}
     assert rows["dataset.batch_size"] == ["16", "48"]
     assert rows["evaluators.validation.split"] == ["absent", '"train[300:600]"']

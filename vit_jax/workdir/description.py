@@ -21,6 +21,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from vit_jax import wording
 from vit_jax.console import format_seconds, number_text, wilson_interval
 from vit_jax.files import paths
 from vit_jax.models.create import MODELS, VARIANTS_OF
@@ -88,7 +89,7 @@ def log_results(
         logging.info(f"{text}.")
     logging.info(f"Parameters: {paths.to_path(workdir) / PARAMS_FILE}")
     script = f"python scripts/report.py {shlex.quote(workdir)}"
-    logging.info(f"Next: {script}, or predict.py, or evaluate.py")
+    logging.info(f"Next: {script}, or scripts/predict.py, or scripts/evaluate.py")
 
 
 def model_name(model: Mapping[str, Any]) -> str:
@@ -160,9 +161,11 @@ def collect_provenance() -> dict[str, Any]:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             versions[package] = importlib.metadata.version(package)
     changed = _git("status", "--porcelain")
+    script = sys.argv[0]
+    program = ["vit", Path(script).stem] if wording.called_vit else [sys.executable, script]
     return {
         "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "command": unsigned(shlex.join([sys.executable, *sys.argv])),
+        "command": unsigned(shlex.join([*program, *sys.argv[1:]])),
         # A Docker image has no git history: the Dockerfile writes the commit to a file.
         "commit": _git("rev-parse", "HEAD") or os.environ.get("VIT_JAX_COMMIT"),
         "uncommitted_changes": None if changed is None else bool(changed),
