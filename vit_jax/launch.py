@@ -172,6 +172,9 @@ def start_processes(
                 "--distributed=on, but no cluster was found that lists the other processes "
                 f"(Cloud TPU, GKE, SLURM, Open MPI); give {names}."
             ) from error
+    from vit_jax.hardware.devices import quiet_libtpu
+
+    quiet_libtpu()
     watchdog.start(**timeouts)
     if watchdog.num_processes > 1:
         start_logging(watchdog.process_id)
