@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -17,6 +18,9 @@ T = TypeVar("T", int, float)
 
 class _Parser(argparse.ArgumentParser):
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        for stream in (sys.stdout, sys.stderr):  # of a script, before it writes anything
+            if isinstance(stream, io.TextIOWrapper):  # names may have letters that ASCII lacks
+                stream.reconfigure(errors="backslashreplace")
         options, unknown = self.parse_known_args(args, namespace)
         if unknown:
             flag = unknown[0].partition("=")[0]

@@ -19,7 +19,7 @@ from vit_jax import ROOT
 from vit_jax import config as schema
 from vit_jax.arguments import create_parser, filled, split_overrides
 from vit_jax.errors import UserError
-from vit_jax.wording import as_called, nearest
+from vit_jax.wording import nearest
 
 
 def run_parser(doc: str | None, *, trains: bool = True) -> argparse.ArgumentParser:
@@ -73,24 +73,19 @@ def parse(
     """
     overrides, others = split_overrides(sys.argv[1:] if arguments is None else arguments)
     if {"-h", "--help"} & set(others):
-        _print_help(parser, others, overrides)
-        parser.exit()
+        parser.epilog = _help_of_keys(others, overrides)
     options = parser.parse_args(others)
     options.config = override(load_recipe(options.config), overrides)
     return options
 
 
-def _print_help(
-    parser: argparse.ArgumentParser, arguments: Sequence[str], overrides: Sequence[str]
-) -> None:
-    """The flags, and the keys with the values that this command line gives them."""
+def _help_of_keys(arguments: Sequence[str], overrides: Sequence[str]) -> str:
+    """The keys with the values that this command line gives them."""
     recipe_only = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     recipe_only.add_argument("--config", default="")
     recipe = recipe_only.parse_known_args(arguments)[0].config
-    keys = help_of_config(get_config(recipe, *overrides))
-    parser.print_help()
     title = f"config keys{f' of {recipe}' if recipe else ''}, as --config.KEY=VALUE:"
-    print(f"\n{title}\n{as_called(keys)}")
+    return f"{title}\n{help_of_config(get_config(recipe, *overrides))}"
 
 
 def override(config: Any, overrides: Sequence[str]) -> Any:

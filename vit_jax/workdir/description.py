@@ -108,7 +108,9 @@ def model_name(model: Mapping[str, Any]) -> str:
 def read_parameter_count(folder: Path) -> int:
     """Number of parameters of a run's model; 0 before `session.describe`."""
     path = folder / PARAMETERS_FILE
-    total = re.search(r"^Total: ([\d,]+)", path.read_text() if path.exists() else "", re.MULTILINE)
+    total = re.search(
+        r"^Total: ([\d,]+)", path.read_text("utf-8") if path.exists() else "", re.MULTILINE
+    )
     return int(total[1].replace(",", "")) if total else 0
 
 
