@@ -51,11 +51,12 @@ def write_params(path: str | os.PathLike[str], params: Any, table: ParameterTabl
 
 
 def write_results(
-    workdir: str, params: Any, table: ParameterTable, results: dict[str, float]
+    workdir: str, params: Any, table: ParameterTable, results: dict[str, float], *, best: str
 ) -> dict[str, float]:
     """Writes `params.npz`, then `results.json`, which marks the run as finished.
 
-    Returns `results` with `images_per_second`, the median from the log. `params`: host arrays.
+    Returns `results` with `images_per_second`, the median from the log. `params`: host arrays;
+    `best`: of `checkpoints.best_text`, for the log.
     """
     rows = read_metrics(workdir)
     speeds = [row["images_per_second"] for row in rows if "images_per_second" in row]
@@ -64,12 +65,12 @@ def write_results(
         folder = paths.to_path(workdir)
         write_params(folder / PARAMS_FILE, params, table)
         paths.write_json(folder / RESULTS_FILE, results)
-        log_results(workdir, results, rows)
+        log_results(workdir, results, rows, best)
     return results
 
 
 def log_results(
-    workdir: str, results: Mapping[str, float], rows: Sequence[Mapping[str, float]]
+    workdir: str, results: Mapping[str, float], rows: Sequence[Mapping[str, float]], best_step: str
 ) -> None:
     """Logs duration, metrics, where the result is; `rows`: of `metrics.jsonl`, for the best."""
     took, share = format_seconds(results["seconds"]), results["goodput"]
@@ -87,6 +88,8 @@ def log_results(
         if best and best[name] > value:
             text += f"; best {number_text(name, best[name])} at step {best['step']:,}"
         logging.info(f"{text}.")
+    if best_step:
+        logging.info(best_step)
     logging.info(f"Parameters: {paths.to_path(workdir) / PARAMS_FILE}")
     script = f"python scripts/report.py {shlex.quote(workdir)}"
     logging.info(f"Next: {script}, or scripts/predict.py, or scripts/evaluate.py")
