@@ -262,7 +262,7 @@ def test_names_above_a_confusion_matrix_take_no_width(page_file: Path) -> None:
 def test_time_of_updates_that_were_made_twice_is_no_crash(changed: Path) -> None:
     edit(changed, "results.json", lambda results: results.update(lost_seconds=3.0))
     times = dict(row[:2] for row in rows_of(read(tag("main", *time_of(read_run(changed))))))
-    assert times["repeated after an interruption"] == "3.0 s"
+    assert times["repeated updates"] == "3.0 s"
 
 
 def test_what_differs_from_the_defaults_or_the_recipe(page: ET.Element, changed: Path) -> None:

@@ -27,11 +27,7 @@ from vit_jax.report.summary import devices_text, header, result, results, title
 from vit_jax.wording import counted
 
 _MOST_ROWS = 300  # of training metrics, in the table of numbers
-_KINDS = {
-    "compile": "compilation",
-    "data_wait": "waiting for data",
-    "lost": "repeated after an interruption",  # Ctrl-C, a kill, a crash
-}
+_KINDS = {"compile": "compilation", "data_wait": "waiting for data", "lost": "repeated updates"}
 
 
 def write_report(

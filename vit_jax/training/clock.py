@@ -177,7 +177,5 @@ def update_text(row: Mapping[str, float], eta_seconds: float) -> tuple[list[str]
         numbers.append(f"MFU {row['mfu']:.0%}")
     if row["data_wait"] >= 0.01:
         numbers.append(f"data wait {row['data_wait']:.0%}")
-    return numbers, [
-        f"ETA {format_seconds(eta_seconds)}",
-        f"{row['images_per_second']:,.0f} images/s",
-    ]
+    speed = f"{row['images_per_second']:,.0f} images/s"
+    return numbers, [f"ETA {format_seconds(eta_seconds)}", speed]
