@@ -29,10 +29,10 @@ def weight_file(tmp_path: Path) -> Path:
 def test_a_run_whose_best_step_is_another_says_so(weight_file, monkeypatch, caplog) -> None:
     weight_file.rename(weight_file.with_name("params.npz"))
     load_model(weight_file.parent)
-    assert not caplog.messages
+    assert "/best" not in caplog.text
     monkeypatch.setattr("vit_jax.pretrained.load.best_text", lambda path: (f"{path}/best is", True))
     load_model(weight_file.parent)
-    assert caplog.messages == [f"{weight_file.parent}/best is"]
+    assert f"{weight_file.parent}/best is" in caplog.messages
 
 
 @pytest.mark.parametrize(
