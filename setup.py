@@ -32,6 +32,7 @@ INSTALL_REQUIRES = [
     "tensorboardX>=2.6.4",
     "tensorflow-datasets>=4.9.10",
     "tensorstore>=0.1.86",  # of orbax; the lock in a bucket
+    "threadpoolctl>=3.1",  # a linear probe beside other work takes half of the time
     "tqdm>=4.66",
 ]
 

@@ -138,8 +138,10 @@ def main() -> None:
         recipes = [f"{model},{arguments.dataset}" for model in models]
         tables = make_tables(recipes, arguments.topologies.split(","), arguments.results)
         output = arguments.output
-        introduction = output.read_text().partition("## ")[0] if output.exists() else ""
-        output.write_text(introduction + tables)
+        introduction = (
+            output.read_text(encoding="utf-8").partition("## ")[0] if output.exists() else ""
+        )
+        output.write_text(introduction + tables, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -9,7 +9,8 @@ preprocessing. The model stays frozen.
 
 few_shot: least squares in closed form on 1, 5, 10 and 25 images per class, the mean over three
 selections of images and its 95 % interval. linear_probe: logistic regression; its regularisation
-is chosen on a fifth of the training split. nearest_neighbors: the 20 nearest by cosine vote.
+is chosen on a fifth of the training split. nearest_neighbors: the 20 nearest by cosine vote,
+as in DINO, or --num_neighbors.
 """
 
 import json
@@ -23,8 +24,10 @@ if __name__ == "__main__":
     add("--train_split", default="train", help="images to fit (default train)")
     add("--split", default="test", help="images to evaluate (default test)")
     add("--kinds", type=arguments.names, default="few_shot,linear_probe,nearest_neighbors")
-    add("--feature", default="pre_logits", help="see extract_features.py (default pre_logits)")
+    add("--feature", default="pre_logits", help="of scripts/extract_features.py (pre_logits)")
     add("--seeds", type=int, default=3, help="selections of images, for few_shot (default 3)")
+    neighbors = "votes, for nearest_neighbors (default 20)"
+    add("--num_neighbors", type=int, default=20, metavar="K", help=neighbors)
     arguments.add_dataset(parser)
     add("--json", action="store_true", help="print only one JSON object")
     options = vars(parser.parse_args())

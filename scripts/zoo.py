@@ -16,6 +16,7 @@ import signal
 
 from vit_jax import launch
 from vit_jax.arguments import create_parser
+from vit_jax.wording import as_called
 
 
 def parse_arguments():
@@ -88,7 +89,7 @@ def show(entry):
     model = f"{entry.variant},cifar10 --config.pretrained.source={entry.name}"
     model = f"{entry.name},cifar10" if entry.attributes else model
     commands.append(f"finetune.py --config=configs/finetune.py:{model} --workdir=/tmp/cifar10")
-    return "\n".join([*lines, "", *(f"  python scripts/{command}" for command in commands)])
+    return "\n".join([*lines, "", *(as_called(f"  python scripts/{c}") for c in commands)])
 
 
 if __name__ == "__main__":

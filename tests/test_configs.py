@@ -237,3 +237,22 @@ def test_help_lists_every_key_with_its_meaning(script: Script) -> None:
         in text
     )
     assert "evaluators.NAME.every_steps = 0  # steps between evaluations; 0: only after" in text
+
+
+def test_help_has_the_values_of_the_recipe_and_of_the_command_line(script: Script) -> None:
+    recipe = "configs/finetune.py:L/16,cifar10"
+    overrides = "--config.schedule.warmup_steps=7", "--config.evaluators.test.name=linear_probe"
+    for command in (("--help", f"--config={recipe}", *overrides), ("--config", recipe, "-h")):
+        text = script("finetune.py", *command).stdout
+        assert f"config keys of {recipe}, as --config.KEY=VALUE:" in text
+        assert "  model.hidden_size = 1024  # (vit, " in text
+        assert "  optimizer.name = 'sgd'  # " in text
+        assert "  optimizer.momentum_dtype = 'bfloat16'  # " in text
+        assert "  optimizer.b1 = 0.9  # (adamw" in text  # not of the recipe's kind: its default
+        assert f"  schedule.warmup_steps = {7 if overrides[0] in command else 500}  # " in text
+        assert "  duration.epochs = None  # " in text
+    text = script("finetune.py", "--help", f"--config={recipe}", *overrides).stdout
+    assert "  evaluators.test.max_iterations = 1000\n" in text
+    wrong = script("train.py", "--config=configs/finetun.py", "--help")
+    assert wrong.returncode == 2
+    assert wrong.stderr.startswith("error: --config: there is no recipe 'configs/finetun.py'.")

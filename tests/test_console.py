@@ -1,5 +1,6 @@
 """What is shown of a run, in a pipe and on a terminal."""
 
+import io
 import logging
 import os
 import pty
@@ -82,14 +83,16 @@ def test_a_bar_on_a_terminal_only() -> None:
         "start_logging(to_stderr=True)\n"
         "progress = Progress(lambda: ('updating', 0))\n"
         "progress.begin(0, 4)\n"
-        "progress.advance(2); progress.show(2, 'loss 1.5'); logging.info('evaluated')\n"
+        "progress.advance(2)\n"
+        "progress.show(2, ['loss 1.5', 'lr 0.1'], ['ETA 3s', '8 images/s'])\n"
+        "logging.info('evaluated')\n"
         "progress._bar and progress._bar.refresh()\n"
         "progress.close()\n"
     )
     command = [sys.executable, "-c", program]
     pipe = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=True).stderr
     assert [line.split(maxsplit=1)[1] for line in pipe.splitlines()] == [
-        "step 2/4  loss 1.5",
+        "step 2/4  loss 1.5  lr 0.1  8 images/s  ETA 3s",
         "evaluated",
     ]
     reader, terminal = pty.openpty()
@@ -97,7 +100,36 @@ def test_a_bar_on_a_terminal_only() -> None:
     os.close(terminal)
     shown = os.read(reader, 10_000).decode()
     os.close(reader)
-    assert all(part in shown for part in (" 50% |", "2/4  loss 1.5", "evaluated"))
+    assert all(part in shown for part in (" 50% |", "2/4  ETA 3s  8 images/s  loss", "evaluated"))
+
+
+@pytest.mark.parametrize(
+    ("columns", "numbers", "doing"),
+    [
+        (60, "", ""),
+        (80, "  loss 1.5  lr 0.0001", "  evaluating a_long_na"),
+        (100, "  loss 1.5  a_share_of_long_name 52.00 %", "  evaluating a_long_name (3 s)"),
+        (
+            120,
+            "  loss 1.5  a_share_of_long_name 52.00 %  lr 0.0001",
+            "  evaluating a_long_name (3 s)",
+        ),
+    ],
+)
+def test_the_time_left_and_the_speed_stay_beside_a_bar(
+    columns: int, numbers: str, doing: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", str(columns))
+    progress = Progress(lambda: ("updating", 0))
+    progress.begin(0, 400_000)
+    rest = ["loss 1.5", "a_share_of_long_name 52.00 %", "lr 0.0001"]
+    progress.show(0, rest, ["ETA 2h07m", "1,234 images/s"])
+    shown, speed = str(progress._bar), "| 0/400000  ETA 2h07m  1,234 images/s"
+    assert shown.partition("|")[2][10:] == speed + numbers
+    assert progress._beside_bar("evaluating a_long_name (3 s)")[27:].startswith(doing)
+    progress.close()
 
 
 def test_numbers_for_people() -> None:

@@ -2,6 +2,7 @@
 
 import argparse
 import errno
+import io
 import logging
 import re
 import subprocess
@@ -17,7 +18,7 @@ import pytest
 from tests import tiny
 from vit_jax import command_line, launch
 from vit_jax import config as default
-from vit_jax.arguments import split_overrides
+from vit_jax.arguments import create_parser, split_overrides
 from vit_jax.errors import TrainingDivergedError, UserError, as_user_error
 from vit_jax.multihost.watchdog import Watchdog
 from vit_jax.wording import escaped
@@ -244,6 +245,18 @@ def test_names_forge_no_line(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit), launch.one_line_errors():
         raise UserError(f"{name} is damaged.")
     assert capsys.readouterr().err == f"error: {escaped(name)} is damaged.\n"
+
+
+def test_a_terminal_that_knows_ascii_only_gets_escapes(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("stdout", "stderr"):
+        monkeypatch.setattr(sys, name, io.TextIOWrapper(io.BytesIO(), "ascii"))
+    create_parser("Draws caf\u00e9s.").parse_args([])
+    print("caf\u00e9 \u732b")
+    with pytest.raises(SystemExit), launch.one_line_errors():
+        raise UserError("caf\u00e9 is damaged.")
+    sys.stdout.flush()
+    assert sys.stdout.buffer.getvalue() == b"caf\\xe9 \\u732b\n"
+    assert sys.stderr.buffer.getvalue() == b"error: caf\\xe9 is damaged.\n"
 
 
 def test_sigterm_before_the_loop_listens_asks_for_another_start(tmp_path: Path) -> None:

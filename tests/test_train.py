@@ -23,7 +23,7 @@ from vit_jax.run import create_run
 from vit_jax.train import train_and_evaluate
 from vit_jax.training.clock import Clock
 from vit_jax.trees import flatten_names
-from vit_jax.workdir.checkpoints import CheckpointManager, restore_params
+from vit_jax.workdir.checkpoints import CheckpointManager, best_text, restore_params
 from vit_jax.workdir.description import collect_provenance
 from vit_jax.workdir.metrics import read_metrics
 
@@ -167,7 +167,9 @@ def test_so_does_one_with_another_attention_adapters_and_repeated_images(tmp_pat
     assert_same_params(tmp_path / "whole", parts)
 
 
-def test_a_stop_during_an_evaluation_is_made_up_for(finished: Path, tmp_path: Path) -> None:
+def test_a_stop_during_an_evaluation_is_made_up_for(
+    finished: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """SIGTERM while step 4 is evaluated: its checkpoint gets the score when the run goes on."""
     # Between two checkpoints: only the request to stop saves step 4.
     checkpoint = {"checkpoint__best_metric": "test/accuracy", "checkpoint__every_steps": 100}
@@ -185,7 +187,9 @@ def test_a_stop_during_an_evaluation_is_made_up_for(finished: Path, tmp_path: Pa
     assert scores_of(workdir, 4) == {}
     assert not any("test/accuracy" in row for row in read_metrics(workdir))
 
+    caplog.set_level("INFO")
     train_and_evaluate(config, str(workdir))
+    assert best_text(workdir)[0] in caplog.messages
     evaluated = {row["step"]: row for row in read_metrics(workdir) if "test/accuracy" in row}
     assert sorted(evaluated) == [4, 8]
     assert scores_of(workdir, 4)["test/accuracy"] == evaluated[4]["test/accuracy"]
@@ -319,7 +323,7 @@ BAD_CONFIGS = {
     "patch": ({"model__patch_size": 7}, r"model.patch_size=7 .* becomes 14 or 21"),
     "dataset": ({"dataset__name": "cifar11"}, r"cifar11"),
     "split": ({"dataset__split": "trian"}, r"trian"),
-    "cooldown": ({"schedule__cooldown_steps": 8}, r"cooldown_steps=8"),
+    "cooldown": ({"schedule__cooldown_steps": -8}, r"cooldown_steps=-8"),
     "rate": ({"schedule__learning_rate": float("nan")}, r"learning_rate=nan"),
     "log": ({"log__every_steps": 0}, r"log.every_steps=0"),
     "parts": ({"train_step__accumulation_steps": 0}, r"accumulation_steps=0"),

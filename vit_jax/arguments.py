@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import argparse
+import io
 import re
+import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
-from vit_jax.wording import escaped, nearest
+from vit_jax import wording
+from vit_jax.wording import as_called, escaped, nearest
 
 T = TypeVar("T", int, float)
 
 
 class _Parser(argparse.ArgumentParser):
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        for stream in (sys.stdout, sys.stderr):  # of a script, before it writes anything
+            if isinstance(stream, io.TextIOWrapper):  # names may have letters that ASCII lacks
+                stream.reconfigure(errors="backslashreplace")
         options, unknown = self.parse_known_args(args, namespace)
         if unknown:
             flag = unknown[0].partition("=")[0]
@@ -24,9 +31,14 @@ class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"error: {escaped(message)} (see --help)\n")
 
+    def format_help(self) -> str:
+        return as_called(super().format_help())
+
 
 def create_parser(doc: str | None, **kwargs: Any) -> argparse.ArgumentParser:
     """A parser without abbreviations whose --help shows `doc`; a mistake is one line, status 2."""
+    if wording.called_vit:
+        kwargs["prog"] = f"vit {Path(sys.argv[0]).stem}"
     as_written = argparse.RawDescriptionHelpFormatter
     return _Parser(description=doc, formatter_class=as_written, allow_abbrev=False, **kwargs)
 

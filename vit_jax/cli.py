@@ -10,8 +10,7 @@ import ast
 import runpy
 import sys
 
-from vit_jax import ROOT
-from vit_jax.wording import nearest
+from vit_jax import ROOT, wording
 
 
 def main() -> None:
@@ -19,6 +18,7 @@ def main() -> None:
     scripts = {path.stem: path for path in sorted((ROOT / "scripts").glob("*.py"))}
     command = sys.argv[1] if len(sys.argv) > 1 else "--help"
     if command in scripts:
+        wording.called_vit = True
         sys.argv = [str(scripts[command]), *sys.argv[2:]]
         runpy.run_path(sys.argv[0], run_name="__main__")
     elif command in ("-h", "--help"):
@@ -27,6 +27,5 @@ def main() -> None:
             doc = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
             print(f"  {name:20} {doc.splitlines()[0]}")
     else:
-        sys.exit(
-            f"error: there is no command {command!r}.{nearest(command, scripts)} See vit --help."
-        )
+        near = wording.nearest(command, scripts)
+        sys.exit(f"error: there is no command {command!r}.{near} See vit --help.")

@@ -28,7 +28,7 @@ def run_parser(doc: str | None, *, trains: bool = True) -> argparse.ArgumentPars
     `trains`: False for a script that accepts the other flags of a training, but ignores them.
     """
     parser = create_parser(doc, add_help=False)
-    parser.add_argument("-h", "--help", action=_Help, help="show this, and all keys of the config")
+    parser.add_argument("-h", "--help", action="help", help="show this, and all keys of the config")
     recipe = "such as configs/finetune.py:B/16,cifar10"
     parser.add_argument("--config", type=filled, required=True, metavar="RECIPE", help=recipe)
 
@@ -72,19 +72,20 @@ def parse(
     Any mistake in a recipe or an override is a UserError.
     """
     overrides, others = split_overrides(sys.argv[1:] if arguments is None else arguments)
+    if {"-h", "--help"} & set(others):
+        parser.epilog = _help_of_keys(others, overrides)
     options = parser.parse_args(others)
     options.config = override(load_recipe(options.config), overrides)
     return options
 
 
-class _Help(argparse.Action):
-    def __init__(self, **kwargs: Any):
-        super().__init__(**kwargs, nargs=0)
-
-    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
-        parser.print_help()
-        print(f"\nconfig keys, as --config.KEY=VALUE:\n{help_of_config()}")
-        parser.exit()
+def _help_of_keys(arguments: Sequence[str], overrides: Sequence[str]) -> str:
+    """The keys with the values that this command line gives them."""
+    recipe_only = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    recipe_only.add_argument("--config", default="")
+    recipe = recipe_only.parse_known_args(arguments)[0].config
+    title = f"config keys{f' of {recipe}' if recipe else ''}, as --config.KEY=VALUE:"
+    return f"{title}\n{help_of_config(get_config(recipe, *overrides))}"
 
 
 def override(config: Any, overrides: Sequence[str]) -> Any:
@@ -228,32 +229,35 @@ def step_range(text: str) -> tuple[int, int]:
     return int(match[1]), int(match[2])
 
 
-def help_of_config() -> str:
-    """Every key of the config with its default and meaning, a line each."""
-    lines = [f"  seed = {schema.SEED[0]}  # {schema.SEED[1]}"]
-    for section, node in schema.get_config().items():
+def help_of_config(config: Any) -> str:
+    """Every key with its value in the config, or its default, and its meaning, a line each."""
+    lines = [f"  seed = {config.seed}  # {schema.SEED[1]}"]
+    for section, node in config.items():
         if section in schema.KINDS:
-            lines += _help_of_kinds(section, section, node.name)
+            lines += _help_of_kinds(section, section, node)
         elif section == "evaluators":
-            lines += _help_of_kinds("evaluators.*", "evaluators.NAME", node.test.name)
+            for name, own in node.items():
+                lines += [f"  evaluators.{name}.{key} = {value!r}" for key, value in own.items()]
+            lines += _help_of_kinds("evaluators.*", "evaluators.NAME", {"name": "objective"})
         elif section != "seed":
             texts = schema.KEYS[section]
             lines += [f"  {section}.{key} = {node[key]!r}  # {texts[key][1]}" for key in node]
     return "\n".join(lines)
 
 
-def _help_of_kinds(key: str, shown: str, default: str) -> list[str]:
-    """The keys of a section, with their kinds unless all have them."""
+def _help_of_kinds(key: str, shown: str, node: Mapping[str, Any]) -> list[str]:
+    """The keys of a section, with their kinds unless all have them; `node`: values of one."""
     table, _ = schema.KINDS[key]
     kinds = {name: schema.kind_keys(key, name) for name in table}
     rows = " | a variant, such as B/16" if key == "model" else ""
-    lines = [f"  {shown}.name = {default!r}  # {' | '.join(table)}{rows}"]
+    lines = [f"  {shown}.name = {node['name']!r}  # {' | '.join(table)}{rows}"]
     for option in dict.fromkeys(option for keys in kinds.values() for option in keys):
         having = [name for name, keys in kinds.items() if option in keys]
-        _, value = kinds[having[0]][option]
+        kind = node["name"] if node["name"] in having else having[0]
+        value = node[option] if option in node else kinds[kind][option][1]
         value = "..." if value is dataclasses.MISSING else repr(value)
         only = "" if len(having) == len(kinds) else f"({', '.join(having)}) "
-        lines.append(f"  {shown}.{option} = {value}  # {only}{help_of(key, having[0])[option]}")
+        lines.append(f"  {shown}.{option} = {value}  # {only}{help_of(key, kind)[option]}")
     return lines
 
 

@@ -11,18 +11,18 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TextIO
 
 from tqdm import tqdm
 
-from vit_jax.wording import escaped
+from vit_jax.wording import as_called, escaped
 
 WIDTH = 100  # columns of a line in a file or pipe
 LIBRARIES = ("absl", "orbax", "jax", "fsspec", "google", "grain", "matplotlib")
 TICK_SECONDS = 1.0
 REMINDER_SECONDS = 15.0  # after which the log shows what is going on
-_BAR = "{desc}{percentage:3.0f}% |{bar:10}| {n_fmt}/{total_fmt}"
+_BAR = "{percentage:3.0f}% |{bar:10}| {n_fmt}/{total_fmt}{desc}"
 # Metrics that are fractions, by a part of their name.
 _SHARES = ("accuracy", "mAP", "calibration", "goodput", "mfu", "data_wait", "precision", "recall")
 
@@ -37,6 +37,7 @@ class _Lines(logging.Formatter):
         )
 
     def formatMessage(self, record: logging.LogRecord) -> str:
+        record.message = as_called(record.message)
         if record.levelno >= logging.WARNING:
             record.message = f"{record.levelname.lower()}: {record.message}"
         return super().formatMessage(record)
@@ -153,6 +154,8 @@ class Progress:
     def __init__(self, doing: Callable[[], tuple[str, int]], *, shown: bool = True):
         self._doing, self._shown = doing, shown
         self._bar: Any = None
+        self._speed: Sequence[str] = ()  # both beside the bar, see `show`
+        self._numbers: Sequence[str] = ()
         self._total_steps = 0
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
@@ -171,12 +174,27 @@ class Progress:
         if self._bar is not None:
             self._bar.update(step - self._bar.n)
 
-    def show(self, step: int, numbers: str) -> None:
-        """Shows the metrics of an update: next to the bar, or as a log line."""
+    def show(self, step: int, numbers: Sequence[str], speed: Sequence[str]) -> None:
+        """Shows the metrics of an update: next to the bar, or as a log line.
+
+        On a narrow terminal `speed`, the most important first, takes the place of `numbers`.
+        """
         if self._bar is not None:
-            self._bar.bar_format = f"{_BAR}  {numbers}"
+            self._numbers, self._speed = numbers, speed
+            self._bar.set_description_str(self._beside_bar(""), refresh=False)
         elif self._shown:
-            logging.info("step %d/%d  %s", step, self._total_steps, numbers)
+            line = "  ".join([*numbers, *reversed(speed)])
+            logging.info("step %d/%d  %s", step, self._total_steps, line)
+
+    def _beside_bar(self, doing: str) -> str:
+        """As much as fits: the speed, the start of `doing`, then the numbers."""
+        total, text = self._total_steps, ""
+        columns = self._bar.ncols - len(f"100% |{'':10}| {total}/{total}")
+        for part in filter(None, [*self._speed, doing, *self._numbers]):
+            room = columns - len(text) - 2
+            if part == doing or len(part) <= room:
+                text += f"  {part[: max(room, 0)]}"
+        return text
 
     def close(self) -> None:
         self._stopped.set()
@@ -192,8 +210,8 @@ class Progress:
                 since, before, due = now, state, REMINDER_SECONDS
             elapsed = now - since
             if self._bar is not None:
-                text = f"{state[0]} ({elapsed:.0f} s) " if elapsed > 2 else ""
-                self._bar.set_description_str(text)
+                doing = f"{state[0]} ({elapsed:.0f} s)" if elapsed > 2 else ""
+                self._bar.set_description_str(self._beside_bar(doing))
             elif self._shown and elapsed >= due:
                 due = min(2 * due, due + 60.0)
                 logging.info("Still %s (%.0f s).", state[0], elapsed)

@@ -26,7 +26,7 @@ from vit_jax.errors import (
     may_be_caused_by_peer,
     one_line,
 )
-from vit_jax.wording import escaped
+from vit_jax.wording import as_called, escaped
 
 if TYPE_CHECKING:  # it imports JAX, which not all scripts need
     from vit_jax.multihost.watchdog import Watchdog
@@ -93,6 +93,7 @@ def one_line_errors(watchdog: Watchdog | None = None, *, resumes: bool = False) 
 
     def end(message: str, exit_code: int) -> NoReturn:
         """Ends this process and the others of the run, which would wait for it."""
+        message = as_called(message)
         with contextlib.suppress(OSError):  # the log may be on the full disk
             print(message, file=sys.stderr, flush=True)
         if watchdog is not None and has_peers():
@@ -171,6 +172,9 @@ def start_processes(
                 "--distributed=on, but no cluster was found that lists the other processes "
                 f"(Cloud TPU, GKE, SLURM, Open MPI); give {names}."
             ) from error
+    from vit_jax.hardware.devices import quiet_libtpu
+
+    quiet_libtpu()
     watchdog.start(**timeouts)
     if watchdog.num_processes > 1:
         start_logging(watchdog.process_id)

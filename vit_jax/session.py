@@ -27,7 +27,7 @@ from vit_jax.training.clock import KINDS, Clock, update_text
 from vit_jax.training.step import TrainState
 from vit_jax.trees import count_parameters
 from vit_jax.wording import counted
-from vit_jax.workdir.checkpoints import CheckpointManager
+from vit_jax.workdir.checkpoints import CheckpointManager, best_text
 from vit_jax.workdir.claim import claim_workdir, release_workdir
 from vit_jax.workdir.description import (
     MODEL_FILE,
@@ -183,7 +183,7 @@ class Session(contextlib.ExitStack):
         eta_seconds = speed.pop("eta_seconds")
         row = {**metrics, "learning_rate": float(learning_rate), **speed}
         self._writer.write(step, row)
-        self._progress.show(step, update_text(row, eta_seconds))
+        self._progress.show(step, *update_text(row, eta_seconds))
         return row
 
     def evaluate(
@@ -267,7 +267,8 @@ class Session(contextlib.ExitStack):
         seconds = totals.pop("elapsed_seconds")
         results = {"step": int(state.step), "seconds": seconds, **totals, **results}
         params = run.result(to_host(run.eval_params(state)))
-        return write_results(self.workdir, params, run.start.table, results)
+        best, _ = best_text(self.workdir)
+        return write_results(self.workdir, params, run.start.table, results, best=best)
 
 
 def describe(workdir: str, run: Run) -> None:

@@ -13,6 +13,8 @@ _SIGNATURE = re.compile(
     r"(?i)x-(amz|goog)-.*|signature|expires|policy|key-pair-id|awsaccesskeyid|googleaccessid"
     r"|token|sig|s[etprv]|spr|sks?|skoid|sktid|skt|ske|skv"
 )
+_SCRIPT = re.compile(r"(?<![\w./])(?:python )?scripts/(\w+)\.py")
+called_vit = False  # whether `vit` has started this process, see `cli.main`
 # Characters that change or reset the text direction.
 _BIDI_CONTROLS = "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
 
@@ -42,6 +44,11 @@ def nearest(name: str, known: Iterable[str]) -> str:
     begun = sorted((known for known in lowered if known.startswith(name.lower())), key=len)
     matches = (name and begun) or difflib.get_close_matches(name.lower(), lowered, n=1, cutoff=0.6)
     return f" Did you mean {lowered[matches[0]]!r}?" if matches else ""
+
+
+def as_called(text: str) -> str:
+    """Our text with the commands as they are typed here: `vit zoo`, not `python scripts/zoo.py`."""
+    return _SCRIPT.sub(r"vit \1", text) if called_vit else text
 
 
 def escaped(text: str, kept: str = "") -> str:

@@ -1,5 +1,6 @@
 """Few-shot, linear probe and k-NN: against big_vision's numbers and scikit-learn; in a run."""
 
+import contextlib
 import json
 from collections import Counter
 from pathlib import Path
@@ -198,7 +199,8 @@ def test_features_are_computed_once_and_a_second_evaluation_compiles_nothing(mon
 
 def test_in_a_run_and_alone(tmp_path: Path) -> None:
     """Of a masked patch prediction, which reads no labels itself; the blocks are a scan."""
-    config = with_evaluator("nearest_neighbors", devices=8, feature="gap", every_steps=4)
+    one: dict[str, Any] = {"feature": "gap", "num_neighbors": 1}
+    config = with_evaluator("nearest_neighbors", devices=8, every_steps=4, **one)
     schema.set_kind(config, "objective", "masked_patch")
     config.model.scan, config.model.classifier = True, "token_unpooled"
     config.checkpoint.best_metric = "probe/accuracy"
@@ -210,13 +212,37 @@ def test_in_a_run_and_alone(tmp_path: Path) -> None:
         train_split="train[:90]",
         split="test[:45]",
         kinds=["nearest_neighbors", "few_shot"],
-        feature="gap",
+        **one,
     )
     assert alone["nearest_neighbors/accuracy"] == results["probe/accuracy"]
     text = table(alone)
     assert text.startswith("45 examples of digits test[:45], gap fitted on train[:90]\n")
     assert "nearest neighbors" in text
     assert " ± " in text
+
+
+def test_more_neighbours_than_images_are_all_of_them(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    metrics = [
+        measured(with_evaluator("nearest_neighbors", num_neighbors=count)) for count in (90, 500)
+    ]
+    assert metrics[0] == metrics[1]
+    assert caplog.text.count("nearest_neighbors: num_neighbors=500, but all 90 images vote.") == 1
+
+
+def test_threads_of_a_short_fit_do_not_wait_for_one_another(monkeypatch) -> None:
+    asked: list[tuple[int | None, str]] = []
+
+    def limits(*arguments: Any) -> Any:
+        asked.append(arguments)
+        return contextlib.nullcontext()
+
+    monkeypatch.setattr("threadpoolctl.threadpool_limits", limits)
+    x, labels = np.eye(4), np.arange(4) % 2
+    probes.fit(x, labels, 2, 1e-2)
+    monkeypatch.setattr(probes, "_SHORT_PRODUCT", x.size * 2)
+    probes.fit(x, labels, 2, 1e-2)
+    assert asked == [(1, "blas"), (None, "blas")]
 
 
 @pytest.mark.parametrize(

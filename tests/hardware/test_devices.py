@@ -4,12 +4,22 @@ import dataclasses
 import itertools
 import logging
 import math
+import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
 
 from vit_jax.errors import TransientError, UserError
-from vit_jax.hardware.devices import arrange_devices, device_groups, mesh_sizes, split_sizes
+from vit_jax.hardware.devices import (
+    NO_TPU,
+    arrange_devices,
+    device_groups,
+    mesh_sizes,
+    quiet_libtpu,
+    split_sizes,
+)
 from vit_jax.parameters.sharding import create_mesh
 
 
@@ -24,6 +34,25 @@ class Device:
     core_on_chip: int = 0
     platform: str = "tpu"
     device_kind: str = "TPU v5 lite"
+
+
+@pytest.mark.parametrize("attached", [False, True])
+def test_libtpu_is_told_that_there_is_no_tpu(attached: bool, monkeypatch) -> None:
+    monkeypatch.setattr("os.environ", {"TPU_SKIP_MDS_QUERY": "1"} if not attached else {})
+    quiet_libtpu()
+    assert os.environ == ({} if attached else NO_TPU)
+
+
+def test_without_a_tpu_commands_do_not_begin_with_warnings_of_libtpu() -> None:
+    pytest.importorskip("libtpu", reason="no TPU compiler: pip install -e '.[tpu]'")
+    program = "from vit_jax.hardware.devices import all_devices; print(all_devices()[0].platform)"
+    environment = {name: value for name, value in os.environ.items() if name != "JAX_PLATFORMS"}
+    environment = {name: v for name, v in environment.items() if not name.startswith("TPU_")}
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, env=environment
+    )
+    if done.stdout != "tpu\n":
+        assert (done.stdout, done.stderr) == ("cpu\n", "")
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,15 @@ def weight_file(tmp_path: Path) -> Path:
     return write_arrays(tmp_path / "a.npz", weights.seeded(module, (32, 32, 3)))
 
 
+def test_a_run_whose_best_step_is_another_says_so(weight_file, monkeypatch, caplog) -> None:
+    weight_file.rename(weight_file.with_name("params.npz"))
+    load_model(weight_file.parent)
+    assert "/best" not in caplog.text
+    monkeypatch.setattr("vit_jax.pretrained.load.best_text", lambda path: (f"{path}/best is", True))
+    load_model(weight_file.parent)
+    assert f"{weight_file.parent}/best is" in caplog.messages
+
+
 @pytest.mark.parametrize(
     ("spec", "size", "expected"),
     [

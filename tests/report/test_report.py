@@ -23,6 +23,7 @@ from vit_jax.report import summary
 from vit_jax.report.page import table, tag
 from vit_jax.report.report import provenance as provenance_of
 from vit_jax.report.report import settings as settings_of
+from vit_jax.report.report import time as time_of
 from vit_jax.report.report import write_report
 from vit_jax.report.runs import read_run
 from vit_jax.train import train_and_evaluate
@@ -252,6 +253,18 @@ def test_the_confusion_matrix_is_that_of_the_model(page, workdir, photos):
     assert shares == sorted(shares, reverse=True)
 
 
+def test_names_above_a_confusion_matrix_take_no_width(page_file: Path) -> None:
+    """Nine classes with long names are 460 pixels wide, 30 are 1,230; looked at in Chromium."""
+    style = page_file.read_text(encoding="utf-8")
+    assert ".confusion thead th + th { writing-mode: vertical-rl;" in style
+
+
+def test_time_of_updates_that_were_made_twice_is_no_crash(changed: Path) -> None:
+    edit(changed, "results.json", lambda results: results.update(lost_seconds=3.0))
+    times = dict(row[:2] for row in rows_of(read(tag("main", *time_of(read_run(changed))))))
+    assert times["repeated updates"] == "3.0 s"
+
+
 def test_what_differs_from_the_defaults_or_the_recipe(page: ET.Element, changed: Path) -> None:
     rows = {row[0]: row[1:] for row in rows_of(section(page, "settings"))}
     assert rows["dataset.batch_size"] == ["16", "512"]
@@ -265,6 +278,10 @@ def test_what_differs_from_the_defaults_or_the_recipe(page: ET.Element, changed:
     settings = read(tag("main", *settings_of(run, "")))
     provenance = read(tag("main", *provenance_of(run)))
     assert f"Differences from {recipe}:" in text_of(settings)
+    short = {**start, "command": "vit train --config quickstart:scratch --workdir=a"}
+    run.starts[-1] = short
+    assert read(tag("main", *settings_of(run, ""))).find("p").text == text_of(settings.find("p"))
+    run.starts[-1] = start
     rows = {row[0]: row[1:] for row in rows_of(settings)}
     assert rows["dataset.batch_size"] == ["16", "48"]
     assert rows["evaluators.validation.split"] == ["absent", '"train[300:600]"']

@@ -66,7 +66,9 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any
     return workdir, told
 
 
-def test_an_end_is_like_that_of_the_last_step(ended: tuple[Path, dict[str, Any]]) -> None:
+def test_an_end_is_like_that_of_the_last_step(
+    ended: tuple[Path, dict[str, Any]], caplog: pytest.LogCaptureFixture
+) -> None:
     workdir, told = ended
     results = json.loads((workdir / "results.json").read_text())
     early = {key: results[key] for key in ("step", "planned_steps", "early_stopping_best_step")}
@@ -76,7 +78,9 @@ def test_an_end_is_like_that_of_the_last_step(ended: tuple[Path, dict[str, Any]]
     assert (workdir / "params.npz").exists()
     assert (workdir / "checkpoints" / "3").is_dir()
     # A finished run is finished.
+    caplog.set_level("INFO")
     assert train_and_evaluate(config(), str(workdir)) == results
+    assert "checkpoint.best_metric='test/accuracy' would keep as WORKDIR/best." in caplog.text
     rows = [row for row in read_metrics(workdir) if "loss" in row]
     assert [(row.pop("step"), row) for row in rows] == told["log"]
     assert [step for step, values in told["evaluation"] if "test/loss" in values] == [1, 2, 3]

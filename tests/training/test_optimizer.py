@@ -60,13 +60,36 @@ def test_rsqrt_halves_after_three_timescales_and_cools_down_to_zero() -> None:
     ("name", "kwargs", "message"),
     [
         ("cosin", {}, "Did you mean 'cosine'"),
-        ("cosine", {"warmup_steps": 100, "cooldown_steps": 1}, "warmup_steps=100"),
-        ("rsqrt", {"warmup_steps": 50, "cooldown_steps": 50}, "cooldown_steps=50"),
+        ("cosine", {"warmup_steps": -1, "cooldown_steps": 1}, "warmup_steps=-1"),
+        ("rsqrt", {"warmup_steps": 50, "cooldown_steps": -50}, "cooldown_steps=-50"),
     ],
 )
 def test_schedule_mistakes_are_named(name: str, kwargs: dict, message: str) -> None:
     with pytest.raises(UserError, match=message):
         create_schedule(name, learning_rate=1.0, total_steps=100, **kwargs)
+
+
+@pytest.mark.parametrize(
+    ("total", "warmup", "cooldown", "reached", "said"),
+    [
+        (400, 200, 0, 200, ""),
+        (390, 200, 0, 39, "warmup_steps=200: too long for 390 steps; using 39."),
+        (100, 200, 0, 10, "warmup_steps=200: too long for 100 steps; using 10."),
+        (9, 200, 0, 0, "warmup_steps=200: too long for 9 steps; using none."),
+        (100, 20, 50, 20, ""),
+        (100, 20, 80, 10, "cooldown_steps=80: too long for 100 steps; using 10 and 10."),
+        (100, 0, 100, 0, "schedule.cooldown_steps=100: too long for 100 steps; using 10."),
+    ],
+)
+def test_a_short_training_reaches_its_rate(
+    total: int, warmup: int, cooldown: int, reached: int, said: str, caplog
+) -> None:
+    caplog.set_level("INFO")
+    steps = {"total_steps": total, "warmup_steps": warmup, "cooldown_steps": cooldown}
+    schedule = create_schedule("constant", learning_rate=2.0, **steps)
+    assert float(schedule(reached)) == 2.0
+    assert said in caplog.text
+    assert bool(said) == bool(caplog.text)
 
 
 def test_units_of_a_duration() -> None:

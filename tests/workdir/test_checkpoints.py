@@ -22,7 +22,12 @@ from vit_jax.files import manifest as checksums
 from vit_jax.training.optimizer import OPTIMIZERS, create_optimizer
 from vit_jax.training.step import TrainState
 from vit_jax.workdir import orbax_parts
-from vit_jax.workdir.checkpoints import CheckpointManager, best_checkpoint, restore_params
+from vit_jax.workdir.checkpoints import (
+    CheckpointManager,
+    best_checkpoint,
+    best_text,
+    restore_params,
+)
 from vit_jax.workdir.orbax_parts import damaged_in, is_disk_error, steps_in
 
 
@@ -193,9 +198,14 @@ def test_keeps_the_latest_and_the_best(tmp_path: Path) -> None:
         config = {"checkpoint": {"best_metric": metric, "best_mode": mode}}
         (tmp_path / "config.json").write_text(json.dumps(config))
         assert best_checkpoint(tmp_path).name == best
+    assert best_text(tmp_path) == (f"{tmp_path}/best is the last, step 17, loss 5.", False)
+    (tmp_path / "config.json").write_text(json.dumps(config).replace("max", "min"))
+    told = f"{tmp_path}/best is step 14, loss 1; {tmp_path} is step 17, loss 5."
+    assert best_text(tmp_path) == (told, True)
     (tmp_path / "config.json").write_text(json.dumps(config).replace("loss", "f1"))
     with pytest.raises(UserError, match="no best checkpoint: checkpoint.best_metric='f1'"):
         best_checkpoint(tmp_path)
+    assert best_text(tmp_path) == ("", False)
 
 
 def item_files(workdir: Path, step: int) -> list[Path]:

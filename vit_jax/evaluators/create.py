@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import logging
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -227,4 +228,9 @@ def check_metrics(
             f"early_stopping.metric={metric!r} cannot end a run of {total_steps} steps: with "
             f"evaluators.{key}.every_steps={every_steps} it is computed too rarely for "
             f"early_stopping.patience={patience}; evaluate more often."
+        )
+    if not best_metric:
+        logging.info(
+            f"early_stopping.metric={metric!r} ends the run after its best step, which "
+            f"checkpoint.best_metric={metric!r} would keep as WORKDIR/best."
         )

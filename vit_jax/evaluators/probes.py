@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import numpy as np
@@ -55,6 +56,9 @@ class LinearProbeEvaluator(FrozenFeaturesEvaluator):
         return (x @ weights + bias).argmax(axis=1)
 
 
+_SHORT_PRODUCT = 10**9  # multiplications; a fraction of a second in one thread
+
+
 def fit(
     x: np.ndarray, labels: np.ndarray, num_classes: int, l2: float, max_iterations: int = 1000
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -64,6 +68,7 @@ def fit(
     """
     from scipy.optimize import minimize  # takes 0.2 s, and only probes need it
     from scipy.special import log_softmax
+    from threadpoolctl import threadpool_limits
 
     x = np.asarray(x, np.float64)
     targets = np.eye(num_classes)[labels]
@@ -79,7 +84,11 @@ def fit(
 
     start = np.zeros(shape[0] * num_classes + num_classes)
     options = {"maxiter": max_iterations}
-    best = minimize(loss_and_gradient, start, jac=True, method="L-BFGS-B", options=options).x
+    # BLAS's threads spin while they wait for one another: beside other work a fit of hundreds of
+    # short products takes minutes with them.
+    threads = 1 if x.size * num_classes < _SHORT_PRODUCT else None
+    with threadpool_limits(threads, "blas"):
+        best = minimize(loss_and_gradient, start, jac=True, method="L-BFGS-B", options=options).x
     return best[:-num_classes].reshape(shape), best[-num_classes:]
 
 
@@ -110,6 +119,8 @@ class NearestNeighborsEvaluator(FrozenFeaturesEvaluator):
             raise UserError(
                 f"nearest_neighbors: {num_neighbors=}, {temperature=} must be positive."
             )
+        if num_neighbors > (count := features.train_reader.dataset.num_examples):
+            logging.info(f"nearest_neighbors: {num_neighbors=}, but all {count} images vote.")
         self._num_neighbors, self._temperature = num_neighbors, temperature
 
     def measure(

@@ -45,7 +45,7 @@ def write_card(
     # Without a head of classes (CLIP's is a projection) these libraries need other classes.
     has_classes = num_classes and description.probabilities_by != "none"
     is_bare = library in ("timm", "transformers") and not has_classes
-    python = (_CARDS / f"{'vit_jax' if is_bare else library}.txt").read_text()
+    python = (_CARDS / f"{'vit_jax' if is_bare else library}.txt").read_text(encoding="utf-8")
     snippet = python.format(
         name=target.name,
         shape=(batch or 1, *description.image_shape),
@@ -55,7 +55,7 @@ def write_card(
     )
     limit = f"differed from vit_jax by at most {check['tolerance']:.2g} {check['unit']}"
     lines = {**_facts(model, batch, dtype), "Checked": f"read back, it {limit}", **(facts or {})}
-    template = (_CARDS / "card.md").read_text()
+    template = (_CARDS / "card.md").read_text(encoding="utf-8")
     card = template.format(
         library=library,
         task="image-classification" if num_classes else "image-feature-extraction",

@@ -20,6 +20,19 @@ from vit_jax.wording import counted
 
 # Another process still holds the device, or its driver is not up yet.
 _RETRYABLE_ERROR = re.compile(r"(ABORTED|DEADLINE_EXCEEDED|UNAVAILABLE): ")
+# libtpu queries a TPU, noisily if there is none.
+NO_TPU = {
+    "TPU_SKIP_MDS_QUERY": "1",  # there is no metadata server outside of the cloud
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # no TPU is claimed: its lock has no meaning
+    "TPU_WORKER_HOSTNAMES": "localhost",
+    "TPU_ACCELERATOR_TYPE": "v5litepod-8",
+}
+
+
+def quiet_libtpu() -> None:
+    """No warnings where libtpu is installed but no TPU attached; called before devices are used."""
+    if os.environ.get("TPU_SKIP_MDS_QUERY") == "1":  # set by JAX, which looks for the chips
+        os.environ.update({**NO_TPU, **os.environ})
 
 
 def all_devices() -> list[Any]:
@@ -33,6 +46,7 @@ def all_devices() -> list[Any]:
     """
     # A CPU's updates in the main thread, whose memory `keep_freed_memory` keeps.
     jax.config.update("jax_cpu_enable_async_dispatch", False)
+    quiet_libtpu()
     devices: list[Any] = []
     try:
         with contextlib.suppress(AssertionError):  # JAX found no devices

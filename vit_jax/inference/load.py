@@ -15,6 +15,7 @@ import numpy as np
 from vit_jax.data.preprocess import check_no_code
 from vit_jax.errors import UserError, naming
 from vit_jax.files.paths import reading
+from vit_jax.hardware.devices import quiet_libtpu
 from vit_jax.inference.class_order import match_classes
 from vit_jax.inference.images import at_image_size, input_range
 from vit_jax.inference.model import Model
@@ -60,6 +61,7 @@ def load_model(
       UserError: see `read_source`; also if arrays are missing, sizes are inconsistent, or
         the weights' own ops are Python functions: files must not run code.
     """
+    quiet_libtpu()
     stored = read_source(source, num_heads=num_heads, grid=grid)
     size = (image_size, image_size) if isinstance(image_size, int) else image_size
     module, description, source_grid = _create(str(source), stored, grid, size, dtype, preprocess)

@@ -25,6 +25,7 @@ def probe(
     kinds: Sequence[str] = tuple(OF_FEATURES),
     feature: str = "pre_logits",
     seeds: int = 3,
+    num_neighbors: int = 20,
     data_dir: str = "",
     label_key: str = "",
     on_bad_image: str = "",
@@ -41,6 +42,7 @@ def probe(
       kinds: some of `OF_FEATURES`, with their defaults.
       feature: see `FrozenFeaturesEvaluator`.
       seeds: selections of images, for few_shot.
+      num_neighbors: votes, for nearest_neighbors.
       batch_size: over all devices; rounded up to a multiple of their number.
 
     Returns the metrics as `KIND/METRIC`, `num_examples`, and what was evaluated on what; UserError
@@ -59,11 +61,11 @@ def probe(
     image_shape = model.description.image_shape
     feature_of = vector_feature(model.module, feature, image_shape, model.params)
     features = Features(feature_step(of_batches(feature_of), model.mesh), *readers)
+    own = {"few_shot": {"num_seeds": seeds}, "nearest_neighbors": {"num_neighbors": num_neighbors}}
     evaluators = {}
     for kind in kinds:
-        own: dict[str, Any] = {"num_seeds": seeds} if kind == "few_shot" else {}
         evaluators[kind] = OF_FEATURES[kind](
-            features, train_split=train_split, feature=feature, **own
+            features, train_split=train_split, feature=feature, **own.get(kind, {})
         )
     start = time.perf_counter()
     results: dict[str, Any] = {}
@@ -80,6 +82,7 @@ def probe(
         "split": split,
         "feature": feature,
         "seeds": seeds,
+        "num_neighbors": num_neighbors,
         **model_options,
         "preprocess": model.description.eval_preprocess,
         "seconds": time.perf_counter() - start,

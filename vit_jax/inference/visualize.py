@@ -62,7 +62,7 @@ def visualize(
     """
     for name in what:
         check_known("--what", name, (*OF_PARAMETERS, *OF_IMAGES))
-    import_extra("visualize.py", "matplotlib", "embedded")
+    import_extra("scripts/visualize.py", "matplotlib", "embedded")
     paths = spread(find_images(images), MOST_IMAGES) if images else []
     if unseen := [name for name in what if name in OF_IMAGES and not paths]:
         raise UserError(f"--what={','.join(unseen)} needs images: MODEL IMAGES.")
@@ -70,7 +70,7 @@ def visualize(
         raise UserError("--what=cka needs --against=ANOTHER_MODEL.")
     model = load_model(source, **model_options)
     if model.is_text:
-        raise UserError(f"{source} is a text model; visualize.py draws image models.")
+        raise UserError(f"{source} is a text model; scripts/visualize.py draws image models.")
     drawings = of_parameters(model)
     if paths:
         drawings |= of_images(model, paths, [Path(path).name for path in paths], batch_size)

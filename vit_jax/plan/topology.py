@@ -22,6 +22,7 @@ from jax.experimental import topologies
 
 from vit_jax.errors import UserError, import_extra
 from vit_jax.hardware.chips import CHIPS, DEVICE_KINDS, Chip
+from vit_jax.hardware.devices import NO_TPU
 from vit_jax.kinds import check_known
 
 _FLAT = "1x1 2x2 2x4 4x4 4x8 8x8 8x16 16x16"
@@ -114,13 +115,6 @@ def parse_topology(text: str) -> Topology:
     return Topology("tpu", chips[name], shape, slices)
 
 
-# The TPU compiler queries a TPU, noisily if there is none.
-_NO_TPU = {
-    "TPU_SKIP_MDS_QUERY": "1",  # there is no metadata server outside of the cloud
-    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # no TPU is claimed: its lock has no meaning
-    "TPU_WORKER_HOSTNAMES": "localhost",
-    "TPU_ACCELERATOR_TYPE": "v5litepod-8",
-}
 # What the compiler needs of a GPU besides `Chip`, from NVIDIA's data sheets: a GpuDeviceInfoProto.
 _LIMITS = """
   threads_per_warp: 32 threads_per_block_limit: 1024 threads_per_core_limit: 2048
@@ -169,7 +163,7 @@ def topology_devices(topology: Topology) -> list[Any]:
         options |= {"chip_config_name": "megacore", "chips_per_host_bounds": (2, 2, 1)}
     if topology.num_chips == 1:
         options["chips_per_host_bounds"] = (1, 1, 1)
-    os.environ.update({**_NO_TPU, **os.environ})
+    os.environ.update({**NO_TPU, **os.environ})
     name = f"{chip.name}:{'x'.join(map(str, topology.shape))}"
     try:
         return topologies.get_topology_desc(platform="tpu", topology_name=name, **options).devices

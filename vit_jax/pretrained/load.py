@@ -24,7 +24,7 @@ from vit_jax.pretrained.zoo.entries import ZooEntry, entry_of_file
 from vit_jax.pretrained.zoo.resolve import describe_source, resolve
 from vit_jax.trees import flatten_names, unflatten_names
 from vit_jax.wording import counted, list_names
-from vit_jax.workdir.checkpoints import best_checkpoint, restore_params
+from vit_jax.workdir.checkpoints import best_checkpoint, best_text, restore_params
 from vit_jax.workdir.description import CHECKPOINTS, CONFIG_FILE, MODEL_FILE, PARAMS_FILE
 
 
@@ -114,6 +114,9 @@ def read_source(
     if entry is not None:
         default_heads = entry.model.get("num_heads", default_heads)
     if path.is_dir():
+        best, is_earlier = best_text(path)
+        if is_earlier:
+            logging.warning(best)
         files = (path / name for name in (PARAMS_FILE, *FOLDER_FILES))
         path = next((file for file in files if file.exists()), path)
     if path.is_dir():

@@ -27,7 +27,7 @@ from vit_jax.report.summary import devices_text, header, result, results, title
 from vit_jax.wording import counted
 
 _MOST_ROWS = 300  # of training metrics, in the table of numbers
-_KINDS = {"compile": "compilation", "data_wait": "waiting for data", "lost": "lost in crashes"}
+_KINDS = {"compile": "compilation", "data_wait": "waiting for data", "lost": "repeated updates"}
 
 
 def write_report(
@@ -180,6 +180,7 @@ def _basis(run: Run, recipe: str) -> tuple[str, dict[str, Any]]:
     words = shlex.split(command.replace("--config ", "--config="))
     spec = next((word for word in words if word.startswith("--config=")), "")
     path, separator, argument = (recipe or spec.removeprefix("--config=")).partition(":")
+    path = f"configs/{path}.py" if path.isidentifier() else path  # the short form
     recipe = f"configs/{Path(path).name}"
     # Only recipes of this clone: never run code from someone else's command.
     if Path(path).parent.name == "configs" and (ROOT / recipe).is_file():

@@ -21,6 +21,7 @@ from vit_jax.report.runs import (
     value_text,
 )
 from vit_jax.wording import counted
+from vit_jax.workdir.checkpoints import best_text
 from vit_jax.workdir.description import model_name, read_parameter_count
 
 
@@ -73,6 +74,7 @@ def _facts(run: Run) -> dict[str, str]:
         "Weights": _weights(run),
         "Objective": objective.removeprefix("classification"),
         "Training": ", ".join(training),
+        "Best": best_text(run.folder)[0].replace(str(run.folder), tail(full_path(run.folder))),
         "Published": config["sweep"]["published"],
         "Run": tail(full_path(run.folder)),
     }

@@ -158,21 +158,24 @@ class Clock:
         return time.monotonic() - self.began - booked
 
 
-def update_text(row: Mapping[str, float], eta_seconds: float) -> str:
-    """The log line of an update; `row` as in `metrics.jsonl`, which has all values."""
-    speed = ("images_per_second", "mfu", "data_wait")
-    left_out = ("loss", "learning_rate", "goodput", "grad_norm", "param_norm", *speed)
-    others = {
-        name: value
+def update_text(row: Mapping[str, float], eta_seconds: float) -> tuple[list[str], list[str]]:
+    """What is shown of an update: its numbers, and its speed, the most important first.
+
+    `row`: as in `metrics.jsonl`, which has all values.
+    """
+    rates = ("images_per_second", "mfu", "data_wait")
+    left_out = ("loss", "learning_rate", "goodput", "grad_norm", "param_norm", *rates)
+    others = (
+        numbers_text({name: value})
         for name, value in row.items()
         if name not in left_out and not name.endswith("_seconds")
-    }
-    parts = [f"loss {row['loss']:.4f}", numbers_text(others), f"lr {row['learning_rate']:.3g}"]
-    if "images_per_second" in row:
-        parts.append(f"{row['images_per_second']:,.0f} images/s")
-        if "mfu" in row:
-            parts.append(f"MFU {row['mfu']:.0%}")
-        if row["data_wait"] >= 0.01:
-            parts.append(f"data wait {row['data_wait']:.0%}")
-        parts.append(f"ETA {format_seconds(eta_seconds)}")
-    return "  ".join(filter(None, parts))
+    )
+    numbers = [f"loss {row['loss']:.4f}", *others, f"lr {row['learning_rate']:.3g}"]
+    if "images_per_second" not in row:
+        return numbers, []
+    if "mfu" in row:
+        numbers.append(f"MFU {row['mfu']:.0%}")
+    if row["data_wait"] >= 0.01:
+        numbers.append(f"data wait {row['data_wait']:.0%}")
+    speed = f"{row['images_per_second']:,.0f} images/s"
+    return numbers, [f"ETA {format_seconds(eta_seconds)}", speed]

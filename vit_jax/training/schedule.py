@@ -148,27 +148,26 @@ def create_schedule(
     cooldown_steps: int = 0,
     **kwargs: Any,
 ) -> Schedule:
-    """The schedule called `name`; UserError if it is unknown or does not fit into `total_steps`.
+    """The schedule called `name`; UserError if it is unknown, or a number of steps negative.
 
     Args:
       total_steps: updates in all.
       learning_rate: the peak, after warm-up.
       warmup_steps: the rate is multiplied by step / warmup_steps until then; it is 0 in the first
-        update, as in the official code. A training of fewer steps takes a tenth of its own.
-      cooldown_steps: the rate decays linearly to 0 over this many final updates.
+        update, as in the official code. At most a tenth of a training that is shorter than two
+        warm-ups, or than warm-up and cool-down.
+      cooldown_steps: the rate decays linearly to 0 over this many final updates; shortened with
+        the warm-up.
     """
     check_known("schedule.name", name, SCHEDULES)
-    key = f"schedule.warmup_steps={warmup_steps}"
-    if 0 < total_steps <= warmup_steps and not cooldown_steps:
-        warmup_steps = total_steps // 10
-        logging.info(f"{key} does not fit into {total_steps} steps; using {warmup_steps}.")
-    elif 2 * warmup_steps > total_steps:
-        logging.warning(f"{key} is more than half of the {total_steps} steps.")
-    if warmup_steps < 0 or cooldown_steps < 0 or warmup_steps + cooldown_steps >= total_steps:
-        raise UserError(
-            f"{key} and schedule.cooldown_steps={cooldown_steps} "
-            f"must not be negative, and leave room in a training of {total_steps} steps."
-        )
+    asked = {"schedule.warmup_steps": warmup_steps, "schedule.cooldown_steps": cooldown_steps}
+    keys = " and ".join(f"{key}={steps}" for key, steps in asked.items() if steps)
+    if min(asked.values()) < 0:
+        raise UserError(f"{keys}: they must not be negative.")
+    if 2 * warmup_steps > total_steps or warmup_steps + cooldown_steps >= total_steps:
+        warmup_steps, cooldown_steps = (min(n, total_steps // 10) for n in asked.values())
+        used = " and ".join(str(n) for n in (warmup_steps, cooldown_steps) if n) or "none"
+        logging.info(f"{keys}: too long for {total_steps} steps; using {used}.")
 
     def rate_after(step: Any) -> jax.Array:
         step = jnp.asarray(step, jnp.float32)

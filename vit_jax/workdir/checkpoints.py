@@ -23,6 +23,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 from etils import epath
 
+from vit_jax.console import number_text
 from vit_jax.errors import UserError, as_user_error, one_line
 from vit_jax.files import paths
 from vit_jax.files.manifest import read_manifest, write_manifest
@@ -210,6 +211,26 @@ def best_checkpoint(workdir: str | os.PathLike[str]) -> Path:
             "evaluation, such as test/accuracy, before training."
         )
     return folder / CHECKPOINTS / str(steps[0])
+
+
+def best_text(workdir: str | os.PathLike[str]) -> tuple[str, bool]:
+    """A sentence on `RUN/best`, and whether it is an earlier step; ("", False) if there is none."""
+    try:
+        best = best_checkpoint(workdir)
+    except UserError:  # no metric chooses one, or this is no run of ours
+        return "", False
+    metric = paths.read_object(paths.to_path(workdir) / CONFIG_FILE)["checkpoint"]["best_metric"]
+    last = best.parent / str(max(steps_in(best.parent)))
+
+    def step_text(step: Path) -> str:
+        manifest = read_manifest(step / ITEM)
+        metrics = manifest["note"].get("metrics", {}) if manifest else {}
+        value = f", {metric} {number_text(metric, metrics[metric])}" if metric in metrics else ""
+        return f"step {step.name}{value}"
+
+    if best == last:
+        return f"{workdir}/best is the last, {step_text(best)}.", False
+    return f"{workdir}/best is {step_text(best)}; {workdir} is {step_text(last)}.", True
 
 
 def restore_params(path: str | os.PathLike[str]) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from vit_jax import wording
 from vit_jax.console import format_seconds, number_text, wilson_interval
 from vit_jax.files import paths
 from vit_jax.models.create import MODELS, VARIANTS_OF
@@ -50,11 +51,12 @@ def write_params(path: str | os.PathLike[str], params: Any, table: ParameterTabl
 
 
 def write_results(
-    workdir: str, params: Any, table: ParameterTable, results: dict[str, float]
+    workdir: str, params: Any, table: ParameterTable, results: dict[str, float], *, best: str
 ) -> dict[str, float]:
     """Writes `params.npz`, then `results.json`, which marks the run as finished.
 
-    Returns `results` with `images_per_second`, the median from the log. `params`: host arrays.
+    Returns `results` with `images_per_second`, the median from the log. `params`: host arrays;
+    `best`: of `checkpoints.best_text`, for the log.
     """
     rows = read_metrics(workdir)
     speeds = [row["images_per_second"] for row in rows if "images_per_second" in row]
@@ -63,12 +65,12 @@ def write_results(
         folder = paths.to_path(workdir)
         write_params(folder / PARAMS_FILE, params, table)
         paths.write_json(folder / RESULTS_FILE, results)
-        log_results(workdir, results, rows)
+        log_results(workdir, results, rows, best)
     return results
 
 
 def log_results(
-    workdir: str, results: Mapping[str, float], rows: Sequence[Mapping[str, float]]
+    workdir: str, results: Mapping[str, float], rows: Sequence[Mapping[str, float]], best_step: str
 ) -> None:
     """Logs duration, metrics, where the result is; `rows`: of `metrics.jsonl`, for the best."""
     took, share = format_seconds(results["seconds"]), results["goodput"]
@@ -86,9 +88,11 @@ def log_results(
         if best and best[name] > value:
             text += f"; best {number_text(name, best[name])} at step {best['step']:,}"
         logging.info(f"{text}.")
+    if best_step:
+        logging.info(best_step)
     logging.info(f"Parameters: {paths.to_path(workdir) / PARAMS_FILE}")
     script = f"python scripts/report.py {shlex.quote(workdir)}"
-    logging.info(f"Next: {script}, or predict.py, or evaluate.py")
+    logging.info(f"Next: {script}, or scripts/predict.py, or scripts/evaluate.py")
 
 
 def model_name(model: Mapping[str, Any]) -> str:
@@ -107,7 +111,9 @@ def model_name(model: Mapping[str, Any]) -> str:
 def read_parameter_count(folder: Path) -> int:
     """Number of parameters of a run's model; 0 before `session.describe`."""
     path = folder / PARAMETERS_FILE
-    total = re.search(r"^Total: ([\d,]+)", path.read_text() if path.exists() else "", re.MULTILINE)
+    total = re.search(
+        r"^Total: ([\d,]+)", path.read_text("utf-8") if path.exists() else "", re.MULTILINE
+    )
     return int(total[1].replace(",", "")) if total else 0
 
 
@@ -160,9 +166,11 @@ def collect_provenance() -> dict[str, Any]:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             versions[package] = importlib.metadata.version(package)
     changed = _git("status", "--porcelain")
+    script = sys.argv[0]
+    program = ["vit", Path(script).stem] if wording.called_vit else [sys.executable, script]
     return {
         "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "command": unsigned(shlex.join([sys.executable, *sys.argv])),
+        "command": unsigned(shlex.join([*program, *sys.argv[1:]])),
         # A Docker image has no git history: the Dockerfile writes the commit to a file.
         "commit": _git("rev-parse", "HEAD") or os.environ.get("VIT_JAX_COMMIT"),
         "uncommitted_changes": None if changed is None else bool(changed),
