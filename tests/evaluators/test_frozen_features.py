@@ -1,6 +1,7 @@
 """Few-shot, linear probe and k-NN: against big_vision's numbers and scikit-learn; in a run."""
 
 import json
+import logging
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -196,8 +197,9 @@ def test_features_are_computed_once_and_a_second_evaluation_compiles_nothing(mon
         assert batches["neighbors"] == 2 * (12 + 6)  # nothing was kept
 
 
-def test_in_a_run_and_alone(tmp_path: Path) -> None:
+def test_in_a_run_and_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Of a masked patch prediction, which reads no labels itself; the blocks are a scan."""
+    caplog.set_level(logging.INFO)
     config = with_evaluator("nearest_neighbors", devices=8, feature="gap", every_steps=4)
     schema.set_kind(config, "objective", "masked_patch")
     config.model.scan, config.model.classifier = True, "token_unpooled"
@@ -217,6 +219,17 @@ def test_in_a_run_and_alone(tmp_path: Path) -> None:
     assert text.startswith("45 examples of digits test[:45], gap fitted on train[:90]\n")
     assert "nearest neighbors" in text
     assert " ± " in text
+    assert "Data: digits train[:90], 90 images of 16x16x3, 10 classes: 0, 1" in caplog.text
+    assert "are in" not in caplog.text
+    probe(
+        str(tmp_path / "run"),
+        dataset="digits",
+        train_split="train[:90]",
+        split="train[60:100]",
+        kinds=["nearest_neighbors"],
+        feature="gap",
+    )
+    assert "--split='train[60:100]': 30 images are in 'train[:90]' too" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -64,6 +64,19 @@ class Dataset:
         example = self.example(0, np.random.default_rng(0))
         return {key: ArraySpec(array.shape, array.dtype) for key, array in example.items()}
 
+    @property
+    def summary(self) -> str:
+        """What it is, in a line."""
+        size, images = "x".join(map(str, self.image_shape)), counted(self.num_examples, "image")
+        classes = f"{counted(self.num_classes, 'class')}: {list_names(self.class_names)}"
+        labels = classes if self.class_names else "no labels"
+        return f"Data: {self.name} {self.split}, {images} of {size}, {labels}."
+
+    def shared(self, other: Dataset) -> int:
+        """How many examples are also in `other`, as far as is known without reading them."""
+        is_same = self.name == other.name or os.path.isabs(self.source.describe(0))
+        return self.source.shared(other.source) if is_same else 0
+
     def check_keys(self, who: str, keys: Iterable[str]) -> None:
         """Raises a UserError unless examples have all `keys` that `who` reads."""
         if missing := [key for key in keys if key not in self.element_spec]:
@@ -134,7 +147,7 @@ _INFO_FILE = "dataset_info.json"  # of a prepared directory
 class Reader(NamedTuple):
     """How data of a kind are recognised and opened."""
 
-    matches: Callable[[str, str], bool]  # from `dataset.name` and `dataset.data_dir`
+    matches: Callable[[str, str], Any]  # from `dataset.name` and `dataset.data_dir`
     open: Callable[[Request], Opened]
     columns: tuple[str, ...] | None = ()  # that ops may read; None: `open` checks them
     has_label_keys: bool = False
@@ -195,11 +208,35 @@ def _open_tfds(request: Request) -> Opened:
     )
 
 
+# Files that are not read, by the end of their names, and what to do.
+_UNREAD = {
+    ".xlsx .xls .ods": "save the sheet as .csv",
+    ".npz .npy .h5 .hdf5 .mat .pkl .pickle .pt .pth": "pass its arrays in Python (docs/data.md)",
+    ".gz .tgz .bz2 .xz .txz .zst": "decompress it: .tar and .csv are read",
+    ".zip .rar .7z": "unpack it into a folder",
+    ".json .jsonl .txt .xml .yaml": "write a .csv with the columns path and label",
+    ".arrow .feather .tfrecord .lmdb .mdb .rec .beton": "write a folder, a .csv or a .tar",
+}
+
+
+def _advice(name: str, _data_dir: str = "") -> str:
+    if os.path.isdir(os.path.expanduser(name)):
+        return ""
+    return next(
+        (_UNREAD[ends] for ends in _UNREAD if Path(name).suffix.lower() in ends.split()), ""
+    )
+
+
+def _refuse(request: Request) -> Opened:
+    raise UserError(f"dataset.name={request.name!r} is not read; {_advice(request.name)}.")
+
+
 # The first that matches opens the data.
 READERS = {
+    "unread": Reader(_advice, _refuse, columns=None),
     "saved": Reader(_is_saved, _later("arrow.open_saved"), columns=None, has_label_keys=True),
     "table": Reader(
-        lambda name, _: name.lower().endswith((".csv", ".parquet")),
+        lambda name, _: name.lower().endswith((".csv", ".tsv", ".parquet")),
         _later("table.open_table"),
         columns=None,
     ),

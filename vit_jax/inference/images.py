@@ -24,7 +24,7 @@ from vit_jax.data.ops import (
     ValueRange,
 )
 from vit_jax.data.preprocess import OPS, Chain, PythonOp, parse
-from vit_jax.data.sources import ArraySpec, Source, describe
+from vit_jax.data.sources import ArraySpec, Source, by_place, describe
 from vit_jax.errors import UserError, naming
 from vit_jax.models.create import create_model
 from vit_jax.models.description import Description
@@ -138,7 +138,7 @@ class Images:
     def __init__(self, images: Sequence[Any], description: Description):
         # By index, what was wrong with an image that was read, and is replaced by a black one.
         self.failures: dict[int, str] = {}
-        self._images = images
+        self._images = by_place(images, "images")
         self._channels = description.image_shape[2]
         self._chain, spec = input_chain(description)
         self.element_spec = {"image": spec}

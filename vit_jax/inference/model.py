@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import math
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -373,7 +373,8 @@ class Model:
 
 
 def _is_batch(images: Any) -> bool:
-    return isinstance(images, list | tuple) or getattr(images, "ndim", 0) == 4
+    is_one = isinstance(images, str | bytes) or getattr(images, "ndim", 1) in (2, 3)
+    return isinstance(images, Iterable) and not is_one
 
 
 def _raise_first_failure(examples: Any) -> None:
