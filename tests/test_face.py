@@ -18,6 +18,22 @@ from vit_jax import command_line, config
 from vit_jax.errors import UserError
 
 
+class Tensor:
+    """An array of another library, of which only the number of axes and `[i]` are known."""
+
+    def __init__(self, pixels: np.ndarray):
+        self._pixels, self.ndim = pixels, pixels.ndim
+
+    def __len__(self) -> int:
+        return len(self._pixels)
+
+    def __getitem__(self, index: int) -> "Tensor":
+        return Tensor(self._pixels[index])
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
+        return np.asarray(self._pixels, dtype)
+
+
 @pytest.fixture(scope="module")
 def workdir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("face")
@@ -182,8 +198,10 @@ def test_images_are_predicted_by_place(workdir: Path, model: Any) -> None:
     assert model.predict(rows) == model.predict(np.array(paths)) == expected
     np.testing.assert_array_equal(model.features(rows), model.features(paths))
     np.testing.assert_array_equal(model.preprocess(rows), model.preprocess(paths))
+    batch = np.zeros((2, 8, 8, 3), np.uint8)
+    assert model.predict(Tensor(batch)) == model.predict(batch)
     for images in (dict(enumerate(paths)), set(paths), iter(paths)):
-        with pytest.raises(UserError, match="has no order; pass a list"):
+        with pytest.raises(UserError, match="is no sequence; pass a list"):
             model.predict(images)
 
 

@@ -124,8 +124,11 @@ IMAGES = np.zeros((3, 4, 4, 3), np.uint8)
             "'train' lacks the classes 2",
         ),
         ({"train": (IMAGES, ["a", None, "b"])}, "labels [3] must be integers or class names"),
-        ({"train": ({1: "a", 0: "b"}, [0, 1])}, "split 'train': dict has no order; pass a list"),
-        ({"train": (IMAGES, {0, 1, 2})}, "split 'train': set has no order; pass a list"),
+        (
+            {"train": ({1: "a", 0: "b"}, [0, 1])},
+            "split 'train': a dict is no sequence; pass a list",
+        ),
+        ({"train": (IMAGES, {0, 1, 2})}, "split 'train': a set is no sequence; pass a list"),
         ({"train": Pairs([], ["a"]), "test": Pairs([], ["b"])}, "the same .classes"),
         ({"train": Pairs([], None)}, ".classes is None, not a list"),
         ({"a b": (IMAGES, [0, 1, 0])}, "split 'a b'; a name has letters, digits, _ and -"),

@@ -72,7 +72,7 @@ def test_images_are_taken_by_place():
     pixels = np.zeros((3, 4, 4), np.uint8)
     assert by_place(pixels, "images") is pixels
     for items in ({"a": 1}, {1}, iter("ab"), (i for i in "ab")):
-        with pytest.raises(UserError, match=r"images: \w+ has no order; pass a list"):
+        with pytest.raises(UserError, match=r"images: a \w+ is no sequence; pass a list"):
             by_place(items, "images")
 
 

@@ -159,7 +159,7 @@ def test_masks_and_thumbnails_are_no_images(tmp_path, caplog):
     path = write(tmp_path / "a.tar", {**given, "about": {"txt": b"x"}})
     dataset = create_dataset(name=str(path), split="train", preprocess="decode")
     assert values(dataset) == [[0, 1], [1, 2], [2, 3]]
-    assert "a.tar: 1 sample without image: about" in caplog.text
+    assert "a.tar: no image in 1 of its samples: about" in caplog.text
 
 
 @pytest.mark.parametrize(

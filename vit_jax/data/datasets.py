@@ -147,7 +147,7 @@ _INFO_FILE = "dataset_info.json"  # of a prepared directory
 class Reader(NamedTuple):
     """How data of a kind are recognised and opened."""
 
-    matches: Callable[[str, str], Any]  # from `dataset.name` and `dataset.data_dir`
+    matches: Callable[[str, str], bool]  # from `dataset.name` and `dataset.data_dir`
     open: Callable[[Request], Opened]
     columns: tuple[str, ...] | None = ()  # that ops may read; None: `open` checks them
     has_label_keys: bool = False
@@ -167,7 +167,7 @@ def _is_saved(name: str, _data_dir: str) -> bool:
 def _is_folder(name: str, data_dir: str) -> bool:
     """Whether a name is a path rather than a TFDS name, which may also contain one separator.
 
-    A prepared dataset in `data_dir` comes before a folder of the same name.
+    A file is one, for the message. A prepared set in `data_dir` comes before a folder of its name.
     """
     path = os.path.expanduser(name)
     if os.path.isfile(os.path.join(path, _INFO_FILE)):
@@ -175,7 +175,8 @@ def _is_folder(name: str, data_dir: str) -> bool:
     if name.startswith(("/", "./", "../", "~")) or name.count(os.sep) > 1 or name in (".", ".."):
         return True
     # Inside data_dir itself, TFDS's folder has the same name as the dataset.
-    is_folder = os.path.isdir(path) and not _holds_prepared(Path(path))
+    is_there = os.path.isdir(path) or (os.path.isfile(path) and bool(Path(path).suffix))
+    is_folder = is_there and not _holds_prepared(Path(path))
     return is_folder and not (data_dir and _holds_prepared(to_path(data_dir) / name))
 
 
@@ -208,32 +209,8 @@ def _open_tfds(request: Request) -> Opened:
     )
 
 
-# Files that are not read, by the end of their names, and what to do.
-_UNREAD = {
-    ".xlsx .xls .ods": "save the sheet as .csv",
-    ".npz .npy .h5 .hdf5 .mat .pkl .pickle .pt .pth": "pass its arrays in Python (docs/data.md)",
-    ".gz .tgz .bz2 .xz .txz .zst": "decompress it: .tar and .csv are read",
-    ".zip .rar .7z": "unpack it into a folder",
-    ".json .jsonl .txt .xml .yaml": "write a .csv with the columns path and label",
-    ".arrow .feather .tfrecord .lmdb .mdb .rec .beton": "write a folder, a .csv or a .tar",
-}
-
-
-def _advice(name: str, _data_dir: str = "") -> str:
-    if os.path.isdir(os.path.expanduser(name)):
-        return ""
-    return next(
-        (_UNREAD[ends] for ends in _UNREAD if Path(name).suffix.lower() in ends.split()), ""
-    )
-
-
-def _refuse(request: Request) -> Opened:
-    raise UserError(f"dataset.name={request.name!r} is not read; {_advice(request.name)}.")
-
-
 # The first that matches opens the data.
 READERS = {
-    "unread": Reader(_advice, _refuse, columns=None),
     "saved": Reader(_is_saved, _later("arrow.open_saved"), columns=None, has_label_keys=True),
     "table": Reader(
         lambda name, _: name.lower().endswith((".csv", ".tsv", ".parquet")),

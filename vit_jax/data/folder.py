@@ -31,6 +31,15 @@ _ADDED = re.compile(r"(\.[^/.]+|[ ._-](mask|seg|depth|label|thumb)[^/]*)$", re.I
 HEIC = (".heic", ".heif")  # need the extra `heic`
 # What OpenCV decodes, and Pillow with that extra.
 EXTENSIONS = tuple(f"{_EXTENSIONS} .ras .sr".split()) + (HEIC if find_spec("pillow_heif") else ())
+# What to do about files, by the end of their names.
+_UNREAD = {
+    ".xlsx .xls .ods": "save the sheet as .csv",
+    ".npz .npy .h5 .hdf5 .mat .pkl .pickle .pt .pth": "pass its arrays in Python (docs/data.md)",
+    ".gz .tgz .bz2 .xz .txz .zst": "decompress it: .tar and .csv are read",
+    ".zip .rar .7z": "unpack it into a folder",
+    ".json .jsonl .txt .xml .yaml": "write a .csv with the columns path and label",
+    ".arrow .feather .tfrecord .lmdb .mdb .rec .beton": "write a folder, a .csv or a .tar",
+}
 LAYOUT = "CLASS_NAME/IMAGE.jpg or train/CLASS_NAME/IMAGE.jpg"
 
 
@@ -118,7 +127,9 @@ def split_folders(root: str, needs_label: bool = True, split: str = "") -> dict[
         top = subfolders(root)
         splits = {name: _folders_in(root, name) for name in top}
     except OSError as error:
-        raise UserError(f"dataset.name={root!r}: {error.strerror}; expected {LAYOUT}.") from None
+        advice = (_UNREAD[ends] for ends in _UNREAD if Path(root).suffix.lower() in ends.split())
+        what = f"{error.strerror}; {next(advice, f'expected {LAYOUT}')}"
+        raise UserError(f"dataset.name={root!r}: {what}.") from None
     if not needs_label:
         return {name: folders or [name] for name, folders in splits.items()} or {"train": ["."]}
     full = {name: folders for name, folders in splits.items() if folders}
@@ -131,9 +142,8 @@ def split_folders(root: str, needs_label: bool = True, split: str = "") -> dict[
     names = [{*map(os.path.basename, inside)} for inside in splits.values()]
     if len(top) > 1 and not has_images and len(common := set.intersection(*names)) > 1:
         both = f"{list_names(map(repr, top))} all hold {list_names(map(repr, sorted(common)))}"
-        way = f"name the splits train and test, or ask for one, dataset.split={top[0]!r}"
-        if _are_splits(common):
-            way = "put the splits above the classes, train/CLASS_NAME/IMAGE.jpg"
+        way = f"name the splits train and test, or ask for dataset.split={top[0]!r}"
+        way = "put the splits above the classes" if _are_splits(common) else way
         raise UserError(f"dataset.name={root!r}: {both}, which looks like splits; {way}.")
     if not _are_splits(top):
         return {"train": top, "test": top}
@@ -217,5 +227,5 @@ def _list_files(root: str, folders: Iterable[str]) -> dict[str, list[bytes]]:
     warn_unused(root, ignored)
     if masks:
         names = f"{counted(len(masks), 'image')} named like masks ({list_names(sorted(masks))})"
-        logging.warning(f"{root}: {names} count as images of their class; move them if they are.")
+        logging.warning(f"{root}: {names} count as images of their class; move masks away.")
     return files

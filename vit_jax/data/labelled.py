@@ -52,11 +52,6 @@ class LabelledSource(Source):
         columns = {name: self.column(name, index) for name in self.columns}
         return {"image": self.read(index), **columns}
 
-    def keys(self) -> list[bytes]:
-        """A name of each image that stays if the data are moved: its order is drawn by it."""
-        places = self.places.tolist()
-        return [p if isinstance(p, bytes) else str(p[:2]).encode() for p in places]
-
     def real_paths(self) -> list[str]:
         """Where each image is: the same for other spellings of a path, and for links to a file."""
         real = functools.cache(os.path.realpath)
@@ -178,7 +173,9 @@ class Listing:
 
     def _ordered(self, split: str) -> np.ndarray:
         """The images of a split in their order, int64 [n]; see above."""
-        keys, first = self.source.keys(), dict[str, int]()
+        # What stays if the data are moved: a relative path, or the first two numbers and names.
+        places, first = self.source.places.tolist(), dict[str, int]()
+        keys = [p if isinstance(p, bytes) else str(p[:2]).encode() for p in places]
         groups: dict[str, list[tuple[bytes, bytes, int]]] = {}
         for row in self.splits[split]:
             same = first.setdefault(self.files[row], row) if self.files else row

@@ -125,11 +125,10 @@ def known_split(where: str, split: str, written: Mapping[str, str]) -> str:
     for i, name in enumerate(split_names(split)):
         word, there = split_word(name), name
         alike = [other for other in written if word and split_word(other) == word != other]
-        if name not in written and word in written:
-            there = word
-        elif name not in written and word in HELD_OUT and not alike:
-            there = next((other for other in HELD_OUT if other in written), name)
-        elif name == word and name in written and alike:
+        if name not in written:
+            known = (word, *HELD_OUT) if word in HELD_OUT and not alike else (word,)
+            there = next((other for other in known if other in written), name)
+        elif name == word and alike:
             hint = f"add them with {'+'.join([name, *alike])!r} if they belong to it"
             logging.warning(f"{where}: {name!r} is without {list_names(alike)}; {hint}.")
         if written.get(there, name) != name:
@@ -180,12 +179,11 @@ def resolve_split(split: str, known: Iterable[str], length: Callable[[str], int]
 
 
 def by_place(items: Any, what: str) -> Any:
-    """The items such that `[i]` is the i-th: of a pandas Series it is the row with that name.
-
-    UserError for what has no places: a mapping, a set, an iterator, a table.
-    """
+    """The items so that `[i]` is the i-th, in pandas the one of that name; UserError if none is."""
     if isinstance(items, Mapping | Set | Iterator) or hasattr(items, "columns"):
-        raise UserError(f"{what}: {type(items).__name__} has no order; pass a list.")
+        raise UserError(
+            f"{what}: a {type(items).__name__} is no sequence; pass a list or a column."
+        )
     is_array = hasattr(items, "__array__") and np.ndim(items) == 1
     return list(items) if is_array and np.asarray(items).dtype.kind in "OSU" else items
 

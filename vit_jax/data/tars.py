@@ -148,9 +148,7 @@ def open_tars(request: Request) -> tuple[TarSource, tuple[str, ...]]:
     return Listing(where, source, rows, wanted).open(request.split)
 
 
-def _samples(
-    path: str, tar: int, index: Index, columns: Iterable[str]
-) -> Iterator[tuple[Any, ...]]:
+def _samples(path: str, tar: int, index: Index, columns: Iterable[str]) -> Iterator[Any]:
     """Of each image of a tar its place, the text of its label and places of columns."""
     samples: dict[str, dict[str, tuple[Any, bytes]]] = {}
     names = map(os.fsdecode, index["name"].tolist())
@@ -176,8 +174,9 @@ def _samples(
         else:
             without.append(key)
     if without and len(without) < len(samples):
-        count = counted(len(without), "sample")
-        logging.warning(f"{path}: {count} without image: {list_names(without)}.")
+        logging.warning(
+            f"{path}: no image in {len(without):,} of its samples: {list_names(without)}."
+        )
 
 
 def _index(where: str, tar: str) -> Index:

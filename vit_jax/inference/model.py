@@ -373,8 +373,8 @@ class Model:
 
 
 def _is_batch(images: Any) -> bool:
-    is_one = isinstance(images, str | bytes) or getattr(images, "ndim", 1) in (2, 3)
-    return isinstance(images, Iterable) and not is_one
+    ndim = getattr(images, "ndim", 1 if isinstance(images, Iterable) else 0)
+    return ndim in (1, 4) and not isinstance(images, str | bytes)
 
 
 def _raise_first_failure(examples: Any) -> None:
