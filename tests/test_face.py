@@ -12,9 +12,26 @@ from PIL import Image
 
 import vit_jax
 from tests import tiny
+from tests.data.test_memory import Series
 from tests.saved_models import save_model
 from vit_jax import command_line, config
 from vit_jax.errors import UserError
+
+
+class Tensor:
+    """An array of another library, of which only the number of axes and `[i]` are known."""
+
+    def __init__(self, pixels: np.ndarray):
+        self._pixels, self.ndim = pixels, pixels.ndim
+
+    def __len__(self) -> int:
+        return len(self._pixels)
+
+    def __getitem__(self, index: int) -> "Tensor":
+        return Tensor(self._pixels[index])
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
+        return np.asarray(self._pixels, dtype)
 
 
 @pytest.fixture(scope="module")
@@ -172,6 +189,20 @@ def test_a_batch_is_one_array(model: Any) -> None:
     assert model.predict(pixels) == expected
     assert model.predict(model.preprocess(pixels)) == expected
     assert model.predict(pixels[:1]) == expected[:1]
+
+
+def test_images_are_predicted_by_place(workdir: Path, model: Any) -> None:
+    paths = [str(workdir / f"{name}.png") for name in ("a", "b", "c")]
+    expected = model.predict(paths)
+    rows = Series(paths, [2, 0, 1])  # as a table that was shuffled
+    assert model.predict(rows) == model.predict(np.array(paths)) == expected
+    np.testing.assert_array_equal(model.features(rows), model.features(paths))
+    np.testing.assert_array_equal(model.preprocess(rows), model.preprocess(paths))
+    batch = np.zeros((2, 8, 8, 3), np.uint8)
+    assert model.predict(Tensor(batch)) == model.predict(batch)
+    for images in (dict(enumerate(paths)), set(paths), iter(paths)):
+        with pytest.raises(UserError, match="is no sequence; pass a list"):
+            model.predict(images)
 
 
 def test_a_photograph_of_pillow_is_turned_upright_as_its_file_is(tmp_path, model):

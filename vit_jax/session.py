@@ -285,13 +285,13 @@ def describe(workdir: str, run: Run) -> None:
     epochs = run.total_steps * run.batch_size / data.num_examples
     epochs_text = f"{epochs:,.0f}" if epochs >= 100 else f"{epochs:.3g}"
     epochs_text += " epoch" if epochs_text == "1" else " epochs"
-    model, size = run.description.model, "x".join(map(str, run.description.image_shape))
-    images = counted(data.num_examples, "image")
+    model = run.description.model
     parameters = counted(count_parameters(params), "parameter")
     outputs = counted(model["num_classes"], "output")
     steps, batch = counted(run.total_steps, "step"), counted(run.batch_size, "image")
     devices = counted(jax.device_count(), "device")
     logging.info(f"Work directory: {workdir}")
-    logging.info(f"Data: {data.name} {data.split}, {images} of {size}.")
+    for line in dict.fromkeys(dataset.summary for dataset in datasets):
+        logging.info(line)
     logging.info(f"Model: {model_name(model)}, {parameters}, {outputs}.")
     logging.info(f"Training: {steps} of {batch} ({epochs_text}) on {devices}.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +16,7 @@ from vit_jax.models.create import create_model, family_of
 from vit_jax.models.description import Description
 from vit_jax.objectives.create import OBJECTIVES
 from vit_jax.objectives.objective import Objective, Task, of_batches
+from vit_jax.wording import counted
 
 
 def open_checked(**options: Any) -> Dataset:
@@ -43,6 +45,9 @@ def open_data(
         if config.evaluators[key].name in OF_OUTPUTS:
             for split in splits.values():
                 kind.check_labels(name, split)
+        if count := splits[key].shared(dataset):
+            seen = f"{counted(count, 'example')} of {splits[key].split!r}"
+            logging.warning(f"evaluators.{key}: {seen} are in dataset.split={data.split!r} too.")
     return dataset, eval_data
 
 

@@ -2,6 +2,7 @@
 
 import multiprocessing
 import pickle
+import re
 import shutil
 
 import numpy as np
@@ -102,3 +103,60 @@ def test_images_without_labels_need_no_class_folders(tmp_path):
         create_dataset(name=str(tmp_path / "test"), split="train", preprocess="decode")
     options = {"split": "train", "preprocess": "decode", "needs_label": False}
     assert create_dataset(name=str(tmp_path / "test"), **options).num_examples == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [
+        ("a.XLSX", "save the sheet as .csv"),
+        ("a.npz", "pass its arrays in Python"),
+        ("a.h5", "pass its arrays in Python"),
+        ("a.tar.gz", "decompress it: .tar and .csv are read"),
+        ("train-00.tgz", "decompress it"),
+        ("a.zip", "unpack it into a folder"),
+        ("a.jsonl", "write a .csv with the columns path and label"),
+        ("a.tfrecord", "write a folder, a .csv or a .tar"),
+    ],
+)
+def test_files_that_are_not_read(tmp_path, monkeypatch, name, advice):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / name).touch()
+    for path in (name, f"{tmp_path}/{name}"):
+        with pytest.raises(UserError, match=f"{re.escape(name)}': Not a directory; {advice}"):
+            create_dataset(name=path, split="train", preprocess=SPEC)
+    (tmp_path / name).unlink()
+    with pytest.raises(UserError, match="No such file or directory"):
+        create_dataset(name=path, split="train", preprocess=SPEC)
+    fixtures_data.write_folder(tmp_path / name, {"train": {"a": 1, "b": 1}})
+    assert create_dataset(name=path, split="train", preprocess=SPEC).num_examples == 2
+
+
+def test_what_it_is_in_a_line(folder):
+    dataset = create_dataset(name=str(folder), split="test", preprocess=SPEC)
+    line = f"Data: {folder} test, 4 images of 12x12x3, 2 classes: cat, dog."
+    assert dataset.summary == line
+    unlabelled = create_dataset(name=str(folder), split="test", preprocess=SPEC, needs_label=False)
+    assert unlabelled.summary.endswith("4 images of 12x12x3, no labels.")
+
+
+def test_the_same_examples_are_found_whatever_the_data_are_called(folder, tmp_path):
+    fixtures_data.tiny_tfds("cifar10", tmp_path, {"train": 9, "test": 3}, shards=2)
+    (tmp_path / "link").symlink_to(folder)
+    files = [*folder.glob("train/*/00[01].jpg")]
+    rows = "".join(f"{file},{file.parent.name},a\n" for file in files)
+    (tmp_path / "t.csv").write_text(f"path,label,split\n{rows}")
+
+    def dataset(name, split):
+        return create_dataset(name=str(name), split=split, preprocess=SPEC, data_dir=str(tmp_path))
+
+    train = dataset(folder, "train")
+    assert dataset(folder, "test").shared(train) == 0
+    assert dataset(tmp_path / "link", "test+train[:2]").shared(train) == 2
+    assert dataset(tmp_path / "t.csv", "a").shared(train) == 4
+    part = dataset("cifar10", "train[:5]")
+    assert dataset("cifar10:3.0.2", "train[3:]+test").shared(part) == 2
+    assert dataset("digits", "train").shared(dataset("digits", "train[:7]")) == 7
+    assert (
+        dataset("digits", "train").shared(dataset("glyphs(size=12, num_examples=9)", "train")) == 0
+    )
+    assert dataset("digits", "train").shared(train) == 0

@@ -135,6 +135,28 @@ def test_damaged_images_are_reported_before_training(tmp_path, caplog):
         (["a/2023/1.jpg", "a/2024/2.jpg", "b/2023/1.jpg"], "train+test", {"a": 2, "b": 1}),
         (["one/a/1.jpg", "one/b/1.jpg", "two/a/1.jpg"], "one", {"a": 1, "b": 1}),
         (["train/1.jpg", "bus/1.jpg", "bus/2.jpg"], "train+test", {"bus": 2, "train": 1}),
+        (["valid/x/1.jpg", "invalid/x/1.jpg"], "train+test", {"invalid": 1, "valid": 1}),
+        (
+            ["test tube/1.jpg", "steam_train/1.jpg", "a/1.jpg", "b/1.jpg", "c/1.jpg"],
+            "train+test",
+            {"a": 1, "b": 1, "c": 1, "steam_train": 1, "test tube": 1},
+        ),
+        (["Training/a/1.jpg", "Training/b/1.jpg", "Testing/a/1.jpg"], "test", {"a": 1, "b": 0}),
+        (["Train/a/1.jpg", "Train/b/1.jpg", "Meta/x/1.jpg"], "train", {"a": 1, "b": 1}),
+        (
+            [
+                "seg_train/seg_train/a/1.jpg",
+                "seg_train/seg_train/b/1.jpg",
+                "seg_test/seg_test/a/2.jpg",
+            ],
+            "train+test",
+            {"a": 2, "b": 1},
+        ),
+        (
+            ["train/03/1.jpg", "train/2/1.jpg", "train/10/1.jpg"],
+            "train",
+            {"2": 1, "03": 1, "10": 1},
+        ),
     ],
 )
 def test_images_lie_below_their_class(tmp_path, paths, split, counts):
@@ -154,3 +176,92 @@ def test_links_are_followed_once_and_pipes_are_no_images(tmp_path, caplog):
     os.mkfifo(root / "train/b/pipe.jpg")
     assert len(opened(root, "train")[0]) == 5  # `again` leads to b's image too
     assert "not used: 2 .jpg" in caplog.text  # the pipe, by both ways
+
+
+def touch_files(root, *paths):
+    for path in paths:
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).touch()
+    return root
+
+
+@pytest.mark.parametrize(
+    ("paths", "message"),
+    [
+        (
+            [f"fold{k}/{name}/1.jpg" for k in (1, 2) for name in ("a", "b")],
+            "'fold1', 'fold2' all hold 'a', 'b', which looks like splits; name the splits train",
+        ),
+        (
+            [f"{name}/{split}/1.jpg" for split in ("train", "val") for name in ("a", "b")],
+            "'a', 'b' all hold 'train', 'val', .*; put the splits above the classes",
+        ),
+        (["Training/1.jpg", "Testing/1.jpg"], "no class folders"),
+        (["seg_train/1.jpg", "seg_test/1.jpg", "seg_pred/1.jpg"], "no class folders"),
+        (
+            ["train/1.jpg", "train/metadata.csv"],
+            "or the table .*/train/metadata.csv as dataset.name",
+        ),
+        (["1.jpg", "labels.csv"], "or the table .*/labels.csv as dataset.name"),
+        (["train/3/1.jpg", "train/003/1.jpg"], "'003' and '3' are the same number; rename one"),
+    ],
+)
+def test_layouts_that_are_no_classes(tmp_path, paths, message):
+    with pytest.raises(UserError, match=message):
+        opened(touch_files(tmp_path, *paths), "train")
+
+
+def test_one_of_several_unnamed_splits_can_be_asked_for(tmp_path):
+    touch_files(tmp_path, *(f"fold{k}/{name}/1.jpg" for k in (1, 2) for name in ("a", "b")))
+    source, classes = opened(tmp_path, "fold2")
+    assert (sorted(source.relative_paths()), classes) == (
+        ["fold2/a/1.jpg", "fold2/b/1.jpg"],
+        ("a", "b"),
+    )
+
+
+def test_images_that_are_in_no_class_folder_are_counted(tmp_path, caplog):
+    paths = ["train/a/1.jpg", "train/b/1.jpg", "test/a/1.jpg", "test/b/1.jpg"]
+    touch_files(tmp_path, *paths)
+    opened(tmp_path, "train")
+    assert not caplog.records
+    touch_files(tmp_path, "0.jpg", "train/1.jpg", "train/2.jpg", "test/3.jpg", "extra/x.jpg")
+    opened(tmp_path, "train")
+    assert (
+        "no class folder: 1 image in '.', 1 image in 'extra', 2 images in 'train'." in caplog.text
+    )
+    caplog.clear()
+    flat = touch_files(tmp_path / "flat", "a/1.jpg", "b/1.jpg", "c.png")
+    assert len(opened(flat, "train+test")[0]) == 2
+    assert "no class folder: 1 image in '.'." in caplog.text
+    caplog.clear()
+    options = {"preprocess": "decode", "needs_label": False}
+    assert create_dataset(name=f"{flat}/a", split="train", **options).num_examples == 1
+    assert not caplog.records
+
+
+def test_masks_beside_their_images_are_named(tmp_path, caplog):
+    touch_files(tmp_path, "a/1.jpg", "a/2.b.jpg", "a/3_masked.jpg", "b/IMG_1.jpg")
+    opened(tmp_path, "train+test")
+    assert not caplog.records
+    touch_files(
+        tmp_path, "a/1.mask.png", "b/IMG_1_mask_2.png", "b/x/y (1).jpg", "b/x/y (1)_Mask.png"
+    )
+    assert len(opened(tmp_path, "train+test")[0]) == 8
+    assert (
+        "3 images named like masks (a/1.mask, b/IMG_1_mask_2, b/x/y (1)_Mask) count" in caplog.text
+    )
+
+
+def test_a_link_is_the_file_that_it_leads_to(tmp_path):
+    """Without folders of splits both are in the same."""
+    touch_files(tmp_path, *(f"{name}/{i}.jpg" for name in "ab" for i in range(10)))
+    for name in "ab":
+        for i in range(10):
+            (tmp_path / name / f"copy{i}.jpg").symlink_to(tmp_path / name / f"{i}.jpg")
+    train, test = (
+        create_dataset(name=str(tmp_path), split=split, preprocess="decode")
+        for split in ("train", "test")
+    )
+    assert train.num_examples + test.num_examples == 40
+    assert test.shared(train) == 0

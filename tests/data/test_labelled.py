@@ -6,16 +6,23 @@ import logging
 import numpy as np
 import pytest
 
+from vit_jax.data.folder import FolderSource
 from vit_jax.data.labelled import LabelledSource, Listing, rows_by
 from vit_jax.errors import UserError
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Names(LabelledSource):
-    """Images whose content is their name."""
+    """Images whose content is their name, stored in this order."""
 
     def read(self, index):
         return self.places[index].decode()
+
+
+class Files(Names):
+    """Images that are files of their own."""
+
+    keeps_order = False
 
 
 def listing(labels, splits=None, **options):
@@ -30,7 +37,7 @@ def in_groups(counts, *, drawn=False, reverse=False):
     paths = [f"train/{name}/{i:05}.jpg" for name, count in counts.items() for i in range(count)]
     paths = paths[::-1] if reverse else paths
     groups = [path.split("/")[1] for path in paths]
-    source = Names(np.array([path.encode() for path in paths]), {}, drawn=drawn)
+    source = Files(np.array([path.encode() for path in paths]), {}, drawn=drawn)
     splits = dict.fromkeys(("train", "test") if drawn else ("train",), range(len(paths)))
     return Listing("x", source, splits, groups, groups=groups)
 
@@ -47,12 +54,15 @@ def labels(listed, split="train"):
 def test_the_classes_are_those_of_train_or_else_of_all_splits():
     listed = listing(["b", "a", "c", "b", "a"], ["train", "train", "train", "val", "val"])
     assert listed.open("val")[1] == ("a", "b", "c")  # although val has no c
-    assert labels(listed, "val+train[:2]") == [1, 0, 1, 0]
-    assert images(listed, "val+train[:2]") == ["3", "4", "0", "1"]
+    assert labels(listed, "val+train") == [1, 0, 1, 0, 2]
+    assert images(listed, "val+train") == ["3", "4", "0", "1", "2"]
     folds = listing(["b", "c", "a", "c"], ["fold0", "fold0", "fold1", "fold1"])
     assert folds.open("fold1")[1] == ("a", "b", "c")
     numbers = listing(["0", "10", "2", "1", "11"])
     assert numbers.open("train")[1] == ("0", "1", "2", "10", "11")
+    padded = listing(["010", "2", "001.0", "007"])
+    assert padded.open("train")[1] == ("001.0", "2", "007", "010")
+    assert listing(["3", "003", "cat"]).open("train")[1] == ("003", "3", "cat")  # no numbers
     named = listing(["b", "a"], classes=("b", "c", "a"))
     assert (named.open("train")[1], labels(named)) == (("b", "c", "a"), [0, 2])
 
@@ -77,6 +87,7 @@ def test_labels_may_be_several_or_unwanted():
         ({"labels": ["a\nb", "c"]}, "class 'a.*nb' must be a single line of UTF-8"),
         ({"labels": ["caf\u00e9", "cafe\u0301"]}, "look the same; rename one"),
         ({"labels": ["\udcff", "c"]}, "must be a single line of UTF-8"),
+        ({"labels": ["003", "17", "3.0"]}, "'003' and '3.0' are the same number; rename one"),
         ({"labels": ["a", "b", ""]}, "1 example of 'train' without a label"),
     ],
 )
@@ -90,10 +101,10 @@ def test_what_is_held_out_has_many_names(caplog):
     caplog.set_level(logging.INFO)
     for name in ("val", "valid", "validation", "dev"):
         listed = listing(["a", "b", "a", "b"], ["train", "train", name, name])
-        assert images(listed, "test[:50%]+train") == ["2", "0", "1"]
+        assert images(listed, "test+train") == ["2", "3", "0", "1"]
         assert f"has no split 'test': using '{name}'." in caplog.text
     both = listing(["a", "b", "a", "b"], ["train", "train", "val", "test"])
-    assert images(both, "val") == ["2"]
+    assert images(both, "val") == images(both, "validation") == ["2"]
     with pytest.raises(UserError, match="unknown split 'dav'; known splits: train, val, test"):
         both.open("dav")
 
@@ -153,5 +164,82 @@ def test_doubts_are_warnings(caplog):
     listing([f"c{i}" for i in range(20)])
     assert "20 classes for 20 images" in caplog.text
     splits = ["train", "train", "train", "val"]
-    listing([*"abab"], splits, files=("x", "y", None, "x"))
+    listing([*"abab"], splits, files=("x", "y", "z", "x"))
     assert "1 file in 'train' and in 'val': x." in caplog.text
+
+
+@pytest.mark.parametrize(
+    "names", [("Training", "Testing"), ("seg_train", "seg_test"), ("TRAIN", "TestSet")]
+)
+def test_splits_in_other_words(names, caplog):
+    caplog.set_level(logging.INFO)
+    train, test = names
+    listed = listing(["a", "b", "b", "a"], [train, train, test, test])
+    assert images(listed, "train") == images(listed, train) == ["0", "1"]
+    assert images(listed, "test") == images(listed, "val") == ["2", "3"]
+    assert caplog.text.count(f"has no split 'train': using '{train}'.") == 1
+    with pytest.raises(UserError, match="'train' lacks the classes c of 'test'"):
+        listing(["a", "b", "c"], [train, train, test])
+
+
+def test_two_splits_of_the_same_word_keep_their_names(caplog):
+    listed = listing(["a", "b", "a", "b"], ["Train1", "Train1", "Train2", "Train2"])
+    assert images(listed, "Train2") == ["2", "3"]
+    with pytest.raises(UserError, match="unknown split 'train'; known splits: Train1, Train2"):
+        listed.open("train")
+    listed = listing(["a", "b", "a", "b"], ["test", "test", "Test 2", "val"])
+    assert images(listed, "test") == ["0", "1"]
+    assert "'test' is without Test 2; add them with 'test+Test 2'" in caplog.text
+
+
+def test_a_part_of_what_keeps_its_order_has_every_class():
+    names = [name for name in "abcde" for _ in range(10)]
+    order = [str(i) for i in range(50)]
+    for labelled in (names, None):
+        source = Names(np.array([f"{i}".encode() for i in range(50)]), {})
+        listed = Listing("x", source, {"train": range(50)}, labelled)
+        assert images(listed) == order
+        parts = [images(listed, split) for split in ("train[:80%]", "train[80%:]")]
+        assert sorted(parts[0] + parts[1], key=int) == order
+        for part in parts:
+            assert part == sorted(part, key=int)
+            if labelled:
+                assert {names[int(i)] for i in part} == {*"abcde"}
+        assert parts[1] != order[40:]
+
+
+def test_a_file_in_several_rows_is_in_one_split():
+    paths = np.array([f"{'./' * (i % 3)}{i // 3}".encode() for i in range(60)])
+    files = [f"{i // 3}" for i in range(60)]
+    for groups in ((), ["cat", "dog", "cat"] * 20):
+        source = Names(paths, {}, drawn=True)
+        splits = dict.fromkeys(("train", "test"), range(60))
+        listed = Listing("x", source, splits, None, groups=groups, files=files)
+        train, test = ({i.rpartition("/")[2] for i in images(listed, s)} for s in ("train", "test"))
+        assert not train & test
+        assert len(train | test) == 20
+        assert len(test) in range(3, 6)
+    once = Listing("x", Names(paths[:3], {}, drawn=True), dict.fromkeys(splits, range(3)), None)
+    assert (len(images(once)), len(images(once, "test"))) == (2, 1)
+
+
+def test_data_without_splits_say_how_many_are_left_out(caplog):
+    caplog.set_level(logging.INFO)
+    listed = in_groups({"a": 50, "b": 50}, drawn=True)
+    count = len(images(listed, "test"))
+    assert f"x has no splits: 'test' is {count} of 100 images, 'train+test' is all." in caplog.text
+    caplog.clear()
+    assert len(images(listed, "train+test")) == 100
+    assert "no splits" not in caplog.text
+
+
+def test_files_are_the_same_by_any_path(tmp_path):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a/1.jpg").touch()
+    (tmp_path / "b").symlink_to("a")
+    (tmp_path / "2.jpg").symlink_to("a/1.jpg")
+    names = ("a/1.jpg", "a/../a/1.jpg", "b/1.jpg", "2.jpg", "a//1.jpg", "b/missing.jpg")
+    source = FolderSource(np.array([*map(str.encode, names)]), {}, str(tmp_path))
+    assert source.real_paths() == [f"{tmp_path.resolve()}/a/1.jpg"] * 5 + [
+        f"{tmp_path.resolve()}/a/missing.jpg"
+    ]

@@ -35,6 +35,27 @@ class Pairs:
         return Image.open(path), self.classes.index(path.parent.name)
 
 
+class Series:
+    """Values with names, as pandas has them: `[name]` is by name, iteration by place."""
+
+    ndim = 1
+
+    def __init__(self, values, names):
+        self._values, self._names = list(values), list(names)
+
+    def __len__(self):
+        return len(self._values)
+
+    def __iter__(self):
+        return iter(self._values)
+
+    def __getitem__(self, name):
+        return self._values[self._names.index(name)]
+
+    def __array__(self, dtype=None, copy=None):
+        return np.array(self._values, dtype)
+
+
 def photos(folder):
     """The files of an image folder by split, in its order."""
     for number in range(10):
@@ -51,23 +72,29 @@ def photos(folder):
 
 def test_every_form_is_the_folder(tmp_path):
     paths = photos(tmp_path)
-    expected = create_dataset(name=str(tmp_path), **OPTIONS)
+    options = {**OPTIONS, "split": "train+test"}
+    expected = create_dataset(name=str(tmp_path), **options)
 
     labels = {split: [path.parent.name for path in paths[split]] for split in paths}
     classes = ["ant", "bee", "cat"]
     forms = {
         "paths": {s: (paths[s], labels[s]) for s in paths},
+        "strings": {s: (np.array([*map(str, paths[s])]), labels[s]) for s in paths},
+        "series": {
+            s: (Series(paths[s], reversed(range(len(paths[s])))), Series(labels[s], labels[s]))
+            for s in paths
+        },
         "bytes": {s: ([p.read_bytes() for p in paths[s]], labels[s]) for s in paths},
         "pixels": {s: ([np.array(Image.open(p)) for p in paths[s]], labels[s]) for s in paths},
         "objects": {s: Pairs(paths[s], classes) for s in paths},
     }
     prints = set()
     for form, splits in forms.items():
-        dataset = open_given(splits, "mine")(name="mine", **OPTIONS)
+        dataset = open_given(splits, "mine")(name="mine", **options)
         again = pickle.loads(pickle.dumps(dataset))  # as workers get it
         assert dataset.class_names == expected.class_names == tuple(classes)
-        assert dataset.num_examples == expected.num_examples == 9
-        for index in range(9):
+        assert dataset.num_examples == expected.num_examples == 10
+        for index in range(10):
             example = again.example(index, np.random.default_rng(0))
             wanted = expected.example(index, np.random.default_rng(0))
             np.testing.assert_array_equal(example["image"], wanted["image"], err_msg=form)
@@ -75,9 +102,9 @@ def test_every_form_is_the_folder(tmp_path):
         assert dataset.fingerprint == again.fingerprint
         prints.add(dataset.fingerprint)
     forms["pixels"]["test"][0][0][0, 0] ^= 1
-    prints.add(open_given(forms["pixels"], "mine")(name="mine", **OPTIONS).fingerprint)
-    assert len(prints) == len(forms) + 1
-    other = open_given(forms["pixels"], "mine")(name=str(tmp_path), **OPTIONS)
+    prints.add(open_given(forms["pixels"], "mine")(name="mine", **options).fingerprint)
+    assert len(prints) == len(forms) - 1  # all files are equal; the pixels changed
+    other = open_given(forms["pixels"], "mine")(name=str(tmp_path), **options)
     assert other.fingerprint == expected.fingerprint  # another name is another data set
 
 
@@ -97,6 +124,11 @@ IMAGES = np.zeros((3, 4, 4, 3), np.uint8)
             "'train' lacks the classes 2",
         ),
         ({"train": (IMAGES, ["a", None, "b"])}, "labels [3] must be integers or class names"),
+        (
+            {"train": ({1: "a", 0: "b"}, [0, 1])},
+            "split 'train': a dict is no sequence; pass a list",
+        ),
+        ({"train": (IMAGES, {0, 1, 2})}, "split 'train': a set is no sequence; pass a list"),
         ({"train": Pairs([], ["a"]), "test": Pairs([], ["b"])}, "the same .classes"),
         ({"train": Pairs([], None)}, ".classes is None, not a list"),
         ({"a b": (IMAGES, [0, 1, 0])}, "split 'a b'; a name has letters, digits, _ and -"),
@@ -170,3 +202,27 @@ def test_transparent_images_of_pillow(caplog):
     assert "2 of 2 images with transparent pixels" in caplog.text
     with pytest.raises(UserError, match="transparent pixels: preprocess must start with decode"):
         opened(**{**options, "preprocess": "resize(8)"})
+
+
+def test_splits_are_asked_for_by_plain_words_and_parts_have_every_class():
+    labels = [i // 10 for i in range(30)]
+    images = np.arange(30, dtype=np.uint8)[:, None, None].repeat(4, 1).repeat(4, 2)
+    given = {"Training": (images, labels), "Test": (images[:1], [0])}
+    opened = open_given(given, "x")
+
+    def dataset(split):
+        return opened(**{**OPTIONS, "split": split, "name": "x"})
+
+    assert dataset("train").labels().tolist() == labels
+    assert dataset("test").class_names == ("0", "1", "2")
+    part = dataset("train[:60%]")
+    assert np.bincount(part.labels()).tolist() == [6, 6, 6]
+    assert part.shared(dataset("train[60%:]")) == 0
+    assert part.shared(dataset("train[50%:]")) == 3
+
+
+def test_a_file_in_two_splits_is_named(tmp_path, caplog):
+    (paths := photos(tmp_path)["train"])[0].parent.joinpath("copy.png").symlink_to(paths[0])
+    link = paths[0].parent / "copy.png"
+    open_given({"train": (paths, [0, 1] * 3 + [0]), "test": ([link], [0])}, "x")
+    assert "1 file in 'train' and in 'test'" in caplog.text

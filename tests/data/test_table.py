@@ -29,7 +29,10 @@ def write_table(path, columns):
         parquet.write_table(pyarrow.table(columns), path)
     else:
         with open(path, "w", newline="", encoding="utf-8", errors="surrogateescape") as file:
-            csv.writer(file).writerows([list(columns), *zip(*columns.values(), strict=True)])
+            delimiter = "\t" if path.suffix == ".tsv" else ","
+            csv.writer(file, delimiter=delimiter).writerows(
+                [list(columns), *zip(*columns.values(), strict=True)]
+            )
     return str(path)
 
 
@@ -51,7 +54,7 @@ def test_labels_of_parquet_are_lists_or_text(tmp_path, labels, expected):
     assert opened(write_table(tmp_path / "t.parquet", rows)).class_names == expected
 
 
-@pytest.mark.parametrize("ending", ["CSV", "parquet"])
+@pytest.mark.parametrize("ending", ["CSV", "tsv", "parquet"])
 def test_rows_are_examples(tmp_path, ending):
     write_images(tmp_path, [row[0] for row in ROWS])
     name = write_table(tmp_path / f"photos.{ending}", columns("path", "label", "split"))
@@ -154,3 +157,40 @@ def test_a_cell_that_is_no_text_is_named(tmp_path):
     table = write_table(tmp_path / "t.parquet", {"path": ["a.png", "b.png"], "label": [[1], [2]]})
     with pytest.raises(UserError, match=r"label of row 1: \[1\] is neither text nor a number"):
         opened(table)
+
+
+def test_other_delimiters_are_seen_in_the_header(tmp_path):
+    for delimiter in (";", "\t"):
+        rows = [["path", "label"], ["a, b.png", "x"], ["b.png", "y"]]
+        (tmp_path / "t.csv").write_text("\n".join(map(delimiter.join, rows)))
+        assert opened(str(tmp_path / "t.csv"), "train+test").class_names == ("x", "y")
+        (tmp_path / "t.csv").write_text(delimiter.join(["path", "lable"]))
+        with pytest.raises(UserError, match="no column 'label' or 'labels', but path, lable"):
+            opened(str(tmp_path / "t.csv"))
+
+
+def test_splits_that_are_drawn_share_no_file(tmp_path):
+    """Here each file has three paths, and one a link; columns of text make them different rows."""
+    names = [f"{i:02}.png" for i in range(40)]
+    write_images(tmp_path, names)
+    (tmp_path / "link.png").symlink_to(names[7])
+    spelled = [*names, *(f"./{name}" for name in names), *(f"{tmp_path}/{n}" for n in names)]
+    rows = {"path": [*spelled, "link.png"], "caption": [str(i) for i in range(121)]}
+    name = write_table(
+        tmp_path / "t.csv", {**rows, "label": [f"c{i % 40 % 2}" for i in range(121)]}
+    )
+    train, test = (
+        create_dataset(name=name, split=split, preprocess="decode|tokenize")
+        for split in ("train", "test")
+    )
+    assert train.num_examples + test.num_examples == 121
+    assert 12 < test.num_examples < 30
+    assert test.shared(train) == 0
+
+
+def test_splits_in_any_spelling(tmp_path):
+    write_images(tmp_path, ["a.png", "b.png", "c.png", "d.png"])
+    rows = {"path": ["a.png", "b.png", "c.png", "d.png"], "label": [*"xyxy"]}
+    name = write_table(tmp_path / "t.csv", {**rows, "split": ["Training"] * 2 + ["TEST"] * 2})
+    paths = [opened(name, split).source.relative_paths() for split in ("train", "test", "TEST")]
+    assert [*map(sorted, paths)] == [["a.png", "b.png"], ["c.png", "d.png"], ["c.png", "d.png"]]

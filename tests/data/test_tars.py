@@ -52,17 +52,17 @@ def test_all_tars_are_read_in_order(root, pattern):
     if pattern:
         write(root / "val-001.tar", {})
     options = {"name": f"{root}{pattern}", "preprocess": "decode"}
-    dataset = create_dataset(**options, split="train[2:]+test").check()
+    dataset = create_dataset(**options, split="train+test").check()
     assert dataset.class_names == ("0", "2", "10")
-    expected = [[i % 3, i] for i in (*range(2, 10), *range(50, 54))]
+    expected = [[i % 3, i] for i in (*range(10), *range(50, 54))]
     assert values(pickle.loads(pickle.dumps(dataset))) == expected
     assert dataset.labels().tolist() == [label for label, _ in expected]
-    assert dataset.source.describe(4) == f"{root}/train-001.tar: d/006.png"
+    assert dataset.source.describe(6) == f"{root}/train-001.tar: d/006.png"
     before = dataset.fingerprint
     os.utime(root / "train-000.tar", (1, 1))
-    assert create_dataset(**options, split="train[2:]+test").fingerprint == before
+    assert create_dataset(**options, split="train+test").fingerprint == before
     write(root / "train-001.tar", {f"d/{i:03}": sample(i, [2, 10, 0][i % 3]) for i in range(5, 10)})
-    assert create_dataset(**options, split="train[2:]+test").fingerprint != before
+    assert create_dataset(**options, split="train+test").fingerprint != before
 
 
 def test_headers_are_read_once(root, monkeypatch):
@@ -107,11 +107,11 @@ def test_names_and_json_are_labels_and_columns_too(tmp_path):
 
 def test_which_folders_hold_tars(root, tmp_path):
     assert len(find_tars(str(root))) == 3
-    for split in ("train", "val"):
+    for split in ("Training", "seg_val"):
         write(tmp_path / "deep" / split / "0.tar", {})
     paths = find_tars(str(tmp_path / "deep"))
-    assert [tars._split_of(path) for path in paths] == ["train", "val"]
-    (tmp_path / "deep" / "train" / "ant").mkdir()  # a folder of images beside its archive
+    assert tars._splits_of("x", paths) == ["train", "val"]
+    (tmp_path / "deep" / "Training" / "ant").mkdir()  # a folder of images beside its archive
     assert find_tars(str(tmp_path / "deep")) == []
     assert find_tars(str(tmp_path / "nowhere")) == []
     assert find_tars("/x/{08..11}{a,b}.tar")[::3] == ["/x/08a.tar", "/x/09b.tar", "/x/11a.tar"]
@@ -139,3 +139,50 @@ def test_a_tar_that_became_shorter_is_an_error_of_its_example(root):
     tar.write_bytes(tar.read_bytes()[:600])
     with pytest.raises(UserError, match=r"example 4 of .*d/004.png\): the tar is truncated"):
         dataset.example(4, np.random.default_rng(0))
+
+
+def test_the_split_of_a_tar_is_in_its_name(caplog):
+    for names, splits in {
+        ("/test/Train-0.tar", "/test/imagenet_validation_000.tar"): ["train", "validation"],
+        ("/data/Testing/0.tar",): ["test"],
+        ("/my_test/0.tar", "/my_test/1.tar"): ["train", "train"],
+    }.items():
+        assert tars._splits_of("x", list(names)) == splits
+    assert not caplog.records
+    assert tars._splits_of("x", ["/d/val-0.tar", "/d/held_out.tar"]) == ["val", "train"]
+    assert "no split in the name of /d/held_out.tar: used as 'train'" in caplog.text
+
+
+def test_masks_and_thumbnails_are_no_images(tmp_path, caplog):
+    others = {"0.orig.png": png(0), "thumb.jpg": png(0), "zz.mask.png": png(0)}
+    given = {f"{i}": {**others, **sample(i + 1, i)} for i in range(3)}
+    path = write(tmp_path / "a.tar", {**given, "about": {"txt": b"x"}})
+    dataset = create_dataset(name=str(path), split="train", preprocess="decode")
+    assert values(dataset) == [[0, 1], [1, 2], [2, 3]]
+    assert "a.tar: no image in 1 of its samples: about" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("samples", "message"),
+    [
+        ({"1": {"jpg": png(1), "png": png(2), "cls": b"0"}}, r"1.jpg, 1.png are one sample; call"),
+        ({"cat": {"1.jpg": png(1), "2.jpg": png(2)}}, r"cat.1.jpg is '1.jpg' of the sample 'cat'"),
+        ({"1": {"rgb.png": png(1), "cls": b"0"}}, "call the image KEY.jpg"),
+    ],
+)
+def test_samples_that_are_not_one_image(tmp_path, samples, message):
+    path = write(tmp_path / "a.tar", samples)
+    with pytest.raises(UserError, match=message):
+        create_dataset(name=str(path), split="train", preprocess="decode")
+
+
+def test_parts_of_sorted_samples_have_every_class(tmp_path):
+    path = write(tmp_path / "a" / "train.tar", {f"{i:02}": sample(i, i // 10) for i in range(30)})
+    parts = []
+    for split, count in (("train[:70%]", 7), ("train[70%:]", 3)):
+        dataset = create_dataset(name=str(path), split=split, preprocess="decode")
+        assert np.bincount(dataset.labels()).tolist() == [count] * 3
+        parts.append(values(dataset))
+    path.parent.rename(tmp_path / "b")
+    moved = create_dataset(name=f"{tmp_path}/b", split="train[:70%]", preprocess="decode")
+    assert values(moved) == parts[0]

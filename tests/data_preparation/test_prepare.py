@@ -55,6 +55,15 @@ def test_a_prepared_folder_gives_the_folders_own_batches(photos, tmp_path):
                 np.testing.assert_array_equal(one[key], other[key])
 
 
+def test_splits_are_prepared_under_plain_names(tmp_path):
+    counts = {"Training": {"cat": 3, "dog": 2}, "Testing": {"cat": 1, "dog": 1}}
+    prepare(fixtures_data.write_folder(tmp_path / "photos", counts), tmp_path / "out")
+    for split, count in (("train", 5), ("test", 2)):
+        for data_dir, name in ((f"{tmp_path}/out", "photos"), ("", f"{tmp_path}/photos")):
+            options = {"name": name, "data_dir": data_dir, "preprocess": "decode"}
+            assert create_dataset(split=split, **options).num_examples == count
+
+
 def test_a_prepared_set_comes_before_the_folder_of_its_name(photos, tmp_path, monkeypatch):
     prepare(photos, tmp_path / "out")
     monkeypatch.chdir(photos.parent)

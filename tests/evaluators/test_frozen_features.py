@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import logging
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -197,8 +198,9 @@ def test_features_are_computed_once_and_a_second_evaluation_compiles_nothing(mon
         assert batches["neighbors"] == 2 * (12 + 6)  # nothing was kept
 
 
-def test_in_a_run_and_alone(tmp_path: Path) -> None:
+def test_in_a_run_and_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Of a masked patch prediction, which reads no labels itself; the blocks are a scan."""
+    caplog.set_level(logging.INFO)
     one: dict[str, Any] = {"feature": "gap", "num_neighbors": 1}
     config = with_evaluator("nearest_neighbors", devices=8, every_steps=4, **one)
     schema.set_kind(config, "objective", "masked_patch")
@@ -219,6 +221,17 @@ def test_in_a_run_and_alone(tmp_path: Path) -> None:
     assert text.startswith("45 examples of digits test[:45], gap fitted on train[:90]\n")
     assert "nearest neighbors" in text
     assert " ± " in text
+    assert "Data: digits train[:90], 90 images of 16x16x3, 10 classes: 0, 1" in caplog.text
+    assert "are in" not in caplog.text
+    probe(
+        str(tmp_path / "run"),
+        dataset="digits",
+        train_split="train[:90]",
+        split="train[60:100]",
+        kinds=["nearest_neighbors"],
+        feature="gap",
+    )
+    assert "--split='train[60:100]': 30 images are in 'train[:90]' too" in caplog.text
 
 
 def test_more_neighbours_than_images_are_all_of_them(caplog: pytest.LogCaptureFixture) -> None:

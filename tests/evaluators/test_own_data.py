@@ -9,10 +9,12 @@ from ml_collections import ConfigDict
 
 from tests import fixtures_data, tiny
 from vit_jax import config as schema
+from vit_jax.data.datasets import create_dataset
 from vit_jax.errors import UserError
 from vit_jax.evaluators.create import EvaluatorKeys
 from vit_jax.parameters.sharding import create_mesh
 from vit_jax.run import create_run
+from vit_jax.task import open_data
 
 
 def with_evaluator(folder: Path, **overrides: object) -> ConfigDict:
@@ -75,3 +77,18 @@ def test_mistakes_are_named(tmp_path: Path) -> None:
     config.model.classifier = "token_unpooled"
     with pytest.raises(UserError, match="needs an objective with one class per image"):
         create_run(config, create_mesh())
+
+
+def test_examples_that_are_trained_on_are_counted(caplog: pytest.LogCaptureFixture) -> None:
+    def opened(split: str) -> str:
+        config = tiny.config(dataset__split=split)
+        with config.unlocked():
+            config.evaluators.near = schema.evaluator("test[20:30]", "nearest_neighbors")
+        caplog.clear()
+        open_data(config, create_dataset)
+        return caplog.text
+
+    assert opened("train") == ""
+    text = opened("train+test[:10]")
+    assert "test: 10 examples of 'test[:50]' are in dataset.split='train+test[:10]' too" in text
+    assert "evaluators.near" not in text  # which only fits its features on `train`

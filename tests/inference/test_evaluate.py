@@ -320,6 +320,7 @@ def test_another_order_of_the_classes_changes_nothing(photos, model, tmp_path, c
     second = evaluate(str(other), dataset=str(photos), split="test")
     assert "6 of 7 labels have another index in the model, which has 1 more" in caplog.text
     assert "Preprocessing: decode|resize(16)" in caplog.text
+    assert f"Data: {photos} test, 27 images of 16x16x3, 7 classes: a, b, c, d and 3" in caplog.text
     for key in ("accuracy", "accuracy_top5", "loss", "calibration_error"):
         assert first[key] == pytest.approx(second[key], rel=1e-5)
     ignored = evaluate(str(other), dataset=str(photos), split="test", ignore_class_names=True)
@@ -358,6 +359,13 @@ def test_classes_that_do_not_match(dataset_names, model_names, num_outputs, mess
 def test_unknown_and_ignored_names_are_taken_in_order() -> None:
     np.testing.assert_array_equal(match_classes("abc", "", 3), [0, 1, 2])
     np.testing.assert_array_equal(match_classes("xy", "abc", 3, ignore_names=True), [0, 1])
+    for names in (("003", "10", "997"), ("3", "0010", "997.0")):
+        for known in ((), [f"name {i}" for i in range(1000)]):
+            found = match_classes(names, known, 1000, ignore_names=True)
+            np.testing.assert_array_equal(found, [3, 10, 997])
+    np.testing.assert_array_equal(match_classes(["00", "02"], ["2", "1", "0"], 3), [2, 0])
+    with pytest.raises(UserError, match="1 of the dataset's 2 classes are not among .*: '7'"):
+        match_classes(["01", "7"], ["2", "1", "0"], 3)
     with pytest.raises(UserError, match="only 1 outputs"):
         match_classes("xy", "a", 1, ignore_names=True)
 

@@ -37,7 +37,10 @@ def test_splits_that_were_drawn(tmp_path: Path, caplog: pytest.LogCaptureFixture
     for name in ("train", "test"):
         assert {row["file"][:3] for row in rows if row["split"] == name} == {"cat", "dog"}
     counts = [sum(row["split"] == name for row in rows) for name in ("train", "test")]
-    assert f"{photos} has no splits: held out {counts[1]} of 20 images" in caplog.text
+    assert f"{photos}' has no splits: 'test' is {counts[1]} of 20 images" in caplog.text
+    assert (
+        f"Data: {photos} test, {counts[1]} images of 16x16x3, 2 classes: cat, dog." in caplog.text
+    )
     assert re.search(r"Images per class: cat \d \+ \d, dog \d \+ \d\.", caplog.text)
 
 

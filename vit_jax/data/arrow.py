@@ -2,7 +2,7 @@
 
 A folder of one split holds `state.json`, which lists its Arrow files (streams of record batches,
 all columns in each); a `DatasetDict` holds `dataset_dict.json` and a folder per split. Files are
-memory-mapped; images keep their order. The layout is that of `datasets` 2.0 to 5.2.
+memory-mapped. The layout is that of `datasets` 2.0 to 5.2.
 """
 
 from __future__ import annotations

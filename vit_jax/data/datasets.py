@@ -64,6 +64,19 @@ class Dataset:
         example = self.example(0, np.random.default_rng(0))
         return {key: ArraySpec(array.shape, array.dtype) for key, array in example.items()}
 
+    @property
+    def summary(self) -> str:
+        """What it is, in a line."""
+        size, images = "x".join(map(str, self.image_shape)), counted(self.num_examples, "image")
+        classes = f"{counted(self.num_classes, 'class')}: {list_names(self.class_names)}"
+        labels = classes if self.class_names else "no labels"
+        return f"Data: {self.name} {self.split}, {images} of {size}, {labels}."
+
+    def shared(self, other: Dataset) -> int:
+        """How many examples are also in `other`, as far as is known without reading them."""
+        is_same = self.name == other.name or os.path.isabs(self.source.describe(0))
+        return self.source.shared(other.source) if is_same else 0
+
     def check_keys(self, who: str, keys: Iterable[str]) -> None:
         """Raises a UserError unless examples have all `keys` that `who` reads."""
         if missing := [key for key in keys if key not in self.element_spec]:
@@ -154,7 +167,7 @@ def _is_saved(name: str, _data_dir: str) -> bool:
 def _is_folder(name: str, data_dir: str) -> bool:
     """Whether a name is a path rather than a TFDS name, which may also contain one separator.
 
-    A prepared dataset in `data_dir` comes before a folder of the same name.
+    A file is one, for the message. A prepared set in `data_dir` comes before a folder of its name.
     """
     path = os.path.expanduser(name)
     if os.path.isfile(os.path.join(path, _INFO_FILE)):
@@ -162,7 +175,8 @@ def _is_folder(name: str, data_dir: str) -> bool:
     if name.startswith(("/", "./", "../", "~")) or name.count(os.sep) > 1 or name in (".", ".."):
         return True
     # Inside data_dir itself, TFDS's folder has the same name as the dataset.
-    is_folder = os.path.isdir(path) and not _holds_prepared(Path(path))
+    is_there = os.path.isdir(path) or (os.path.isfile(path) and bool(Path(path).suffix))
+    is_folder = is_there and not _holds_prepared(Path(path))
     return is_folder and not (data_dir and _holds_prepared(to_path(data_dir) / name))
 
 
@@ -199,7 +213,7 @@ def _open_tfds(request: Request) -> Opened:
 READERS = {
     "saved": Reader(_is_saved, _later("arrow.open_saved"), columns=None, has_label_keys=True),
     "table": Reader(
-        lambda name, _: name.lower().endswith((".csv", ".parquet")),
+        lambda name, _: name.lower().endswith((".csv", ".tsv", ".parquet")),
         _later("table.open_table"),
         columns=None,
     ),

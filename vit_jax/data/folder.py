@@ -11,21 +11,35 @@ import dataclasses
 import itertools
 import logging
 import os
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 
-from vit_jax.data import labelled
-from vit_jax.data.labelled import HELD_OUT, LabelledSource, Listing
-from vit_jax.data.sources import Request, map_threads, split_names
+from vit_jax.data import labelled, sources
+from vit_jax.data.labelled import LabelledSource, Listing
+from vit_jax.data.sources import Request, map_threads, split_names, split_word
 from vit_jax.errors import UserError
+from vit_jax.wording import counted, list_names
 
 _EXTENSIONS = ".jpg .jpeg .jpe .jp2 .png .webp .gif .avif .bmp .dib .tif .tiff .pbm .pgm .ppm .pnm"
+# What follows the name of a photo in that of its mask, `1.mask.png` or `1_mask.png`.
+_ADDED = re.compile(r"(\.[^/.]+|[ ._-](mask|seg|depth|label|thumb)[^/]*)$", re.IGNORECASE)
 HEIC = (".heic", ".heif")  # need the extra `heic`
 # What OpenCV decodes, and Pillow with that extra.
 EXTENSIONS = tuple(f"{_EXTENSIONS} .ras .sr".split()) + (HEIC if find_spec("pillow_heif") else ())
+# What to do about files, by the end of their names.
+_UNREAD = {
+    ".xlsx .xls .ods": "save the sheet as .csv",
+    ".npz .npy .h5 .hdf5 .mat .pkl .pickle .pt .pth": "pass its arrays in Python (docs/data.md)",
+    ".gz .tgz .bz2 .xz .txz .zst": "decompress it: .tar and .csv are read",
+    ".zip .rar .7z": "unpack it into a folder",
+    ".json .jsonl .txt .xml .yaml": "write a .csv with the columns path and label",
+    ".arrow .feather .tfrecord .lmdb .mdb .rec .beton": "write a folder, a .csv or a .tar",
+}
 LAYOUT = "CLASS_NAME/IMAGE.jpg or train/CLASS_NAME/IMAGE.jpg"
 
 
@@ -34,6 +48,7 @@ class FolderSource(LabelledSource):
     """Image files below a folder: `places` are relative paths, bytes [N]."""
 
     root: str
+    keeps_order: ClassVar[bool] = False
 
     def read(self, index: int) -> bytes:
         return Path(self.describe(index)).read_bytes()
@@ -60,9 +75,13 @@ def open_folder(request: Request) -> tuple[FolderSource, tuple[str, ...]]:
     root = os.path.abspath(request.path)
     where = f"dataset.name={root!r}"
     folders = split_folders(root, request.needs_label, request.split)
-    split = labelled.known_split(where, request.split, folders)
+    written = sources.named_splits(folders)
+    split = sources.known_split(where, request.split, written)
+    folders = {name: folders[folder] for name, folder in written.items()}
     wanted = folders if "all" in split_names(split) else split_names(split)
-    files = _list_files(root, [folder for name in wanted for folder in folders.get(name, ())])
+    listed = list(dict.fromkeys(folder for name in wanted for folder in folders.get(name, ())))
+    files = _list_files(root, listed)
+    _warn_of_strays(root, folders, listed)
     groups = [folder for folder, paths in files.items() for _ in paths]
     rows = labelled.rows_by(groups)
     splits = {
@@ -72,46 +91,83 @@ def open_folder(request: Request) -> tuple[FolderSource, tuple[str, ...]]:
     labels, classes = None, []
     if request.needs_label:
         labels = list(map(os.path.basename, groups))
-        naming = itertools.chain(*labelled.naming_splits(folders))
+        naming = itertools.chain(*sources.naming_splits(folders))
         classes = labelled.in_order(map(os.path.basename, naming))
         if len(classes) < 2:
             raise UserError(f"{where}: only one class, {classes[0]!r}; expected {LAYOUT}.")
     is_drawn = request.needs_label and "/" not in next(iter(folders.values()))[0]
     paths = np.array(list(itertools.chain(*files.values())), np.bytes_)
     source = FolderSource(paths, {}, root, drawn=is_drawn)
-    return Listing(where, source, splits, labels, classes=classes, groups=groups).open(split)
+    real = source.real_paths() if is_drawn else ()
+    listing = Listing(where, source, splits, labels, classes=classes, groups=groups, files=real)
+    return listing.open(split)
 
 
-def _subfolders(path: str) -> list[str]:
+def subfolders(path: str) -> list[str]:
     with os.scandir(path) as entries:
         return sorted(e.name for e in entries if e.is_dir() and not e.name.startswith((".", "__")))
 
 
-def split_folders(root: str, needs_label: bool = True, split: str = "") -> dict[str, list[str]]:
-    """Class folders, relative to root, per split; UserError for any other layout.
+def _folders_in(root: str, name: str) -> list[str]:
+    """The folders in `root/name`, or in `root/seg_train/seg_train`, where an archive unpacked."""
+    inside = subfolders(f"{root}/{name}")
+    if len(inside) == 1 and "" != split_word(name) == split_word(inside[0]):
+        name = f"{name}/{inside[0]}"
+        inside = subfolders(f"{root}/{name}")
+    return [f"{name}/{folder}" for folder in inside]
 
-    Folders are splits if `train` or one of `HELD_OUT` contains folders, or if those that the
-    expression `split` names do and none has images of its own; otherwise they are classes.
+
+def split_folders(root: str, needs_label: bool = True, split: str = "") -> dict[str, list[str]]:
+    """Class folders, relative to root, per split as written; UserError for any other layout.
+
+    Folders that contain folders are splits if one is `train`, if their names say so, or if those
+    that the expression `split` names do and none has images of its own; otherwise they are classes.
     """
     try:
-        top = _subfolders(root)
-        splits = {
-            name: [f"{name}/{folder}" for folder in _subfolders(f"{root}/{name}")] for name in top
-        }
+        top = subfolders(root)
+        splits = {name: _folders_in(root, name) for name in top}
     except OSError as error:
-        raise UserError(f"dataset.name={root!r}: {error.strerror}; expected {LAYOUT}.") from None
+        advice = (_UNREAD[ends] for ends in _UNREAD if Path(root).suffix.lower() in ends.split())
+        what = f"{error.strerror}; {next(advice, f'expected {LAYOUT}')}"
+        raise UserError(f"dataset.name={root!r}: {what}.") from None
     if not needs_label:
         return {name: folders or [name] for name, folders in splits.items()} or {"train": ["."]}
-    known = {"train", *HELD_OUT}
-    asked = {*split_names(split)} if split else {"/"}  # no folder's name
+    full = {name: folders for name, folders in splits.items() if folders}
     inside = itertools.chain.from_iterable(os.listdir(f"{root}/{name}") for name in top)
-    are_splits = any(splits[name] for name in known.intersection(top))
-    are_splits = are_splits or (asked <= {*top} and not any(map(_is_image, inside)))
-    if are_splits and any(splits.values()):
-        return {name: folders for name, folders in splits.items() if folders}
-    if set(top) - known:
+    has_images = any(map(_is_image, inside))
+    asked = {*split_names(split)} if split else {"/"}  # no folder's name
+    has_train = any(sources.SPLIT_WORDS.get(name.lower()) == "train" for name in full)
+    if full and (has_train or _are_splits(full) or (asked <= {*top} and not has_images)):
+        return full
+    names = [{*map(os.path.basename, inside)} for inside in splits.values()]
+    if len(top) > 1 and not has_images and len(common := set.intersection(*names)) > 1:
+        both = f"{list_names(map(repr, top))} all hold {list_names(map(repr, sorted(common)))}"
+        way = f"name the splits train and test, or ask for dataset.split={top[0]!r}"
+        way = "put the splits above the classes" if _are_splits(common) else way
+        raise UserError(f"dataset.name={root!r}: {both}, which looks like splits; {way}.")
+    if not _are_splits(top):
         return {"train": top, "test": top}
-    raise UserError(f"dataset.name={root!r}: no class folders; expected {LAYOUT} in it.")
+    below = itertools.chain(Path(root).glob("*.*"), Path(root).glob("*/*.*"))
+    tables = sorted(str(path) for path in below if path.suffix in (".csv", ".parquet", ".jsonl"))
+    hint = f", or the table {tables[0]} as dataset.name" if tables else ""
+    raise UserError(f"dataset.name={root!r}: no class folders; expected {LAYOUT} in it{hint}.")
+
+
+def _are_splits(names: Collection[str]) -> bool:
+    """Whether all names mean splits, or at least half of them, and several splits."""
+    words = list(filter(None, map(split_word, names)))
+    return len(words) == len(names) or (2 * len(words) >= len(names) and len({*words}) > 1)
+
+
+def _warn_of_strays(root: str, folders: Mapping[str, Sequence[str]], listed: list[str]) -> None:
+    """Warns of images beside the class folders that are `listed`, and in no folder of a split."""
+    used = {name.partition("/")[0] for inside in folders.values() for name in inside}
+    beside = {".", *(os.path.dirname(name) or "." for name in listed)} - {*listed}
+    counts = {name: sum(map(_is_image, os.listdir(f"{root}/{name}"))) for name in beside}
+    for name in {*subfolders(root)} - used:
+        counts[name] = len(find_below(f"{root}/{name}")[0])
+    if left := [f"{counted(n, 'image')} in {name!r}" for name, n in sorted(counts.items()) if n]:
+        logging.warning(f"{root}: not used, as they are in no class folder: {list_names(left)}.")
 
 
 def _is_image(name: str) -> bool:
@@ -149,13 +205,14 @@ def warn_unused(where: str, others: Mapping[str, int]) -> None:
         kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(others.items())[:5])
         unread = any(kind.lower() in HEIC for kind in others if kind.lower() not in EXTENSIONS)
         hint = f"; {HEIC[0]} is read with pip install -e '.[heic]'" if unread else ""
-        logging.getLogger(__name__).warning("%s: not used: %s%s", where, kinds, hint)
+        logging.warning("%s: not used: %s%s", where, kinds, hint)
 
 
 def _list_files(root: str, folders: Iterable[str]) -> dict[str, list[bytes]]:
     """Images of each folder, relative to root; UserError for a folder without any."""
     files: dict[str, list[bytes]] = {}
     ignored: collections.Counter[str] = collections.Counter()
+    masks: list[str] = []
     for folder in folders:
         images, others = find_below(f"{root}/{folder}")
         ignored.update(others)
@@ -165,5 +222,10 @@ def _list_files(root: str, folders: Iterable[str]) -> dict[str, list[bytes]]:
             raise UserError(f"dataset.name={root!r}: {none}; supported: {', '.join(EXTENSIONS)}.")
         prefix = f"{folder}/".removeprefix("./")
         files[folder] = [os.fsencode(prefix + name) for name in images]
+        stems = {os.path.splitext(name)[0] for name in images}
+        masks += [prefix + s for s in stems if (photo := _ADDED.sub("", s)) != s and photo in stems]
     warn_unused(root, ignored)
+    if masks:
+        names = f"{counted(len(masks), 'image')} named like masks ({list_names(sorted(masks))})"
+        logging.warning(f"{root}: {names} count as images of their class; move masks away.")
     return files

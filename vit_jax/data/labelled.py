@@ -7,7 +7,8 @@ Images in `groups` (mostly classes) are shuffled: the k-th of a group of n, by a
 gets rank k / (n - 1), and all are sorted by rank, ties by hash. So every prefix and suffix at least
 as long as the number of groups contains every group of two images. Without splits, the fifth of
 each group with the lowest hashes is `test`. So an image keeps its split when others are added,
-unless a group would be off by more than one image (of 100: three).
+unless a group would be off by more than one image (of 100: three). A file that is listed several
+times, as other paths or links too, counts as the first of them.
 """
 
 from __future__ import annotations
@@ -17,21 +18,20 @@ import functools
 import hashlib
 import itertools
 import logging
+import os
+import re
 import unicodedata
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any, Self, TypeVar
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
+from vit_jax.data import sources
 from vit_jax.data.check_images import usable_images
-from vit_jax.data.sources import Source, resolve_split, split_names
+from vit_jax.data.sources import Source, map_threads, named_splits, naming_splits
 from vit_jax.errors import UserError
 from vit_jax.wording import counted, escaped, list_names
 
-A = TypeVar("A")
-
-# If one of these is requested and only another exists, that one is used.
-HELD_OUT = ("test", "validation", "val", "valid", "dev")
 TEST_SHARE = 0.2  # of images without splits
 
 
@@ -41,6 +41,8 @@ class LabelledSource(Source):
 
     places: np.ndarray  # [N] where each is: compact to send to worker processes
     columns: Mapping[str, np.ndarray]  # [N, ...] each; `label`: int32 [N], or uint8 [N, K]
+    # Whether the images of a part stay as they are stored: random reads of large files are slow.
+    keeps_order: ClassVar[bool] = True
     drawn: bool = dataclasses.field(default=False, kw_only=True)  # the data have no splits
 
     def __len__(self) -> int:
@@ -49,6 +51,21 @@ class LabelledSource(Source):
     def __getitem__(self, index: int) -> dict[str, Any]:
         columns = {name: self.column(name, index) for name in self.columns}
         return {"image": self.read(index), **columns}
+
+    def real_paths(self) -> list[str]:
+        """Where each image is: the same for other spellings of a path, and for links to a file."""
+        real = functools.cache(os.path.realpath)
+
+        def real_path(index: int) -> str:
+            folder, name = os.path.split(self.describe(index))
+            path = os.path.join(real(folder), name)
+            return real(path) if os.path.islink(path) else path
+
+        return list(map_threads(real_path, range(len(self))))
+
+    def shared(self, other: Source) -> int:
+        theirs = set(other.real_paths()) if isinstance(other, LabelledSource) else ()
+        return sum(file in theirs for file in self.real_paths())
 
     def read(self, index: int) -> Any:
         """An image's file as bytes, or its pixels; OSError or ValueError if it cannot be read."""
@@ -101,10 +118,12 @@ class Listing:
     _: dataclasses.KW_ONLY
     several: bool = False
     classes: Sequence[str] | None = None  # None: the texts of `train`, or else of all splits
-    groups: Sequence[str] | None = None  # of each image; None: images keep their order
-    files: Sequence[str | None] = ()  # of each image, to warn of one in two splits
+    groups: Sequence[str] = ()  # of each image; (): by label, if each has one that is known
+    files: Sequence[str] = ()  # of each image, see `real_paths`; () if all differ
 
     def __post_init__(self, labels: Sequence[Any] | None) -> None:
+        self._written = named_splits(self.splits)
+        self.splits = {name: self.splits[written] for name, written in self._written.items()}
         if labels is not None:
             texts = {split: self._texts(labels, rows) for split, rows in self.splits.items()}
             if self.classes is None:
@@ -117,19 +136,25 @@ class Listing:
                     raise UserError(f"{self.where}: {lacks}.")
             columns = {**self.source.columns, "label": _encode(labels, self.classes, self.several)}
             self.source = dataclasses.replace(self.source, columns=columns)
+        by_label = labels if labels and not self.several else [""] * len(self.source)
+        self.groups = self.groups or by_label
         _check_classes(self.where, self.classes or (), sum(map(len, naming_splits(self.splits))))
         self._warn_of_shared()
 
     def open(self, split: str) -> tuple[Any, tuple[str, ...]]:
         """Images of a split expression, and class names; UserError: invalid, or a label lacks."""
-        split = known_split(self.where, split, self.splits)
+        split = sources.known_split(self.where, split, self._written)
         ordered = functools.cache(self._ordered)
-        parts = resolve_split(split, self.splits, lambda name: len(ordered(name)))
-        rows = np.concatenate([ordered(part.name)[part.start : part.stop] for part in parts])
-        source = self.source.keep(rows)
+        parts = sources.resolve_split(split, self.splits, lambda name: len(ordered(name)))
+        chosen = [ordered(part.name)[part.start : part.stop] for part in parts]
+        rows = np.concatenate([*map(np.sort, chosen)] if self.source.keeps_order else chosen)
+        source, total = self.source.keep(rows), len(self.source)
         if missing := int(np.sum(source.columns.get("label", np.array([])) < 0)):
             count = counted(missing, "example")
             raise UserError(f"{self.where}: {count} of {split!r} without a label.")
+        if source.drawn and len(rows) < total:
+            count = f"{len(rows):,} of {counted(total, 'image')}"
+            logging.info(f"{self.where} has no splits: {split!r} is {count}, 'train+test' is all.")
         return source, tuple(self.classes or ())
 
     def _texts(self, labels: Sequence[Any], rows: Iterable[int]) -> set[str]:
@@ -142,19 +167,20 @@ class Listing:
             return
         files = {split: {self.files[row] for row in rows} for split, rows in self.splits.items()}
         for one, other in itertools.combinations(files, 2):
-            if shared := sorted(filter(None, files[one] & files[other])):
+            if shared := sorted(files[one] & files[other]):
                 are = f"{counted(len(shared), 'file')} in {one!r} and in {other!r}"
-                logging.getLogger(__name__).warning(f"{self.where}: {are}: {list_names(shared)}.")
+                logging.warning(f"{self.where}: {are}: {list_names(shared)}.")
 
     def _ordered(self, split: str) -> np.ndarray:
         """The images of a split in their order, int64 [n]; see above."""
-        rows = np.asarray(self.splits[split], np.int64)
-        if self.groups is None:
-            return rows
+        # What stays if the data are moved: a relative path, or the first two numbers and names.
+        places, first = self.source.places.tolist(), dict[str, int]()
+        keys = [p if isinstance(p, bytes) else str(p[:2]).encode() for p in places]
         groups: dict[str, list[tuple[bytes, bytes, int]]] = {}
-        for row, place in zip(rows.tolist(), self.source.places[rows].tolist(), strict=True):
-            digest = hashlib.blake2b(place, digest_size=8).digest()
-            groups.setdefault(self.groups[row], []).append((digest, place, row))
+        for row in self.splits[split]:
+            same = first.setdefault(self.files[row], row) if self.files else row
+            digest = hashlib.blake2b(keys[same], digest_size=8).digest()
+            groups.setdefault(self.groups[same], []).append((digest, keys[same], row))
         ranked: list[tuple[float, bytes, bytes, int]] = []
         for group in groups.values():
             group.sort()
@@ -162,7 +188,8 @@ class Listing:
                 low = sum(digest < bytes([int(256 * TEST_SHARE)]) for digest, *_ in group)
                 share, slack = len(group) * TEST_SHARE, 1 + len(group) // 50
                 count = round(min(max(low, share - slack), share + slack))
-                count = min(max(count, 1), len(group) - 1)
+                cuts = [i for i in range(1, len(group)) if group[i][1] != group[i - 1][1]]
+                count = min(cuts, key=lambda cut: abs(cut - count), default=0)
                 group = group[:count] if split == "test" else group[count:]
             last = max(len(group) - 1, 1)
             ranked += [(k / last, *image) for k, image in enumerate(group)]
@@ -179,28 +206,18 @@ def _encode(labels: Sequence[Any], classes: Sequence[str], several: bool) -> np.
     return encoded
 
 
-def known_split(where: str, split: str, known: Collection[str]) -> str:
-    """The split expression, with the data's own name for the held-out split."""
-    there = next((name for name in HELD_OUT if name in known), "")
-    terms = split.split("+")
-    for i, name in enumerate(split_names(split)):
-        if there and name in HELD_OUT and name not in known:
-            terms[i] = terms[i].replace(name, there, 1)
-            logging.getLogger(__name__).info("%s has no split %r: using %r.", where, name, there)
-    return "+".join(terms)
-
-
-def naming_splits(splits: Mapping[str, A]) -> list[A]:
-    """What names the classes: the split `train`, or else all."""
-    return [splits["train"]] if "train" in splits else list(splits.values())
+def class_numbers(names: Iterable[str]) -> list[int]:
+    """The classes as numbers, if all are, in any form: `3`, `003`, `3.0`; else []."""
+    whole = [re.sub(r"\.0*$", "", name) for name in names]
+    are_numbers = all(name.isdecimal() and len(name) < 16 for name in whole)
+    return list(map(int, whole)) if are_numbers else []
 
 
 def in_order(names: Iterable[str]) -> list[str]:
     """Sorts class names: by value if all are numbers, else as text."""
-    distinct = set(names)
-    if all(name.isdecimal() and len(name) < 16 for name in distinct):
-        return sorted(distinct, key=lambda name: (int(name), name))
-    return sorted(distinct)
+    distinct = sorted(set(names))
+    numbers = class_numbers(distinct) or range(len(distinct))
+    return [name for _, name in sorted(zip(numbers, distinct, strict=True))]
 
 
 def _check_classes(where: str, names: Sequence[str], num_examples: int) -> None:
@@ -208,13 +225,14 @@ def _check_classes(where: str, names: Sequence[str], num_examples: int) -> None:
 
     Warns of nearly as many classes as images to train on: they may be numbers of images.
     """
-    forms: dict[str, str] = {}
-    for name in names:
+    forms: dict[Any, str] = {}
+    for name, number in itertools.zip_longest(names, class_numbers(names)):
         if escaped(name) != name:
             raise UserError(f"{where}: class {name!a:.80} must be a single line of UTF-8.")
-        other = forms.setdefault(unicodedata.normalize("NFC", name), name)
-        if other != name:
-            raise UserError(f"{where}: {other!a:.80} and {name!a:.80} look the same; rename one.")
+        form = unicodedata.normalize("NFC", name) if number is None else number
+        if (other := forms.setdefault(form, name)) != name:
+            same = "look the same" if number is None else "are the same number"
+            raise UserError(f"{where}: {other!a:.80} and {name!a:.80} {same}; rename one.")
     if num_examples and len(names) > max(10, 0.8 * num_examples):
         count = f"{counted(len(names), 'class')} for {counted(num_examples, 'image')}"
-        logging.getLogger(__name__).warning(f"{where}: {count}; are these labels or image numbers?")
+        logging.warning(f"{where}: {count}; are these labels or image numbers?")

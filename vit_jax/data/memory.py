@@ -17,7 +17,7 @@ from vit_jax.data import labelled
 from vit_jax.data.datasets import READERS, Dataset, Reader, create_dataset
 from vit_jax.data.labelled import LabelledSource, Listing
 from vit_jax.data.pillow_reader import is_transparent, pillow_pixels
-from vit_jax.data.sources import Request, describe
+from vit_jax.data.sources import Request, by_place, describe, naming_splits
 from vit_jax.errors import UserError
 
 _MAX_CLASSES = 1_000_000
@@ -45,12 +45,8 @@ def open_given(splits: Mapping[str, Any], name: str) -> Callable[..., Dataset]:
     numbers = {name: i for i, name in enumerate(classes or ())}
     source = MemorySource(places, {}, data, numbers)
     # Here, not in `open_split`: errors before there is a run.
-    images = [
-        os.path.realpath(image) if isinstance(image, _PATHS) else None
-        for part in (data.values() if labels is not None else ())
-        for image in part.images
-    ]
-    listing = Listing("dataset", source, rows, labels, classes=classes, files=images)
+    files = source.real_paths()
+    listing = Listing("dataset", source, rows, labels, classes=classes, files=files)
 
     def open_split(request: Request) -> tuple[MemorySource, tuple[str, ...]]:
         source, names = listing.open(request.split)
@@ -78,7 +74,8 @@ class _Pair:
 
 def _read_split(split: str, data: Any) -> Any:
     if isinstance(data, tuple | list) and len(data) == 2 and hasattr(data[1], "__len__"):
-        images, labels = data[0], np.asarray(data[1], object)
+        images, labels = (by_place(part, f"split {split!r}") for part in data)
+        labels = np.asarray(labels, object)
         if len(images) != len(labels) or not len(labels):
             raise UserError(f"split {split!r}: {len(images)} images but {len(labels)} labels.")
         is_array = isinstance(images, np.ndarray)
@@ -113,7 +110,7 @@ def _labels(splits: Mapping[str, Any]) -> tuple[list[str] | None, Sequence[str] 
     if not 0 <= low <= high < _MAX_CLASSES:
         limits = f"use 0, 1, ... below {_MAX_CLASSES:,}, or names"
         raise UserError(f"dataset has labels from {low} to {high}; {limits}.")
-    highest = max(label for data in labelled.naming_splits(splits) for label in data.labels)
+    highest = max(label for data in naming_splits(splits) for label in data.labels)
     return [str(int(label)) for label in labels], tuple(map(str, range(1 + highest)))
 
 

@@ -1,25 +1,32 @@
-"""Random-access sources of examples, and the split expressions that select parts of them."""
+"""Random-access sources of examples, the names of splits, and expressions that select parts."""
 
 from __future__ import annotations
 
 import bisect
+import collections
 import dataclasses
 import itertools
+import logging
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
 from vit_jax.errors import UserError
-from vit_jax.wording import nearest
+from vit_jax.wording import list_names, nearest
 
 A = TypeVar("A")
 B = TypeVar("B")
 
 GRAMMAR = "'train', 'train[:98%]', 'train[300:600]', 'train[-50:]' and sums such as 'train+test'"
+# If one of these is requested but is not there, the first that is.
+HELD_OUT = ("validation", "val", "valid", "dev", "test")
+# What words mean in the names of splits.
+SPLIT_WORDS = {word: word for word in ("train", *HELD_OUT)}
+SPLIT_WORDS |= {"training": "train", "testing": "test", "eval": "val", "evaluation": "val"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,6 +62,10 @@ class Source(Protocol):
     def identity(self) -> Iterable[str]:
         """Lines that change with the files, but not if the folder is moved. None: only the name."""
         return ()
+
+    def shared(self, _other: Source) -> int:
+        """How many examples are also in another source, as far as is known without reading them."""
+        return 0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -94,6 +105,44 @@ def split_names(split: str) -> list[str]:
     return [term.partition("[")[0].strip() for term in split.split("+")]
 
 
+def split_word(name: str) -> str:
+    """The split that a name means: `train` for `seg_train`, `TrainSet`; "" if none, or several."""
+    words = re.findall(r"[A-Z]?[a-z]+|[A-Z]+", name)
+    meant = {SPLIT_WORDS.get(word.lower().removesuffix("set"), "") for word in words} - {""}
+    return meant.pop() if len(meant) == 1 else ""
+
+
+def named_splits(names: Iterable[str]) -> dict[str, str]:
+    """By the name to ask for, the name as written: `train: Training`, unless two are `train`."""
+    words = {name: split_word(name) for name in names}
+    counts = collections.Counter(words.values())
+    return {word if word and counts[word] == 1 else name: name for name, word in words.items()}
+
+
+def known_split(where: str, split: str, written: Mapping[str, str]) -> str:
+    """The split expression in the names of `named_splits`; says which stands for another."""
+    terms = split.split("+")
+    for i, name in enumerate(split_names(split)):
+        word, there = split_word(name), name
+        alike = [other for other in written if word and split_word(other) == word != other]
+        if name not in written:
+            known = (word, *HELD_OUT) if word in HELD_OUT and not alike else (word,)
+            there = next((other for other in known if other in written), name)
+        elif name == word and alike:
+            hint = f"add them with {'+'.join([name, *alike])!r} if they belong to it"
+            logging.warning(f"{where}: {name!r} is without {list_names(alike)}; {hint}.")
+        if written.get(there, name) != name:
+            logging.info(f"{where} has no split {name!r}: using {written[there]!r}.")
+        terms[i] = terms[i].replace(name, there, 1)
+    return "+".join(terms)
+
+
+def naming_splits(splits: Mapping[str, A]) -> list[A]:
+    """What names the classes: the split `train`, or else all."""
+    written = named_splits(splits)
+    return [splits[written["train"]]] if "train" in written else list(splits.values())
+
+
 def resolve_split(split: str, known: Iterable[str], length: Callable[[str], int]) -> list[Part]:
     """Resolves a split expression into absolute, non-empty parts, as TFDS does.
 
@@ -129,6 +178,16 @@ def resolve_split(split: str, known: Iterable[str], length: Callable[[str], int]
     return parts
 
 
+def by_place(items: Any, what: str) -> Any:
+    """The items so that `[i]` is the i-th, in pandas the one of that name; UserError if none is."""
+    if isinstance(items, Mapping | Set | Iterator) or hasattr(items, "columns"):
+        raise UserError(
+            f"{what}: a {type(items).__name__} is no sequence; pass a list or a column."
+        )
+    is_array = hasattr(items, "__array__") and np.ndim(items) == 1
+    return list(items) if is_array and np.asarray(items).dtype.kind in "OSU" else items
+
+
 class Parts(Source):
     """Concatenated parts of named splits: locates the n-th example."""
 
@@ -147,6 +206,11 @@ class Parts(Source):
 
     def describe(self, index: int) -> str:
         return "{}[{}]".format(*self.locate(index))
+
+    def shared(self, other: Source) -> int:
+        theirs = other.parts if isinstance(other, Parts) else []
+        pairs = [(a, b) for a in self.parts for b in theirs if a.name == b.name]
+        return sum(max(0, min(a.stop, b.stop) - max(a.start, b.start)) for a, b in pairs)
 
 
 class SlicedSource(Parts):

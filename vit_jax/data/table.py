@@ -1,4 +1,4 @@
-"""Tables of images: a CSV or Parquet file that lists files and their labels.
+"""Tables of images: a CSV (or TSV) or Parquet file that lists files and their labels.
 
 Columns: `path` (or `file_name`), relative to the table's folder; `label`, one class, or `labels`,
 any number of classes (text separated by `|`; in Parquet also a list); `split`, else a fifth is
@@ -44,7 +44,7 @@ def open_table(request: Request) -> tuple[TableSource, tuple[str, ...]]:
     twice, and see `Listing`.
     """
     path = os.path.abspath(request.path)
-    where = f"dataset.name={path!r}"
+    where = f"dataset.name={path!r}{' (read as .csv)' if path.lower().endswith('.tsv') else ''}"
     try:
         names, cells = _read(path, {*_KNOWN, *request.columns})
     except (OSError, ValueError, csv.Error) as error:
@@ -65,8 +65,9 @@ def open_table(request: Request) -> tuple[TableSource, tuple[str, ...]]:
     texts = {name: np.array(column(name), object) for name in request.columns}
     is_drawn, everything = "split" not in cells, list(range(len(paths)))
     splits = dict.fromkeys(("train", "test"), everything) if is_drawn else rows_by(column("split"))
-    # `a.jpg`, `./a.jpg` and the absolute path are the same file.
-    files = [os.path.normpath(os.path.join(folder, name)) for name in paths]
+    encoded = np.array(list(map(os.fsencode, paths)), np.bytes_)
+    source = TableSource(encoded, texts, folder, drawn=is_drawn)
+    files = source.real_paths()
     rows = list(zip(files, *texts.values(), strict=True))
     for split, numbers in splits.items():
         counts = Counter(rows[number] for number in numbers)
@@ -75,11 +76,7 @@ def open_table(request: Request) -> tuple[TableSource, tuple[str, ...]]:
     labels, several = None, "labels" in cells
     if request.needs_label:
         labels = cells["labels"] if several else column("label", "labels")
-    groups = [""] * len(paths) if several or labels is None else labels
-    encoded = np.array(list(map(os.fsencode, paths)), np.bytes_)
-    source = TableSource(encoded, texts, folder, drawn=is_drawn)
-    listing = Listing(where, source, splits, labels, several=several, groups=groups, files=files)
-    return listing.open(request.split)
+    return Listing(where, source, splits, labels, several=several, files=files).open(request.split)
 
 
 def _read(path: str, known: Set[str]) -> tuple[list[str], dict[str, list[Any]]]:
@@ -92,7 +89,9 @@ def _read(path: str, known: Set[str]) -> tuple[list[str], dict[str, list[Any]]]:
         columns = parquet.read_table(path, columns=wanted).to_pydict()
     else:
         with open(path, newline="", encoding="utf-8-sig") as file:
-            reader = csv.reader(file)
+            header = file.readline()
+            file.seek(0)
+            reader = csv.reader(file, delimiter=max(",;\t", key=header.count))
             names = [name.strip() for name in next(reader, [])]
             rows = [row for row in reader if row]
         for number, row in enumerate(rows, start=1):

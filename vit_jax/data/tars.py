@@ -1,12 +1,12 @@
 """WebDataset tars with random access: `KEY.jpg` and `KEY.cls`, or "label" in `KEY.json`.
 
 `dataset.name` is a .tar, a pattern such as `/data/{train,val}-{000..099}.tar`, or a folder with
-tars in it or in its direct subfolders. The split of a tar is the last word of its name that is
-a split (`train`, or one of `labelled.HELD_OUT`), or the name of its folder, else `train`. A class
-is a number or a name. A column read by ops is the member `KEY.COLUMN`, or a key of `KEY.json`.
+tars in it or in its direct subfolders. The split of a tar is the one in its name, or that of its
+folder, else `train`. A class is a number or a name. A column read by ops is the member
+`KEY.COLUMN`, or a key of `KEY.json`. `KEY.depth.png` is no image: its key ends at the first dot.
 
-The headers of a tar are read once: the offsets of its members are cached. Images keep the order of
-their tars. The layout is that of github.com/webdataset/webdataset.
+The headers of a tar are read once: the offsets of its members are cached.
+The layout is that of github.com/webdataset/webdataset.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import functools
 import glob
 import hashlib
 import json
+import logging
 import os
 import re
 import tarfile
@@ -27,9 +28,9 @@ from typing import Any
 
 import numpy as np
 
-from vit_jax.data.folder import EXTENSIONS
-from vit_jax.data.labelled import HELD_OUT, LabelledSource, Listing, rows_by
-from vit_jax.data.sources import Request, map_threads
+from vit_jax.data.folder import EXTENSIONS, subfolders
+from vit_jax.data.labelled import LabelledSource, Listing, rows_by
+from vit_jax.data.sources import SPLIT_WORDS, Request, map_threads, split_word
 from vit_jax.errors import UserError, one_line
 from vit_jax.files.paths import cache_dir, write_arrays
 from vit_jax.wording import counted, list_names
@@ -87,19 +88,14 @@ def find_tars(name: str) -> list[str]:
         return list(map("".join, product(*map(_choices, re.split(r"(\{[^{}]*\})", path)))))
     if not os.path.isdir(path):
         return []
-    below = _folders(path)
+    below = [os.path.join(path, name) for name in subfolders(path)]
     tars: list[str] = []
     for folder in below or [path]:
         names = sorted(glob.glob("*.tar", root_dir=folder))
-        if not names or (below and _folders(folder)):
+        if not names or (below and subfolders(folder)):
             return []
         tars += [os.path.join(folder, tar) for tar in names]
     return tars
-
-
-def _folders(path: str) -> list[str]:
-    with os.scandir(path) as entries:
-        return sorted(e.path for e in entries if e.is_dir() and not e.name.startswith("."))
 
 
 def _choices(part: str) -> list[str]:
@@ -110,23 +106,32 @@ def _choices(part: str) -> list[str]:
     return part[1:-1].split(",") if part.startswith("{") and part.endswith("}") else [part]
 
 
-def _split_of(tar: str) -> str:
-    folder, _, file = tar.rpartition(os.sep)
-    words = [os.path.basename(folder), *re.findall(r"[a-z]+", file.lower())]
-    return next((word for word in reversed(words) if word in ("train", *HELD_OUT)), "train")
+def _splits_of(where: str, tars: list[str]) -> list[str]:
+    """The split in the name of each tar, or of its folder; else `train`, which may be a warning."""
+    root = os.path.commonpath(map(os.path.dirname, tars))
+    splits = {}
+    for tar in tars:
+        folder, file = os.path.split(tar)
+        word = split_word(file.removesuffix(".tar")) or split_word(os.path.relpath(folder, root))
+        splits[tar] = word or SPLIT_WORDS.get(os.path.basename(folder).lower(), "")
+    if any(splits.values()) and (others := [tar for tar, split in splits.items() if not split]):
+        logging.warning(f"{where}: no split in the name of {list_names(others)}: used as 'train'.")
+    return [split or "train" for split in splits.values()]
 
 
 def open_tars(request: Request) -> tuple[TarSource, tuple[str, ...]]:
     """Returns source and class names of the images in tars.
 
-    UserError if a tar cannot be read, images lack a label or a column, and see `Listing.open`.
+    UserError if a tar cannot be read, a sample has several images or none of the form KEY.jpg,
+    images lack a label or a column, and see `Listing.open`.
     """
     where, tars = f"dataset.name={request.path!r}", find_tars(request.path)
     indices = map_threads(functools.partial(_index, where), tars, chunk=1)
+    known = _splits_of(where, tars)
     samples = [
-        (_split_of(tar), *sample)
+        (known[number], *sample)
         for number, (tar, index) in enumerate(zip(tars, indices, strict=True))
-        for sample in _samples(number, index, request.columns)
+        for sample in _samples(tar, number, index, request.columns)
     ]
     if not samples:
         raise UserError(f"{where}: no images in {counted(len(tars), 'tar')} ({list_names(tars)}).")
@@ -139,12 +144,11 @@ def open_tars(request: Request) -> tuple[TarSource, tuple[str, ...]]:
             raise UserError(f"{where}: {lack}, first {images[missing[0]][1]}.")
     columns = zip(request.columns, (np.array(places, _PLACE) for places in texts), strict=True)
     source = TarSource(np.array(images, _PLACE), dict(columns), tuple(tars))
-    rows = rows_by(splits, map(_split_of, tars))
-    listing = Listing(where, source, rows, labels if request.needs_label else None)
-    return listing.open(request.split)
+    rows, wanted = rows_by(splits, known), labels if request.needs_label else None
+    return Listing(where, source, rows, wanted).open(request.split)
 
 
-def _samples(tar: int, index: Index, columns: Iterable[str]) -> Iterator[tuple[Any, ...]]:
+def _samples(path: str, tar: int, index: Index, columns: Iterable[str]) -> Iterator[Any]:
     """Of each image of a tar its place, the text of its label and places of columns."""
     samples: dict[str, dict[str, tuple[Any, bytes]]] = {}
     names = map(os.fsdecode, index["name"].tolist())
@@ -153,13 +157,26 @@ def _samples(tar: int, index: Index, columns: Iterable[str]) -> Iterator[tuple[A
         if match := _KEY.fullmatch(name):
             sample = samples.setdefault(match[1], {})
             sample[match[2].lower()] = (tar, name, offset, size), label
-    for sample in samples.values():
-        images = [place for end, (place, _) in sample.items() if f".{end}".endswith(EXTENSIONS)]
+    without = []
+    for key, sample in samples.items():
+        images = [place for end, (place, _) in sample.items() if f".{end}" in EXTENSIONS]
+        if len(images) > 1:
+            both = list_names(name for _, name, *_ in images)
+            raise UserError(f"{path}: {both} are one sample; call all but one {key}.other.png.")
+        if not images and (odd := [end for end in sample if end.endswith(EXTENSIONS)]):
+            means = f"{key}.{odd[0]} is {odd[0]!r} of the sample {key!r}, as a key has no dot"
+            raise UserError(f"{path}: {means}; call the image KEY.jpg.")
         if images:
             about = sample.get("json", (None, b""))
             label = sample.get("cls", about)[1].decode(errors="replace")
             places = (sample.get(name, about)[0] for name in columns)
             yield images[0], label, *places
+        else:
+            without.append(key)
+    if without and len(without) < len(samples):
+        logging.warning(
+            f"{path}: no image in {len(without):,} of its samples: {list_names(without)}."
+        )
 
 
 def _index(where: str, tar: str) -> Index:

@@ -25,7 +25,7 @@ from tqdm import tqdm
 
 from vit_jax.data.class_names import LABELS, wordnet_ids
 from vit_jax.data.folder import EXTENSIONS, open_folder, split_folders
-from vit_jax.data.sources import Request, map_threads
+from vit_jax.data.sources import Request, map_threads, named_splits
 from vit_jax.errors import UserError
 
 NUM_IMAGES = {"train": 1_281_167, "validation": 50_000}
@@ -216,11 +216,11 @@ def _in_order(source: str, class_names: Sequence[str], splits: dict[str, np.ndar
 def _list_folder(source: str) -> Listing:
     """The order is the folder's own (see data/labelled.py), so slices stay the same."""
     splits = {}
-    for split in split_folders(source):
+    for split, written in named_splits(split_folders(source)).items():
         images, class_names = open_folder(Request(name=source, split=split))
         if odd := [name for name in class_names if name != name.strip()]:  # TFDS would strip it
             raise UserError(f"{source}: {odd[0]!r} cannot be a class name; rename the folder.")
-        folder = "" if images.drawn else f"{split}/"
+        folder = "" if images.drawn else f"{written}/"
         splits[split] = _rows(
             f"{source}/{folder}",
             [os.fsencode(path.removeprefix(folder)) for path in images.relative_paths()],

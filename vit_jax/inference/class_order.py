@@ -12,6 +12,7 @@ import numpy as np
 
 from vit_jax.data.class_names import LABELS, class_names, wordnet_ids
 from vit_jax.data.datasets import Dataset
+from vit_jax.data.labelled import class_numbers
 from vit_jax.data.ops import Op
 from vit_jax.data.preprocess import Chain
 from vit_jax.errors import UserError
@@ -43,6 +44,7 @@ def match_classes(
     """
     num_labels = len(dataset_names)
     in_order = np.arange(num_labels, dtype=np.int32)
+    numbers = class_numbers(dataset_names)
     if num_labels > num_outputs:
         raise UserError(
             f"the dataset has {num_labels} classes, but the model only {num_outputs} outputs."
@@ -57,13 +59,15 @@ def match_classes(
                 f"classes; {hint}."
             )
     if ignore_names or not model_names:
-        if set(dataset_names) <= set(map(str, range(num_outputs))):
+        if numbers and max(numbers) < num_outputs:
             logging.info("Class names are numbers: using class n as output n.")
-            return np.array([int(name) for name in dataset_names], np.int32)
+            return np.array(numbers, np.int32)
         logging.info("Ignoring class names: using label i as output i.")
         return in_order
     if tuple(dataset_names) == tuple(model_names):
         return in_order
+    if numbers and (theirs := class_numbers(model_names)):  # 3, 003 and 3.0 are the same
+        dataset_names, model_names = [*map(str, numbers)], [*map(str, theirs)]
     outputs = _outputs_by_name(model_names)
     unknown = [repr(name) for name in dataset_names if name not in outputs]
     if unknown:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -100,6 +101,7 @@ def evaluate(
         ignore_names=ignore_class_names,
     )
     data = data.check()
+    logging.info(data.summary)
     several = bool(data.element_spec["label"].shape)
     only = classes if classes != "all" else ""
     for flag, value in (("real", real), ("loss", loss), ("classes", only)):

@@ -26,7 +26,7 @@ from vit_jax.data.ops import (
 )
 from vit_jax.data.pillow_reader import pillow_pixels
 from vit_jax.data.preprocess import OPS, Chain, PythonOp, parse
-from vit_jax.data.sources import ArraySpec, Source, describe
+from vit_jax.data.sources import ArraySpec, Source, by_place, describe
 from vit_jax.errors import UserError, naming
 from vit_jax.models.create import create_model
 from vit_jax.models.description import Description
@@ -143,7 +143,7 @@ class Images:
         # By index, what was wrong with an image that was read, and is replaced by a black one.
         self.failures: dict[int, str] = {}
         self._remarks: dict[str, str] = {}  # and the first image that each is about
-        self._images = images
+        self._images = by_place(images, "images")
         self._channels = description.image_shape[2]
         self._chain, spec = input_chain(description)
         self.element_spec = {"image": spec}

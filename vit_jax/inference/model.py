@@ -7,7 +7,7 @@ import functools
 import logging
 import math
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -386,7 +386,8 @@ class Model:
 
 
 def _is_batch(images: Any) -> bool:
-    return isinstance(images, list | tuple) or getattr(images, "ndim", 0) == 4
+    ndim = getattr(images, "ndim", 1 if isinstance(images, Iterable) else 0)
+    return ndim in (1, 4) and not isinstance(images, str | bytes)
 
 
 def _raise_first_failure(examples: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -54,10 +55,15 @@ def probe(
         check_known("--kinds", kind, OF_FEATURES)
     model = load_model(source, **model_options)
     options = {"data_dir": data_dir, "label_key": label_key, "on_bad_image": on_bad_image}
-    data = (
-        model.open_dataset(name=dataset, split=part, **options) for part in (split, train_split)
-    )
-    readers = [model.reader(part.check(), batch_size) for part in data]
+    data = [
+        model.open_dataset(name=dataset, split=part, **options).check()
+        for part in (split, train_split)
+    ]
+    for part in data:
+        logging.info(part.summary)
+    if count := data[0].shared(data[1]):
+        logging.warning(f"--split={split!r}: {counted(count, 'image')} are in {train_split!r} too.")
+    readers = [model.reader(part, batch_size) for part in data]
     image_shape = model.description.image_shape
     feature_of = vector_feature(model.module, feature, image_shape, model.params)
     features = Features(feature_step(of_batches(feature_of), model.mesh), *readers)
