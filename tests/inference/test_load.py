@@ -17,7 +17,7 @@ from vit_jax.models.description import Description
 
 SIZES = get_variant("B/16")
 BEFORE = Description(SIZES, (224, 224, 3), (14, 14), (), "")
-CROP = "resize_small(size=439, method='pillow_bicubic', rounding='down')|central_crop(height=384"
+CROP = "resize_small(439, 'pillow_bicubic', 'down')|central_crop(384, 384, 'nearest')"
 
 
 @pytest.fixture
@@ -38,11 +38,11 @@ def test_a_run_whose_best_step_is_another_says_so(weight_file, monkeypatch, capl
 @pytest.mark.parametrize(
     ("spec", "size", "expected"),
     [
-        ("official_eval(224)", (384, 288), "|resize(height=384, width=288, method='bilinear')"),
+        ("official_eval(224)", (384, 288), "decode|resize(384, 288)"),
         ("deit_eval(224)", (384, 384), CROP),
-        ("deit_eval(224)", (384, 288), "|resize(height=384, width=288, method='pillow_bicubic')|n"),
-        ("decode|resize(256, 256)|central_crop(224)", (448, 448), "|resize(height=512, width=512"),
-        ("decode(channels=1)|resize(224)", (384, 288), "decode(channels=1, exif=True, "),
+        ("deit_eval(224)", (384, 288), "|resize(384, 288, 'pillow_bicubic')|n"),
+        ("decode|resize(256, 256)|central_crop(224)", (448, 448), "|resize(512, 512)"),
+        ("decode(channels=1)|resize(224)", (384, 288), "decode(1)|resize(384, 288)"),
     ],
 )
 def test_preprocessing_at_another_size_is_what_it_was(spec, size, expected):
@@ -55,12 +55,12 @@ def test_preprocessing_at_another_size_is_what_it_was(spec, size, expected):
     example = parse(after.eval_preprocess)({"image": image}, np.random.default_rng(0))
     assert example["image"].shape[:2] == size
     if "deit" in spec:
-        assert "normalize(mean=(0.485" in after.eval_preprocess
+        assert "normalize((0.485" in after.eval_preprocess
 
 
 def test_ops_are_spelled_as_they_are_read() -> None:
     chain = parse("decode|resize(8, 4)|inception_crop((8, 4))|flip_lr|normalize(0.5, 0.25)")
-    assert parse("|".join(map(spell, chain.ops))) == chain
+    assert parse(spell(chain.ops)) == chain
 
 
 def test_sizes_that_the_patches_do_not_divide(weight_file: Path) -> None:

@@ -17,6 +17,7 @@ from tests.peers import import_transformers
 from tests.pretrained import weights
 from tests.pretrained.weights import difference, randomise
 from vit_jax.data.preprocess import parse
+from vit_jax.data.sized import at_size, size_of
 from vit_jax.inference.load import load_model
 from vit_jax.pretrained.formats import huggingface_config
 from vit_jax.trees import flatten_names, unflatten_names
@@ -107,8 +108,9 @@ CROPPED_AS = "'pillow_bicubic', 'down')|central_crop({0}, {0})"
 def test_preprocessor_settings(settings: dict[str, Any], image_size: Any, expected: str) -> None:
     sizes = {"image_size": image_size} if image_size else {}
     stated = huggingface_config.read_settings(sizes, settings, "vit")
-    inputs = stated.inputs.at((image_size, image_size)) if image_size else stated.inputs
-    assert inputs.ops() == f"decode|{expected.format(image_size)}"
+    size = (image_size, image_size)
+    ops = at_size(stated.ops, size_of(stated.ops), size) if image_size else stated.ops
+    assert tuple(ops) == parse(f"decode|{expected.format(image_size)}").ops
 
 
 SIDE = {"height": 32, "width": 32}
@@ -134,7 +136,7 @@ def test_pixels_of_each_processor(name, sizes, tolerance, tmp_path):
     settings = json.loads((tmp_path / "preprocessor_config.json").read_text())
     image.save(tmp_path / "a.png")
     ours: Any = (tmp_path / "a.png").read_bytes()
-    for op in parse(huggingface_config.read_settings({}, settings, "vit").inputs.ops()).ops:
+    for op in huggingface_config.read_settings({}, settings, "vit").ops or ():
         ours = op.apply(ours, np.random.default_rng(0))
     ours = ours / 127.5 - 1 if ours.dtype == np.uint8 else ours
     np.testing.assert_allclose(ours, theirs, rtol=0, atol=tolerance)

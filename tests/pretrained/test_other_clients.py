@@ -102,7 +102,7 @@ def test_openai_and_open_clip(tmp_path: Path, caplog: pytest.LogCaptureFixture) 
     assert loaded.module.gelu == "exact"
     assert loaded.description.probabilities_by == "none"
     assert loaded.description.eval_preprocess == (
-        "decode|resize_small(32, 'pillow_bicubic', 'down')|central_crop(32, 32, rounding='nearest')"
+        "decode|resize_small(32, 'pillow_bicubic', 'down')|central_crop(32, 32, 'nearest')"
         "|normalize((0.4, 0.5, 0.6), (0.3, 0.2, 0.1))"
     )
     assert_computes(loaded, embedding(exact, images), images)

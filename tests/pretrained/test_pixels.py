@@ -12,8 +12,8 @@ import pytest
 from sklearn.datasets import load_sample_images
 
 from tests.peers import import_timm, import_transformers
-from vit_jax.data.preprocess import parse
-from vit_jax.models.description import PILLOW_METHODS, InputSettings
+from vit_jax.data.preprocess import Chain
+from vit_jax.models.description import PILLOW_METHODS
 from vit_jax.pretrained.formats.huggingface_images import read_processor
 from vit_jax.pretrained.formats.timm_config import read_settings
 
@@ -36,8 +36,8 @@ def photos() -> list[np.ndarray]:
     return [np.ascontiguousarray(whole[i % 2][:h, :w]) for i, (h, w) in enumerate(SIZES)]
 
 
-def ours(inputs: InputSettings, photo: np.ndarray) -> np.ndarray:
-    image = parse(inputs.ops())({"image": photo}, np.random.default_rng(0))["image"]
+def ours(ops: list[Any], photo: np.ndarray) -> np.ndarray:
+    image = Chain(tuple(ops))({"image": photo}, np.random.default_rng(0))["image"]
     return image / np.float32(127.5) - 1 if image.dtype == np.uint8 else image
 
 
@@ -58,20 +58,20 @@ PROCESSORS: list[tuple[str, dict[str, Any]]] = [
 @pytest.mark.parametrize(("processor", "settings"), PROCESSORS)
 def test_processors_of_transformers(processor, settings, photos):
     on_pillow = getattr(transformers, f"{processor}ImageProcessorPil")(**settings)
-    inputs, _ = read_processor(on_pillow.to_dict(), "vit", None)
+    ops, _ = read_processor(on_pillow.to_dict(), "vit", None)
     for photo in photos:
         theirs = on_pillow(PIL.Image.fromarray(photo), return_tensors="np")["pixel_values"][0]
         expected = theirs.transpose(1, 2, 0)
         scale = max(1.0, np.abs(expected).max())  # only the order of float32 operations differs
-        np.testing.assert_allclose(ours(inputs, photo), expected, rtol=0, atol=1e-6 * scale)
+        np.testing.assert_allclose(ours(ops, photo), expected, rtol=0, atol=1e-6 * scale)
 
 
 def test_processors_of_transformers_on_torchvision(photos):
     processor = transformers.BitImageProcessor(size=SIDE, crop_size=SQUARE, image_std=STD)
-    inputs, _ = read_processor(processor.to_dict(), "vit", None)
+    ops, _ = read_processor(processor.to_dict(), "vit", None)
     for photo in photos:
         theirs = processor(PIL.Image.fromarray(photo), return_tensors="np")["pixel_values"][0]
-        difference = np.abs(ours(inputs, photo) - theirs.transpose(1, 2, 0))
+        difference = np.abs(ours(ops, photo) - theirs.transpose(1, 2, 0))
         assert difference.max() < 2.5 / 255 / min(STD)
         assert difference.mean() < 0.1 / 255 / min(STD)  # a crop off by one pixel: 6 levels
 
@@ -92,7 +92,7 @@ def test_configs_of_timm(config, photos):
     settings = {"input_size": [3, 64, 64], "mean": MEAN, "std": STD, **config}
     theirs = timm.data.create_transform(**timm.data.resolve_data_config(settings))
     stored = read_settings({"architecture": "vit_tiny_patch16_224", "pretrained_cfg": settings})
-    assert stored.inputs is not None
+    assert stored.ops is not None
     for photo in photos:
         expected = theirs(PIL.Image.fromarray(photo)).numpy().transpose(1, 2, 0)
-        np.testing.assert_allclose(ours(stored.inputs, photo), expected, rtol=0, atol=1e-6)
+        np.testing.assert_allclose(ours(stored.ops, photo), expected, rtol=0, atol=1e-6)

@@ -14,18 +14,10 @@ import numpy as np
 
 from vit_jax.data.decode import decode_image, remark
 from vit_jax.data.folder import EXTENSIONS, find_below, warn_unused
-from vit_jax.data.ops import (
-    CentralCrop,
-    CornerCrop,
-    Decode,
-    Normalize,
-    Resize,
-    ResizeSmall,
-    ValueRange,
-    pair,
-)
+from vit_jax.data.ops import Decode, Normalize, ValueRange
 from vit_jax.data.pillow_reader import pillow_pixels
-from vit_jax.data.preprocess import OPS, Chain, PythonOp, parse
+from vit_jax.data.preprocess import Chain, parse
+from vit_jax.data.sized import at_size, spell
 from vit_jax.data.sources import ArraySpec, Source, by_place, describe
 from vit_jax.errors import UserError, naming
 from vit_jax.models.create import create_model
@@ -80,37 +72,11 @@ def at_image_size(description: Description, size: tuple[int, int]) -> Descriptio
         if min(size) < 1:
             raise UserError("both sides must be positive.")
         grid = create_model(**{"num_classes": 0, **description.model}).token_grid(size)
-    is_scaled = size[0] * before[1] == size[1] * before[0]
-    scale = size[0] / before[0]
-    ops: list[Any] = []
-    for op in parse(description.eval_preprocess).ops:
-        if isinstance(op, CentralCrop | CornerCrop) and not is_scaled:
-            continue
-        if isinstance(op, Resize | ResizeSmall) and not is_scaled:
-            op = Resize(*size, method=op.method)
-        elif isinstance(op, ResizeSmall):
-            height, width = (round(side * scale) for side in pair(op.size))
-            is_pair = isinstance(op.size, tuple)
-            op = dataclasses.replace(op, size=(height, width) if is_pair else height)
-        elif isinstance(op, Resize | CentralCrop | CornerCrop):
-            height, width = (round(side * scale) for side in op.shape)
-            op = dataclasses.replace(op, height=height, width=width)
-        ops.append(op)
+    ops = at_size(parse(description.eval_preprocess).ops, (before[0], before[1]), size)
+    shape = (*size, before[2])
     return dataclasses.replace(
-        description,
-        image_shape=(*size, before[2]),
-        grid=grid,
-        eval_preprocess="|".join(map(spell, ops)),
+        description, image_shape=shape, grid=grid, eval_preprocess=spell(ops)
     )
-
-
-def spell(op: Any) -> str:
-    """An op as `parse` reads it: `resize(height=224, width=224, method='bilinear')`."""
-    if isinstance(op, PythonOp):
-        return op.call
-    name = next(name for name, row in OPS.items() if row is type(op))
-    fields = ((field.name, getattr(op, field.name)) for field in dataclasses.fields(op))
-    return f"{name}({', '.join(f'{key}={value!r}' for key, value in fields)})"
 
 
 def find_images(arguments: Iterable[str]) -> list[str]:

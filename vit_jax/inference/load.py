@@ -13,6 +13,7 @@ import jax
 import numpy as np
 
 from vit_jax.data.preprocess import check_no_code
+from vit_jax.data.sized import size_of
 from vit_jax.errors import UserError, naming
 from vit_jax.files.paths import reading
 from vit_jax.hardware.devices import quiet_libtpu
@@ -132,7 +133,7 @@ def _create(
             check_no_code(source, own)
         if size is not None and grid is None:
             raise UserError(f"--image_size={size}: {source} takes texts, not images.")
-        named = stored.inputs.size if stored.inputs and not stored.lacks else None
+        named = size_of(stored.ops or ()) if not stored.lacks else None
         if size is not None and size != image_shape[:2]:
             description = at_image_size(description, size)
         elif size is None and named and named != image_shape[:2]:

@@ -16,50 +16,12 @@ class InputSettings:
     """`eval_preprocess` in the form in which other libraries store it."""
 
     method: str  # one of Pillow's: "bilinear", "bicubic", ...
-    # Of the short side, or (height, width) of the whole image; None: as it is.
-    resize: int | tuple[int, int] | None
+    resize: int | tuple[int, int]  # of the short side, or (height, width) of the whole image
     crop: tuple[int, int] | None  # (height, width) of the center crop afterwards
     mean: tuple[float, ...] = HALF  # per channel, for pixels in [0, 1]; with `std` 0.5: [-1, 1]
     std: tuple[float, ...] = HALF
     covers: bool = False  # `resize` keeps the aspect ratio and covers (height, width)
-    rounding: str = "nearest"  # of the crop's corner: torchvision's; transformers': "down"
-
-    @property
-    def size(self) -> tuple[int, int] | None:
-        """(height, width) of every result; None if it depends on the image."""
-        return self.crop or (self.resize if isinstance(self.resize, tuple) else None)
-
-    def at(self, size: tuple[int, int]) -> InputSettings:
-        """The same for images of another size; of another aspect ratio: the whole image."""
-        if self.size is None or self.size == size:
-            return self
-        scale = size[0] / self.size[0]
-        if size[0] * self.size[1] != size[1] * self.size[0]:
-            return dataclasses.replace(self, resize=size, crop=None, covers=False)
-        resize: Any = self.resize
-        if isinstance(resize, int):
-            resize = round(scale * resize)
-        elif resize:
-            resize = round(scale * resize[0]), round(scale * resize[1])
-        return dataclasses.replace(self, resize=resize, crop=self.crop and size)
-
-    def ops(self) -> str:
-        """As ops of `data/preprocess.py`."""
-        ops, method = "decode", f"'pillow_{self.method}'"
-        if isinstance(self.resize, int):
-            ops += f"|resize_small({self.resize}, {method}, 'down')"
-        elif self.resize and self.covers:
-            ops += f"|resize_small({self.resize}, {method})"
-        elif self.resize:
-            ops += f"|resize({self.resize[0]}, {self.resize[1]}, {method})"
-        if self.crop:
-            rounding = "" if self.rounding == "down" else f", rounding='{self.rounding}'"
-            ops += f"|central_crop({self.crop[0]}, {self.crop[1]}{rounding})"
-        if {*self.mean, *self.std} == {0.5}:
-            return ops
-        grey = len(self.mean) == 1
-        mean, std = (self.mean[0], self.std[0]) if grey else (self.mean, self.std)
-        return f"{ops}|normalize({mean}, {std})"
+    rounding: str = "nearest"  # of the crop's corner
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,6 +12,7 @@ from ml_collections import ConfigDict
 
 from vit_jax.data.ops import Decode, Normalize, ValueRange
 from vit_jax.data.preprocess import parse
+from vit_jax.data.sized import spell
 from vit_jax.errors import UserError, as_user_error
 from vit_jax.files.paths import full_path, names_below, read_object, reading
 from vit_jax.models.create import MODELS
@@ -44,8 +45,8 @@ def adopt(config: ConfigDict, workdir: str, *, rescales: bool = True) -> ConfigD
             stored = read_source(source, default_heads=heads, grid=keys.grid)
         except ValueError as error:
             raise as_user_error(f"pretrained.source={source!r}: {error}", error) from error
-        known, inputs = stored.description, stored.inputs
-        spec = stored.eval_preprocess or (inputs.ops() if inputs else "")
+        known = stored.description
+        spec = stored.eval_preprocess or spell(stored.ops or [])
         spec = known.eval_preprocess if known else spec
         # Others do not fit; with the same blocks a decoder or a second token is dropped.
         if MODELS[stored.kind].blocks == family.blocks:

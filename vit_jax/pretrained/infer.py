@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from vit_jax.data.sized import at_size, size_of, spell
 from vit_jax.errors import UserError
 from vit_jax.models.create import MODELS, create_model
 from vit_jax.models.description import Description
@@ -106,8 +107,9 @@ def infer_description(
     size_text = f"{height}" if height == width else f"({height}, {width})"
     preprocess, by = stored.eval_preprocess, stored.probabilities_by
     whole = size and (size[0] // pixels[0], size[1] // pixels[1]) == grid
-    if not preprocess and stored.inputs:
-        preprocess = stored.inputs.at(size if size and whole else (height, width)).ops()
+    if not preprocess and stored.ops:
+        wanted, own = size if size and whole else (height, width), size_of(stored.ops)
+        preprocess = spell(at_size(stored.ops, own or wanted, wanted))
     if preprocess and whole and size != (height, width):  # SigLIP's 384 pixels in patches of 14
         preprocess += f"|corner_crop({height}, {width})"
     description = Description(

@@ -13,6 +13,7 @@ import jax
 import numpy as np
 
 from vit_jax.data.class_names import class_names
+from vit_jax.data.sized import at_size, size_of, spell
 from vit_jax.errors import UserError, as_user_error
 from vit_jax.files.paths import full_path, local_copy, read_object, reading, to_path
 from vit_jax.models.create import MODELS, recognise, variant_defaults
@@ -235,10 +236,10 @@ def _description_of(file: Path, part: str) -> _Ours | None:
 def _log_assumptions(path: Path, stored: Stored) -> None:
     """Logs in one line what was assumed where the settings beside a file say nothing."""
     if stored.lacks and MODELS[stored.kind].input == "image" and not stored.eval_preprocess:
-        ops, size = "official_eval (pixels from -1 to 1)", stored.image_size
-        if inputs := stored.inputs:
-            ops = (inputs.at(size) if size else inputs).ops()
-        stored.assumed.append(f"images prepared by {ops}")
+        ops, size = stored.ops or [], stored.image_size
+        ops = at_size(ops, own, size) if size and (own := size_of(ops)) else ops
+        text = spell(ops) or "official_eval (pixels from -1 to 1)"
+        stored.assumed.append(f"images prepared by {text}")
     if stored.assumed:
         said = f"no {stored.lacks} found; guessed" if stored.lacks else "assumed of its images"
         logging.warning("%s: %s: %s.", path, said, ", ".join(stored.assumed))

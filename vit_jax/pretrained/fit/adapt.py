@@ -219,7 +219,8 @@ class _Fit:
                 case "offset_grid" if before.ndim == 3 and before.shape[:2] != after[:2]:
                     grid = tuple((n + 1) // 2 for n in after[:2])
                     old = tuple((n + 1) // 2 for n in before.shape[:2])
-                    array = resize.interpolate_offset_grid(before, after[:2], method)
+                    along = resize.METHODS[method].offsets
+                    array = resize.interpolate_grid(before, after[:2], along)
                     self._replace(name, array, _resized(method, old, grid))
                 case "patches" if patches and before.ndim == 4 and before.shape[:2] != after[:2]:
                     how = _resized("pseudo-inverse resize", before.shape, after)

@@ -38,9 +38,10 @@ def corner_aligned_linear(size_in: int, size_out: int) -> np.ndarray:
     return matrix
 
 
-def half_pixel_linear(size_in: int, size_out: int) -> np.ndarray:
-    """`jax.image.resize(..., "bilinear", antialias=False)` along one axis, [out, in]."""
-    return _normalised(np.maximum(0.0, 1.0 - _half_pixel_distances(size_in, size_out)))
+def half_pixel_linear(size_in: int, size_out: int, antialias: bool = False) -> np.ndarray:
+    """`jax.image.resize(..., "bilinear", antialias=antialias)` along one axis, [out, in]."""
+    width = max(size_in / size_out, 1.0) if antialias else 1.0
+    return _normalised(np.maximum(0.0, 1.0 - _half_pixel_distances(size_in, size_out) / width))
 
 
 def antialiased_cubic(size_in: int, size_out: int) -> np.ndarray:
@@ -52,12 +53,6 @@ def antialiased_cubic(size_in: int, size_out: int) -> np.ndarray:
     near = (1.5 * x - 2.5) * x**2 + 1.0
     far = ((-0.5 * x + 2.5) * x - 4.0) * x + 2.0
     return _normalised(np.where(x < 1.0, near, np.where(x < 2.0, far, 0.0)))
-
-
-def antialiased_linear(size_in: int, size_out: int) -> np.ndarray:
-    """Like `half_pixel_linear`, widened by in / out when downscaling, [out, in]."""
-    x = _half_pixel_distances(size_in, size_out) / max(size_in / size_out, 1.0)
-    return _normalised(np.maximum(0.0, 1.0 - x))
 
 
 def repeating_cubic(size_in: int, size_out: int, offset: float = 0.0) -> np.ndarray:
@@ -116,16 +111,16 @@ class Method(NamedTuple):
     """How a library interpolates: the matrix along one axis."""
 
     positions: Callable[[int, int], np.ndarray]
-    offsets: Callable[[int, int], np.ndarray]  # of relative positions, BEiT's
+    # Of BEiT's relative positions, which transformers and timm alone resize.
+    offsets: Callable[[int, int], np.ndarray] = half_pixel_linear
 
 
-_offset_cubic = functools.partial(repeating_cubic, offset=0.1)
 METHODS = {
-    "bilinear": Method(corner_aligned_linear, corner_aligned_linear),
+    "bilinear": Method(corner_aligned_linear),
     "bicubic": Method(antialiased_cubic, geometric_linear),
-    "transformers": Method(repeating_cubic, half_pixel_linear),
-    "dinov2": Method(_offset_cubic, _offset_cubic),
-    "siglip2": Method(antialiased_linear, antialiased_linear),
+    "transformers": Method(repeating_cubic),
+    "dinov2": Method(functools.partial(repeating_cubic, offset=0.1)),
+    "siglip2": Method(functools.partial(half_pixel_linear, antialias=True)),
 }
 
 
@@ -148,20 +143,16 @@ def interpolate_posembed(
     if source_grid == grid:
         return posemb
     prefix, cells = posemb[0, :num_prefix_tokens], posemb[0, num_prefix_tokens:]
-    cells = interpolate_grid(cells.reshape(*source_grid, -1), grid, method)  # [H, W, D]
+    along = METHODS[method].positions
+    cells = interpolate_grid(cells.reshape(*source_grid, -1), grid, along)  # [H, W, D]
     return np.concatenate([prefix, cells.reshape(grid[0] * grid[1], -1)])[None]  # [1, P + H*W, D]
 
 
-def interpolate_grid(cells: np.ndarray, shape: Grid, method: str) -> np.ndarray:
-    """2-D interpolation of embeddings of cells: [h, w, d] -> [*shape, d]."""
-    along = METHODS[method].positions
+def interpolate_grid(
+    cells: np.ndarray, shape: Grid, along: Callable[[int, int], np.ndarray]
+) -> np.ndarray:
+    """2-D interpolation of embeddings of cells or offsets: [h, w, d] -> [*shape, d]."""
     return _resize(cells, *(along(*n) for n in zip(cells.shape[:2], shape, strict=True)))
-
-
-def interpolate_offset_grid(offsets: np.ndarray, shape: Grid, method: str) -> np.ndarray:
-    """2-D interpolation of a table of offsets by row and column: [h, w, d] -> [*shape, d]."""
-    along = METHODS[method].offsets
-    return _resize(offsets, *(along(*n) for n in zip(offsets.shape[:2], shape, strict=True)))
 
 
 def interpolate_offsets(x: np.ndarray, grid: Grid, source_grid: Grid, method: str) -> np.ndarray:
@@ -179,7 +170,7 @@ def interpolate_offsets(x: np.ndarray, grid: Grid, source_grid: Grid, method: st
     rows, columns = np.ogrid[1 - height : height, 1 - width : width]
     cells = x[rows * width + columns + height * width - 1]  # [2h - 1, 2w - 1, d]
     shape = 2 * new_height - 1, 2 * new_width - 1
-    cells = interpolate_grid(cells, shape, method)  # [2H - 1, 2W - 1, d]
+    cells = interpolate_grid(cells, shape, METHODS[method].positions)  # [2H - 1, 2W - 1, d]
     offsets = np.arange(1 - new_height * new_width, new_height * new_width)
     rows = np.rint(offsets / new_width).astype(int).clip(1 - new_height, new_height - 1)
     cells = cells[rows + new_height - 1, offsets - rows * new_width + new_width - 1]

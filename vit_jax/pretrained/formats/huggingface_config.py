@@ -85,7 +85,7 @@ def read_settings(settings: dict[str, Any], preprocessor: dict[str, Any], kind: 
         )
     model_type = str(settings.get("model_type"))
     with reading(PREPROCESSOR):
-        stored.inputs, stored.assumed = read_processor(
+        stored.ops, stored.assumed = read_processor(
             preprocessor, model_type if model_type in PUBLISHED else kind, stored.image_size
         )
     return stored

@@ -13,7 +13,7 @@ import numpy as np
 
 from vit_jax.data.ops import IMAGENET_MEAN, IMAGENET_STD
 from vit_jax.models.description import PILLOW_METHODS, InputSettings
-from vit_jax.pretrained.formats.stored import Grid, pair, positive
+from vit_jax.pretrained.formats.stored import Grid, pair, pillow_ops, positive
 
 PREPROCESSOR = "preprocessor_config.json"
 _RESCALE = 1 / 255
@@ -67,8 +67,8 @@ _HARMLESS = ("do_convert_rgb", "do_reduce_labels")
 
 def read_processor(
     settings: Mapping[str, Any], model_type: str, image_size: Grid | None
-) -> tuple[InputSettings, list[str]]:
-    """The steps of a processor, and what is assumed of them.
+) -> tuple[list[Any], list[str]]:
+    """The ops of a processor, and what is assumed of them.
 
     Args:
       settings: `preprocessor_config.json`, or that part of `processor_config.json`; {} without one.
@@ -108,8 +108,7 @@ def read_processor(
         assumed += ["pixels from 0 to 255, as do_rescale=False"]
     if not np.isclose(factor, 1.0, rtol=1e-3):
         mean, std = mean / factor, std / factor
-    mean, std = (np.broadcast_to(value, max(3, value.size)).tolist() for value in (mean, std))
-    return InputSettings(method, resize, crop, tuple(mean), tuple(std), rounding="down"), assumed
+    return pillow_ops(resize, method, crop, mean, std, rounding="down"), assumed
 
 
 def _sizes(
@@ -139,12 +138,11 @@ def _sizes(
 
 def to_preprocessor(inputs: InputSettings) -> dict[str, Any]:
     """The `preprocessor_config.json`."""
-    resize = inputs.resize or inputs.size or ()
-    if isinstance(resize, int):  # only CLIP's processor has this, not ViT's
-        kind, size = "CLIPImageProcessor", {"shortest_edge": resize}
+    if isinstance(inputs.resize, int):  # only CLIP's processor has this, not ViT's
+        kind, size = "CLIPImageProcessor", {"shortest_edge": inputs.resize}
     else:
         kind = "ViTImageProcessor" if inputs.crop is None else "DeiTImageProcessor"
-        size = dict(zip(("height", "width"), resize, strict=True))
+        size = dict(zip(("height", "width"), inputs.resize, strict=True))
     settings: dict[str, Any] = {
         "image_processor_type": kind,
         "do_resize": True,

@@ -10,9 +10,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from vit_jax.data.ops import CentralCrop, Decode, Normalize, Resize, ResizeSmall
 from vit_jax.errors import UserError
 from vit_jax.models.create import MODELS, create_model, recognise
-from vit_jax.models.description import Description, InputSettings, Similarity
+from vit_jax.models.description import HALF, Description, Similarity
 from vit_jax.models.variants import SIZES
 
 Arrays = dict[str, np.ndarray]
@@ -47,7 +48,7 @@ class Stored:
     image_size: tuple[int, int] | None = None
     class_names: tuple[str, ...] = ()
     eval_preprocess: str = ""  # of the zoo
-    inputs: InputSettings | None = None  # how images are prepared, if the zoo does not say
+    ops: list[Any] | None = None  # from an image to the model's input, if the zoo does not say
     lacks: str = ""  # a settings file that would say more
     assumed: list[str] = dataclasses.field(default_factory=list)  # where settings say nothing
     posemb: str = ""  # how its library resizes positions, a key of `resize.METHODS`; "" is ours
@@ -168,6 +169,41 @@ def positive(value: Any) -> int:
     if type(value) is not int or value < 1:
         raise TypeError(f"{value!r} is not a positive int")
     return value
+
+
+def pillow_ops(
+    resize: int | tuple[int, ...] | None,
+    method: str,
+    crop: tuple[int, ...] | None,
+    mean: Any,
+    std: Any,
+    *,
+    covers: bool = False,
+    rounding: Any = "nearest",
+) -> list[Any]:
+    """What torchvision and transformers do with an image on Pillow.
+
+    Args:
+      resize: the short side, or (height, width): of the whole image, or that it `covers`.
+      method: a key of `PILLOW_METHODS`.
+      crop: (height, width) of the centre.
+      mean, std: of pixels in [0, 1], one or per channel.
+      rounding: of the crop's corner.
+    """
+    resample: Any = f"pillow_{method}"
+    if isinstance(resize, tuple) and covers and len({*resize}) == 1:
+        resize = resize[0]
+    ops: list[Any] = [Decode()]
+    if isinstance(resize, int):
+        ops += [ResizeSmall(resize, resample, "down")]
+    elif resize:
+        height, width = resize
+        covering = ResizeSmall((height, width), resample)
+        ops += [covering if covers else Resize(height, width, resample)]
+    if crop and (crop != resize or covers):
+        ops += [CentralCrop(crop[0], crop[1], rounding)]
+    mean, std = (tuple(np.broadcast_to(x, max(3, np.size(x))).tolist()) for x in (mean, std))
+    return ops if mean == std == HALF else [*ops, Normalize(mean, std)]
 
 
 def pair(value: Any) -> tuple[int, int]:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from vit_jax.data.ops import CentralCrop
 from vit_jax.errors import UserError
 from vit_jax.files.paths import read_object, reading, write_arrays, write_json
 from vit_jax.models.create import MODELS
@@ -118,9 +119,11 @@ def read_weights(path: Path, arrays: Arrays, **known: Any) -> Stored:
             weights.similarity = similarity
             weights.posemb = found.posemb or weights.posemb or FORMATS[weights.format].posemb
             if found.posemb == "dinov2" and not beside.settings:
-                weights.inputs, _ = read_processor({}, "dinov2", None)
-            if found.posemb in ("dinov2", "bicubic") and weights.inputs:  # by torchvision
-                weights.inputs = dataclasses.replace(weights.inputs, rounding="nearest")
+                weights.ops, _ = read_processor({}, "dinov2", None)
+            if found.posemb in ("dinov2", "bicubic"):  # they crop by torchvision
+                for i, op in enumerate(weights.ops or ()):
+                    if weights.ops and isinstance(op, CentralCrop):
+                        weights.ops[i] = dataclasses.replace(op, rounding="nearest")
             model_args = beside.settings.get("model_args") or {}
             stated = model_args.get("depth") or beside.settings.get("num_hidden_layers")
             depth = len(numbers(f"{BLOCKS}_{{}}/", weights.params))

@@ -15,7 +15,7 @@ from vit_jax.files.paths import reading
 from vit_jax.kinds import check_known
 from vit_jax.models.description import PILLOW_METHODS, Description, InputSettings
 from vit_jax.models.variants import SIZES
-from vit_jax.pretrained.formats.stored import Stored, pair, positive
+from vit_jax.pretrained.formats.stored import Stored, pair, pillow_ops, positive
 
 POOL = {"token": "token", "gap": "avg", "map": "map"}
 GELUS = {"gelu": "exact", "gelu_tanh": "tanh", "quick_gelu": "quick"}
@@ -116,14 +116,14 @@ def read_settings(settings: dict[str, Any]) -> Stored:
         image_size = pair(size) if size else None
         names = settings.get("label_names") or inputs.get("label_names") or inputs.get("labels")
         heads = args.get("num_heads")
-        images, assumed = _read_inputs(inputs, image_size or (224, 224))
+        ops, assumed = _read_inputs(inputs, image_size or (224, 224))
         return Stored(
             "timm",
             conventions=conventions,
             num_heads=positive(heads) if heads else None,
             image_size=image_size,
             class_names=tuple(map(str, names or ())),
-            inputs=images if settings else None,
+            ops=ops if settings else None,
             assumed=assumed if settings else [],
         )
 
@@ -142,10 +142,8 @@ def _rope(args: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _read_inputs(
-    inputs: Mapping[str, Any], size: tuple[int, int]
-) -> tuple[InputSettings, list[str]]:
-    """The steps of a `pretrained_cfg` for images of (height, width), and what is assumed of them.
+def _read_inputs(inputs: Mapping[str, Any], size: tuple[int, int]) -> tuple[list[Any], list[str]]:
+    """The ops of a `pretrained_cfg` for images of (height, width), and what is assumed of them.
 
     What it leaves out is timm's default.
     """
@@ -159,17 +157,10 @@ def _read_inputs(
     if not 0 < share <= 1:
         assumed += [f"1.0 for crop_pct={share}"]
         share = 1.0
-    height, width = (math.floor(side / share) for side in size)
-    is_center = known["crop_mode"] == "center"
-    mean, std = (tuple(map(float, known[key])) for key in ("mean", "std"))
-    return InputSettings(
-        known["interpolation"],
-        height if is_center and height == width else (height, width),
-        None if (height, width) == size and not is_center else size,
-        mean,
-        std,
-        covers=is_center,
-    ), assumed
+    resized = tuple(math.floor(side / share) for side in size)
+    method, mean, std = known["interpolation"], known["mean"], known["std"]
+    ops = pillow_ops(resized, method, size, mean, std, covers=known["crop_mode"] == "center")
+    return ops, assumed
 
 
 def to_config(
@@ -182,11 +173,10 @@ def to_config(
     """The `config.json`; `model_args` are those of one kind of model."""
     height, width, channels = description.image_shape
     model, num_classes = description.model, description.model["num_classes"]
-    resize = inputs.resize or (height, width)
-    if isinstance(resize, tuple):
-        share, mode = crop_pct(height, resize[0]), "center" if inputs.covers else "squash"
+    if isinstance(inputs.resize, tuple):
+        share, mode = crop_pct(height, inputs.resize[0]), "center" if inputs.covers else "squash"
     else:
-        share, mode = crop_pct(min(height, width), resize), "center"
+        share, mode = crop_pct(min(height, width), inputs.resize), "center"
     return {
         "architecture": architecture,
         "num_classes": num_classes,
