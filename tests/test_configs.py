@@ -195,6 +195,12 @@ def test_quickstart_stages_build(stage: str, tmp_path: Path) -> None:
         assert set(run.datasets) == {"train", "validation", "test"}
 
 
+def test_a_run_says_if_its_average_keeps_the_start(caplog: pytest.LogCaptureFixture) -> None:
+    built(tiny.config(train_step__polyak_decay=0.9, duration__steps=4))
+    assert "after all 4 steps 66% of the average" in caplog.text
+    assert "is the random start" in caplog.text
+
+
 def test_fine_tuning_and_scratch_differ_in_their_start_alone() -> None:
     tuned, scratch = (quickstart.get_config(s).to_dict() for s in ("finetune", "scratch"))
     assert tuned["schedule"].pop("learning_rate") != scratch["schedule"].pop("learning_rate")

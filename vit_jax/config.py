@@ -80,7 +80,7 @@ KEYS: dict[str, dict[str, tuple[Any, str]]] = {
         "every_steps": (1000, "and always after the last step"),
         "keep": (2, "newest checkpoints to keep"),
         "best_metric": ("", "also keep the best by this, such as 'test/accuracy'"),
-        "best_mode": ("max", "max | min"),
+        "best_mode": ("auto", "max | min | auto: min for losses and errors, by the metric's name"),
         "keep_best": (1, "number of best checkpoints to keep"),
     },
     "early_stopping": {  # ends the run before its duration; see training/early_stopping.py
