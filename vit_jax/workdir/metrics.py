@@ -38,9 +38,10 @@ METRICS_FILE = "metrics.jsonl"
 WANDB_FILE = "wandb_run.json"
 
 
-def is_less_better(metric: str) -> bool:
-    """Whether the best value of `NAME/METRIC` is the lowest; of an unknown one it is the highest."""
-    return _LESS_IS_BETTER.search(metric.rpartition("/")[2]) is not None
+def is_lowest_best(metric: str, mode: str = "auto") -> bool:
+    """Whether the best value of `NAME/METRIC` is the lowest; `auto` takes unknown ones as higher."""
+    is_loss = _LESS_IS_BETTER.search(metric.rpartition("/")[2]) is not None
+    return is_loss if mode == "auto" else mode == "min"
 
 
 class MetricWriter:
