@@ -197,7 +197,7 @@ def test_quickstart_stages_build(stage: str, tmp_path: Path) -> None:
 
 def test_a_run_says_if_its_average_keeps_the_start(caplog: pytest.LogCaptureFixture) -> None:
     built(tiny.config(train_step__polyak_decay=0.9, duration__steps=4))
-    assert "after all 4 steps 66% of the average" in caplog.text
+    assert "after 4 steps 66% of the average" in caplog.text
     assert "is the random start" in caplog.text
 
 

@@ -2,7 +2,9 @@
 
 import subprocess
 import sys
+from importlib.machinery import ModuleSpec
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import jax
@@ -90,6 +92,40 @@ def test_names_of_other_libraries_lead_to_ours(name: str, variant: str) -> None:
 def test_keys_of_other_libraries_lead_to_ours(key: str, ours: str) -> None:
     with pytest.raises(UserError, match=ours):
         vit_jax.get_config("", f"{key}=1")
+
+
+RECIPE = """
+from configs import finetune
+from configs.mine import RATE
+
+def get_config():
+    config = finetune.get_config("Ti/16,cifar10")
+    config.schedule.learning_rate = RATE
+    return config
+"""
+
+
+@pytest.mark.parametrize("folder", ["configs", "recipes"])
+def test_a_project_may_have_a_package_configs_of_its_own(folder, tmp_path, monkeypatch):
+    theirs = ModuleType("configs")
+    theirs.__path__ = [str(tmp_path / "configs")]
+    theirs.__spec__ = ModuleSpec("configs", None, is_package=True)
+    for file in ("configs/__init__.py", "configs/mine.py", f"{folder}/own.py"):
+        (tmp_path / file).parent.mkdir(exist_ok=True)
+        (tmp_path / file).write_text(RECIPE if "own" in file else "RATE = 0.5\n")
+    for name in [name for name in sys.modules if name.startswith("configs")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "configs", theirs)
+    monkeypatch.syspath_prepend(tmp_path)
+    paths = list(sys.path)
+    assert vit_jax.get_config("configs/photos.py:Ti/16,/x").dataset.name == "/x"
+    # A recipe of the project imports ours and its own.
+    config = vit_jax.get_config(str(tmp_path / folder / "own.py"))
+    assert (config.dataset.name, config.schedule.learning_rate) == ("cifar10", 0.5)
+    assert {name for name in sys.modules if name.startswith("configs")} == {"configs"}
+    assert sys.modules["configs"] is theirs
+    assert not hasattr(theirs, "finetune")
+    assert sys.path == paths
 
 
 def test_names_elsewhere_are_of_keys_that_exist() -> None:

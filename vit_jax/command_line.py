@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
+import importlib.util
 import inspect
 import os
 import re
 import runpy
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from absl import flags
@@ -136,15 +140,44 @@ def load_recipe(spec: str) -> Any:
     if not file:
         known = [recipe.stem for recipe in (ROOT / "configs").glob("*.py")]
         raise UserError(f"--config: there is no recipe {path!r}.{nearest(path, known)}")
-    if str(ROOT) not in sys.path:
-        sys.path.append(str(ROOT))  # recipes import each other as `configs.pretrain`
+    with importing_recipes(Path(file).absolute().parent):
+        try:
+            get_config = runpy.run_path(file, run_name="recipe")["get_config"]
+        except (KeyError, SyntaxError) as error:
+            raise UserError(f"--config: {path!r} is not a recipe: {error}") from error
+        if separator and not inspect.signature(get_config).parameters:
+            raise UserError(f"--config: {path!r} takes no argument, but got {argument!r}.")
+        return get_config(argument) if separator else get_config()
+
+
+_OURS = ROOT / "configs"
+_imported: dict[str, ModuleType] = {}  # recipes of ours, as they import each other
+
+
+@contextlib.contextmanager
+def importing_recipes(folder: Path = _OURS) -> Iterator[None]:
+    """Meanwhile `configs` is our package, even where the caller's project has one of that name.
+
+    A recipe in another folder also imports what `configs` is there, and in the project.
+    """
+
+    def pop() -> dict[str, ModuleType]:
+        names = [name for name in sys.modules if f"{name}.".startswith("configs.")]
+        return {name: sys.modules.pop(name) for name in names}
+
+    theirs, package = pop(), ModuleType("configs")
+    package.__path__ = [str(_OURS)]
+    if folder != _OURS:
+        found = importlib.util.find_spec("configs")
+        own = [str(folder)] if folder.name == "configs" else []
+        package.__path__ = [*own, str(_OURS), *((found and found.submodule_search_locations) or ())]
+    known = _imported if folder == _OURS else {}
+    sys.modules.update(known or {"configs": package})
     try:
-        get_config = runpy.run_path(file, run_name="recipe")["get_config"]
-    except (KeyError, SyntaxError) as error:
-        raise UserError(f"--config: {path!r} is not a recipe: {error}") from error
-    if separator and not inspect.signature(get_config).parameters:
-        raise UserError(f"--config: {path!r} takes no argument, but got {argument!r}.")
-    return get_config(argument) if separator else get_config()
+        yield
+    finally:
+        known.update(pop())
+        sys.modules.update(theirs)
 
 
 # What our keys are called elsewhere.

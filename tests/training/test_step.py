@@ -157,7 +157,7 @@ def test_frozen_parameters_have_no_gradient_at_all() -> None:
 @pytest.mark.parametrize(
     ("decay", "steps", "message"),
     [
-        (0.9999, 500, "95% of the average .* is the random start; 0.991 leaves about 1 %"),
+        (0.9999, 500, "95% of the average, .* is the random start; 0.991 leaves about 1 %"),
         (0.999, 100, "90% of .*; 0.95 leaves"),
         (0.9999, 20_000, ""),  # the paper's, table 2
         (0.991, 500, ""),

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from ml_collections import ConfigDict
 
+from vit_jax.command_line import importing_recipes
 from vit_jax.data.class_names import LABELS, wordnet_ids
 from vit_jax.data.datasets import Dataset, create_dataset
 from vit_jax.data.preprocess import parse
@@ -35,7 +36,8 @@ def planned_run(
     Data that are not available, or whose size is given, are planned by their sizes: the given ones,
     else those in the recipes; UserError if they are unknown.
     """
-    from configs.pretrain import DATASETS
+    with importing_recipes():
+        from configs.pretrain import DATASETS
 
     origin = "here"
     several = OBJECTIVES[config.objective.name].several_labels

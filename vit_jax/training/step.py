@@ -75,8 +75,8 @@ def check_polyak_decay(decay: float, total_steps: int, start_is: str) -> None:
         return
     shorter = 1 - float(f"{1 - 0.01 ** (1 / total_steps):.0e}")
     logging.warning(
-        f"train_step.polyak_decay={decay}: after all {total_steps} steps {share:.0%} of the average "
-        f"that is evaluated and exported is the {start_is} start; {shorter:g} leaves about 1 %."
+        f"train_step.polyak_decay={decay}: after {total_steps} steps {share:.0%} of the average, "
+        f"which is evaluated and exported, is the {start_is} start; {shorter:g} leaves about 1 %."
     )
 
 

@@ -39,7 +39,7 @@ WANDB_FILE = "wandb_run.json"
 
 
 def is_lowest_best(metric: str, mode: str = "auto") -> bool:
-    """Whether the best value of `NAME/METRIC` is the lowest; `auto` takes unknown ones as higher."""
+    """Whether the best value of `NAME/METRIC` is the lowest; `auto` goes by the name."""
     is_loss = _LESS_IS_BETTER.search(metric.rpartition("/")[2]) is not None
     return is_loss if mode == "auto" else mode == "min"
 
