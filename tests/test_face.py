@@ -15,7 +15,7 @@ from PIL import Image
 import vit_jax
 from tests import tiny
 from tests.saved_models import save_model
-from vit_jax import command_line, config
+from vit_jax import config
 from vit_jax.errors import UserError
 
 
@@ -130,7 +130,7 @@ def test_a_project_may_have_a_package_configs_of_its_own(folder, tmp_path, monke
 
 def test_names_elsewhere_are_of_keys_that_exist() -> None:
     known = config.flatten(vit_jax.get_config())
-    for key in command_line._NAMES_ELSEWHERE:
+    for key in config.NAMES_ELSEWHERE:
         assert key in known or " " in key
 
 

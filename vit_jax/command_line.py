@@ -95,7 +95,7 @@ def override(config: Any, overrides: Sequence[str]) -> Any:
     """Sets keys of a config to values in text, as `dataset.batch_size=64`; returns it."""
     texts = {key: value for key, _, value in (text.partition("=") for text in overrides)}
     done = choose_kinds(config, texts)
-    for key in unset_keys(config, texts):
+    for key in [key for key in schema.optional_keys(config) if texts.get(key) == "None"]:
         section, name = key.split(".")
         config[section][name] = None
         done.add(key)
@@ -180,36 +180,6 @@ def importing_recipes(folder: Path = _OURS) -> Iterator[None]:
         sys.modules.update(theirs)
 
 
-# What our keys are called elsewhere.
-_NAMES_ELSEWHERE = {
-    "schedule.learning_rate": "lr base_lr peak_lr",
-    "schedule.warmup_steps": "warmup warmup_epochs",
-    "optimizer.name": "opt optim",
-    "optimizer.weight_decay": "wd decay",
-    "optimizer.clip_norm": "clip_grad grad_clip max_grad_norm clip",
-    "duration.epochs": "num_epochs max_epochs train_epochs",
-    "duration.steps": "max_steps total_steps num_steps train_steps",
-    "dataset.name": "data data_path dataset_name",
-    "dataset.batch_size": "bs batch train_batch_size",
-    "a number in dataset.preprocess and dataset.eval_preprocess, as official_train(384)": (
-        "image_size img_size resolution input_size size"
-    ),
-    "loader.num_workers": "workers dataloader_num_workers",
-    "train_step.polyak_decay": "ema ema_decay model_ema polyak",
-    "train_step.accumulation_steps": "gradient_accumulation_steps accum accum_steps accum_freq",
-    "model.stochastic_depth_rate": "drop_path drop_path_rate",
-    "model.dropout_rate": "dropout drop drop_rate",
-    "model.dtype": "amp precision fp16 bf16 mixed_precision",
-    "model.remat": "gradient_checkpointing grad_checkpointing",
-    "mix.mixup_alpha": "mixup mixup_prob",
-    "mix.cutmix_alpha": "cutmix cutmix_prob",
-    "objective.label_smoothing": "smoothing",
-    "pretrained.source": "checkpoint_path model_or_filename init_from weights",
-    "determined by the data set (or the objective), not set in the config": "num_classes",
-    "the flag --workdir": "output_dir",
-}
-
-
 def choose_kinds(config: Any, texts: Mapping[str, str]) -> set[str]:
     """Sets each section to the kind given on the command line; returns the keys that do."""
     values = schema.flatten(config)
@@ -223,14 +193,6 @@ def choose_kinds(config: Any, texts: Mapping[str, str]) -> set[str]:
     return chosen
 
 
-def unset_keys(config: Any, texts: Mapping[str, str]) -> set[str]:
-    """Keys to set to None: those given as None, and a recipe's length if another one is given."""
-    lengths = {f"duration.{name}" for name in config.duration}
-    unset = {key for key in schema.optional_keys(config) if texts.get(key) == "None"}
-    asked = lengths & texts.keys() - unset
-    return unset | (lengths - asked if asked else set())
-
-
 def _override_error(error: BaseException, config: Any, overrides: Sequence[str]) -> str:
     """One line that explains what is wrong with the overrides."""
     known = schema.flatten(config)
@@ -238,19 +200,7 @@ def _override_error(error: BaseException, config: Any, overrides: Sequence[str])
     unknown = next((key for key in keys if key not in known), None)
     if unknown is None:
         return f"{' '.join(str(error.args[0] if error.args else error).split())} (see --help)"
-    section, _, leaf = unknown.rpartition(".")
-    same = [key for key in known if key.rpartition(".")[0] == section]
-    kind = "the config"
-    if f"{section}.name" in same and section != "dataset":
-        kind = f"{section}.name={known[f'{section}.name']!r}"
-    elsewhere = [key for key in known if key.endswith(f".{leaf}")]
-    near = nearest(unknown, elsewhere or same or known)
-    ours = [key for key, names in _NAMES_ELSEWHERE.items() if leaf in names.split()]
-    if ours and not elsewhere:
-        near = f" Here it is {ours[0]}."
-    elif len(elsewhere) == 1:
-        near = f" Did you mean {elsewhere[0]!r}?"
-    return f"--config.{unknown} is not a key of {kind}.{near} --help lists all."
+    return f"--config.{schema.unknown_key(unknown, known)} --help lists all."
 
 
 def step_range(text: str) -> tuple[int, int]:
