@@ -1,7 +1,9 @@
 """What `import vit_jax` gives."""
 
+import pickle
 import subprocess
 import sys
+import traceback
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
@@ -92,6 +94,32 @@ def test_names_of_other_libraries_lead_to_ours(name: str, variant: str) -> None:
 def test_keys_of_other_libraries_lead_to_ours(key: str, ours: str) -> None:
     with pytest.raises(UserError, match=ours):
         vit_jax.get_config("", f"{key}=1")
+
+
+def short_traceback(error: BaseException) -> list[str]:
+    """Files of the frames, after those of the test."""
+    names = [Path(frame.filename).name for frame in traceback.extract_tb(error.__traceback__)]
+    return [name for name in names if name != Path(__file__).name]
+
+
+def test_errors_come_from_the_callers_line(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = [
+        lambda: vit_jax.load_model("/nowhere"),
+        lambda: vit_jax.get_config("configs/finetune.py:B16,cifar10"),
+        lambda: vit_jax.train_and_evaluate(vit_jax.get_config(), ""),
+        lambda: model.predict("/nowhere.jpg"),
+    ]
+    for call in calls:
+        with pytest.raises(UserError) as error:
+            call()
+        assert short_traceback(error.value) == ["errors.py"]
+        assert error.value.__cause__ is None
+        assert error.value.__suppress_context__
+    monkeypatch.setenv("VIT_LOG_LEVEL", "debug")
+    with pytest.raises(UserError) as error:
+        vit_jax.load_model("/nowhere")
+    assert "resolve.py" in short_traceback(error.value)
+    assert pickle.loads(pickle.dumps(vit_jax.load_model)) is vit_jax.load_model
 
 
 RECIPE = """

@@ -21,17 +21,22 @@ _answered: set[str] = set()  # servers that have
 def open_url(request: urllib.request.Request, timeout: float) -> Any:
     """`urlopen`, whose timeout is of each read; TimeoutError if it takes longer than PATIENCE."""
     answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    given_up = threading.Event()
 
     def ask() -> None:
         try:  # not urlopen, which would keep the first proxy
-            answers.put(urllib.request.build_opener().open(request, timeout=timeout))
+            answer = urllib.request.build_opener().open(request, timeout=timeout)
         except Exception as error:
-            answers.put(error)
+            answer = error
+        answers.put(answer)
+        if given_up.is_set() and hasattr(answer, "close"):
+            answer.close()
 
     threading.Thread(target=ask, daemon=True).start()
     try:
         answer = answers.get(timeout=PATIENCE)
     except queue.Empty:
+        given_up.set()
         raise TimeoutError(f"no answer within {PATIENCE:g} s") from None
     if isinstance(answer, Exception):
         raise answer

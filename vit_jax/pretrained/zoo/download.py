@@ -15,8 +15,7 @@ from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
-from tqdm import tqdm
-
+from vit_jax.console import watched
 from vit_jax.errors import UserError, as_user_error, one_line
 from vit_jax.files.network import cause_of, is_unanswered, open_url
 from vit_jax.files.paths import sync
@@ -102,8 +101,7 @@ def _fetch(url: str, path: Path, low: int, high: int, sha256: str) -> None:
         total = response.length
         if total is not None and not low <= total <= high:
             raise UserError(f"{shown} has {total:,} bytes instead of {low:,} to {high:,}.")
-        # disable=None: on terminals only.
-        with tqdm(total=total, unit="B", unit_scale=True, disable=None) as bar:
+        with watched(None, "B", total, unit_scale=True) as bar:
             while chunk := _read(response):
                 bar.update(file.write(chunk))
                 for digest in digests.values():
