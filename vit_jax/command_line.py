@@ -150,6 +150,12 @@ def load_recipe(spec: str) -> Any:
         return get_config(argument) if separator else get_config()
 
 
+def import_recipe(name: str) -> ModuleType:
+    """`configs.NAME` of ours as a module."""
+    with importing_recipes():
+        return importlib.import_module(f"configs.{name}")
+
+
 _OURS = ROOT / "configs"
 _imported: dict[str, ModuleType] = {}  # recipes of ours, as they import each other
 
@@ -165,13 +171,12 @@ def importing_recipes(folder: Path = _OURS) -> Iterator[None]:
         names = [name for name in sys.modules if f"{name}.".startswith("configs.")]
         return {name: sys.modules.pop(name) for name in names}
 
-    theirs, package = pop(), ModuleType("configs")
+    theirs, package, known = pop(), ModuleType("configs"), _imported
     package.__path__ = [str(_OURS)]
     if folder != _OURS:
-        found = importlib.util.find_spec("configs")
-        own = [str(folder)] if folder.name == "configs" else []
-        package.__path__ = [*own, str(_OURS), *((found and found.submodule_search_locations) or ())]
-    known = _imported if folder == _OURS else {}
+        spec, own = importlib.util.find_spec("configs"), [str(folder)] * (folder.name == "configs")
+        package.__path__ = [*own, str(_OURS), *((spec and spec.submodule_search_locations) or ())]
+        known = {}
     sys.modules.update(known or {"configs": package})
     try:
         yield

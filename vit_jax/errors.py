@@ -10,10 +10,9 @@ import inspect
 import os
 import re
 from collections.abc import Callable, Iterator
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
-_Function = TypeVar("_Function", bound=Callable[..., Any])
-_Kind = TypeVar("_Kind")
+_T = TypeVar("_T")
 
 REQUEUE_EXIT_CODE = 75  # EX_TEMPFAIL: the same command resumes the run
 # Disk or network errors that may be temporary.
@@ -117,7 +116,7 @@ class PreemptedError(Exception):
     """The run was asked to stop and has saved its state: the same command resumes it."""
 
 
-def with_short_errors(function: _Function) -> _Function:
+def with_short_errors(function: Callable[..., Any]) -> Callable[..., Any]:
     """A public function that raises errors for users from the caller's line, not from deep inside.
 
     VIT_LOG_LEVEL=debug shows where they come from.
@@ -132,11 +131,11 @@ def with_short_errors(function: _Function) -> _Function:
                 raise
             raise error.with_traceback(None) from None
 
-    return cast(_Function, call)
+    return call
 
 
-def methods_with_short_errors(kind: type[_Kind]) -> type[_Kind]:
-    """The class with the public methods of `with_short_errors`."""
+def methods_with_short_errors(kind: type[_T]) -> type[_T]:
+    """`with_short_errors` for every public method of a class."""
     for name, value in list(vars(kind).items()):
         if inspect.isfunction(value) and not name.startswith("_"):
             setattr(kind, name, with_short_errors(value))

@@ -144,9 +144,10 @@ def _load(
     def outputs_of(names: tuple[str, ...], count: int) -> np.ndarray:
         if len(classes) > count:  # the error lists what does not fit
             return np.arange(count)
+        # Numbers are the names of classes without one; other names are not compared with them.
         is_unnamed = classes == tuple(map(str, range(len(classes))))
-        hint = "pretrained.reset_head=True starts a new head"
         names = () if is_unnamed and not all(map(str.isdecimal, names)) else names
+        hint = "pretrained.reset_head=True starts a new head"
         return match_classes(classes, names, count, hint=hint)
 
     options["outputs_of"] = outputs_of if classes else None
