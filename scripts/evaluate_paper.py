@@ -45,7 +45,7 @@ from vit_jax.inference.probe import probe
 from vit_jax.sweep.run import percents_of, run_sweep, task_number
 from vit_jax.train import train_and_evaluate
 
-sys.path.append(str(ROOT))  # for the recipes
+sys.path.insert(0, str(ROOT))  # for the recipes
 
 from configs import suites
 

@@ -26,7 +26,7 @@ from typing import Any
 from vit_jax import ROOT, launch
 from vit_jax.arguments import add_share, at_least, create_parser, names, split_overrides
 
-sys.path.append(str(ROOT))  # for the recipes
+sys.path.insert(0, str(ROOT))  # for the recipes
 
 METRICS = {  # percent: the run and its metric
     "digits, fine-tuned": ("digits", "test/accuracy"),

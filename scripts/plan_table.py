@@ -24,7 +24,7 @@ from vit_jax.plan.cost import FAST_SHARE, utilization
 from vit_jax.plan.plan import Changes, available_bytes, changed, flags, make_plan, remedies
 from vit_jax.plan.topology import Topology, parse_topology
 
-sys.path.append(str(ROOT))  # for the recipes
+sys.path.insert(0, str(ROOT))  # for the recipes
 
 from configs import pretrain
 

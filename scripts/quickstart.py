@@ -24,7 +24,7 @@ from vit_jax.report.report import write_report
 from vit_jax.train import train_and_evaluate
 from vit_jax.workdir.metrics import read_metrics
 
-sys.path.append(str(ROOT))  # for the recipes
+sys.path.insert(0, str(ROOT))  # for the recipes
 
 from configs import quickstart
 

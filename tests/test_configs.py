@@ -4,6 +4,7 @@ import copy
 import dataclasses
 import functools
 import json
+import pickle
 from collections.abc import Iterator
 from pathlib import Path
 from types import UnionType
@@ -170,10 +171,63 @@ def test_what_can_be_set() -> None:
     for patch_size in (8, (4, 8)):
         config.model.patch_size = patch_size
         assert config.model.patch_size == patch_size
-    with pytest.raises(AttributeError, match="learning_rate"):
+    with pytest.raises(UserError, match=r"Did you mean 'schedule\.learning_rate'"):
         config.schedule.learing_rate = 1.0
-    with pytest.raises(TypeError):
+    with pytest.raises(UserError, match=r"schedule\.learning_rate='fast' must be of type float"):
         config.schedule.learning_rate = "fast"
+    with pytest.raises(UserError, match=r"optimizer='sgd' must be of type dict"):
+        config.optimizer = "sgd"
+    with pytest.raises(UserError, match=r"evaluators\.val is not a key .*unlocked\(\):` adds one"):
+        config.evaluators.val = default.evaluator(split="val")
+    with pytest.raises(UserError, match=r"evaluators\.NAME\.every_step is not .*'objective'"):
+        config.evaluators.test.every_step = 3
+    config.dataset.batch_size = None
+    with pytest.raises(UserError, match=r"dataset\.batch_size=None must have a value"):
+        default.check_config(config)
+
+
+def same(config: ConfigDict) -> ConfigDict:
+    return config
+
+
+@pytest.mark.parametrize(
+    "copied",
+    [
+        same,
+        copy.deepcopy,
+        ConfigDict,  # of its own at the top alone
+        ConfigDict.copy_and_resolve_references,
+        lambda config: pickle.loads(pickle.dumps(config)),
+    ],
+)
+def test_an_assignment_does_what_the_flag_does(copied: Any) -> None:
+    flags = ["optimizer.name=sgd", "optimizer.momentum=0.5", "duration.epochs=3"]
+    flags += ["model.name=bit", "model.resnet_layers=(1, 2)"]
+    expected = switched(default.get_config(), *flags).to_dict()
+    start = default.get_config()
+    start.duration.steps = 100
+    config = copied(start)
+    config.optimizer.name = "sgd"
+    config.optimizer.momentum = 0.5
+    config.duration.epochs = 3
+    config.model.update(resnet_layers=[1, 2], name="bit")  # in any order
+    assert config.to_dict() == expected
+    at_once = default.get_config()
+    at_once.update(json.loads(json.dumps(expected)))  # a saved one
+    assert at_once.to_dict() == expected
+    config["evaluators"]["test"]["name"] = "few_shot"
+    default.check_config(config)
+    with pytest.raises(UserError, match="Here it is schedule.learning_rate"):
+        config.optimizer.lr = 1.0
+
+
+def test_a_dict_sets_keys_of_a_section_and_another_section_replaces_it() -> None:
+    config = default.get_config()
+    config.schedule = {"linear_end": 0.1, "name": "linear"}
+    assert (config.schedule.linear_end, config.schedule.warmup_steps) == (0.1, 0)
+    config.evaluators = ConfigDict({"val": default.evaluator(split="val")})
+    assert config.evaluators.val.split == "val"
+    assert "test" not in config.evaluators
 
 
 def built(config: ConfigDict) -> Run:
@@ -193,6 +247,12 @@ def test_quickstart_stages_build(stage: str, tmp_path: Path) -> None:
     if stage != "pretrain":
         assert {dataset.num_examples for dataset in run.datasets.values()} == {300}
         assert set(run.datasets) == {"train", "validation", "test"}
+
+
+def test_a_run_says_if_its_average_keeps_the_start(caplog: pytest.LogCaptureFixture) -> None:
+    built(tiny.config(train_step__polyak_decay=0.9, duration__steps=4))
+    assert "after 4 steps 66% of the average" in caplog.text
+    assert "is the random start" in caplog.text
 
 
 def test_fine_tuning_and_scratch_differ_in_their_start_alone() -> None:

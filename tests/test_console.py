@@ -64,6 +64,19 @@ def test_the_log_is_started_unless_somebody_has(monkeypatch: pytest.MonkeyPatch)
     assert logging.root.handlers == [handler]
 
 
+@pytest.mark.parametrize(
+    ("is_terminal", "modules", "is_shown"),
+    [(True, {}, True), (False, {"ipykernel": None}, True), (False, {}, False)],
+)
+def test_work_is_watched_where_somebody_looks(is_terminal, modules, is_shown, monkeypatch):
+    monkeypatch.setattr("sys.stderr.isatty", lambda: is_terminal)
+    monkeypatch.delitem(sys.modules, "ipykernel", raising=False)
+    for name, module in modules.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.setattr(console, "tqdm", lambda items, **options: (items, options["disable"]))
+    assert console.watched("abc", "image", 3) == ("abc", not is_shown)
+
+
 def test_what_takes_long_is_said_and_again(monkeypatch, capsys):
     monkeypatch.setattr(console, "REMINDER_SECONDS", 0.02)
     monkeypatch.setattr(console, "TICK_SECONDS", 0.01)

@@ -1,8 +1,12 @@
 """What `import vit_jax` gives."""
 
+import pickle
 import subprocess
 import sys
+import traceback
+from importlib.machinery import ModuleSpec
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import jax
@@ -14,7 +18,7 @@ import vit_jax
 from tests import tiny
 from tests.data.test_memory import Series
 from tests.saved_models import save_model
-from vit_jax import command_line, config
+from vit_jax import config
 from vit_jax.errors import UserError
 
 
@@ -109,9 +113,69 @@ def test_keys_of_other_libraries_lead_to_ours(key: str, ours: str) -> None:
         vit_jax.get_config("", f"{key}=1")
 
 
+def short_traceback(error: BaseException) -> list[str]:
+    """Files of the frames, after those of the test."""
+    names = [Path(frame.filename).name for frame in traceback.extract_tb(error.__traceback__)]
+    return [name for name in names if name != Path(__file__).name]
+
+
+def test_errors_come_from_the_callers_line(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = [
+        lambda: vit_jax.load_model("/nowhere"),
+        lambda: vit_jax.get_config("configs/finetune.py:B16,cifar10"),
+        lambda: vit_jax.train_and_evaluate(vit_jax.get_config(), ""),
+        lambda: model.predict("/nowhere.jpg"),
+    ]
+    for call in calls:
+        with pytest.raises(UserError) as error:
+            call()
+        assert short_traceback(error.value) == ["errors.py"]
+        assert error.value.__cause__ is None
+        assert error.value.__suppress_context__
+    monkeypatch.setenv("VIT_LOG_LEVEL", "debug")
+    with pytest.raises(UserError) as error:
+        vit_jax.load_model("/nowhere")
+    assert "resolve.py" in short_traceback(error.value)
+    assert pickle.loads(pickle.dumps(vit_jax.load_model)) is vit_jax.load_model
+
+
+RECIPE = """
+from configs import finetune
+from configs.mine import RATE
+
+def get_config():
+    config = finetune.get_config("Ti/16,cifar10")
+    config.schedule.learning_rate = RATE
+    return config
+"""
+
+
+@pytest.mark.parametrize("folder", ["configs", "recipes"])
+def test_a_project_may_have_a_package_configs_of_its_own(folder, tmp_path, monkeypatch):
+    theirs = ModuleType("configs")
+    theirs.__path__ = [str(tmp_path / "configs")]
+    theirs.__spec__ = ModuleSpec("configs", None, is_package=True)
+    for file in ("configs/__init__.py", "configs/mine.py", f"{folder}/own.py"):
+        (tmp_path / file).parent.mkdir(exist_ok=True)
+        (tmp_path / file).write_text(RECIPE if "own" in file else "RATE = 0.5\n")
+    for name in [name for name in sys.modules if name.startswith("configs")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "configs", theirs)
+    monkeypatch.syspath_prepend(tmp_path)
+    paths = list(sys.path)
+    assert vit_jax.get_config("configs/photos.py:Ti/16,/x").dataset.name == "/x"
+    # A recipe of the project imports ours and its own.
+    config = vit_jax.get_config(str(tmp_path / folder / "own.py"))
+    assert (config.dataset.name, config.schedule.learning_rate) == ("cifar10", 0.5)
+    assert {name for name in sys.modules if name.startswith("configs")} == {"configs"}
+    assert sys.modules["configs"] is theirs
+    assert not hasattr(theirs, "finetune")
+    assert sys.path == paths
+
+
 def test_names_elsewhere_are_of_keys_that_exist() -> None:
     known = config.flatten(vit_jax.get_config())
-    for key in command_line._NAMES_ELSEWHERE:
+    for key in config.NAMES_ELSEWHERE:
         assert key in known or " " in key
 
 

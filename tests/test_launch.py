@@ -186,16 +186,18 @@ def test_out_of_memory_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_what_is_given_as_none_is_unset_and_a_length_replaces_the_recipes() -> None:
-    config = default.get_config()
-    for texts, unset in (
-        ({"optimizer.clip_norm": "None"}, {"optimizer.clip_norm"}),
-        ({"optimizer.clip_norm": "1.0"}, set()),
-        ({"dataset.name": "None"}, set()),  # a name like any other
-        ({"duration.epochs": "3"}, {"duration.steps", "duration.examples"}),
-        ({"duration.steps": "None"}, {"duration.steps"}),
-        ({"duration.epochs": "3", "duration.steps": "4"}, {"duration.examples"}),
+    for overrides, expected in (
+        (["optimizer.clip_norm=None"], {"optimizer.clip_norm": None}),
+        (["optimizer.clip_norm=2.0"], {"optimizer.clip_norm": 2.0}),
+        (["dataset.name=None"], {"dataset.name": "None"}),  # a name like any other
+        (["duration.epochs=3"], {"duration.epochs": 3.0, "duration.steps": None}),
+        (["duration.steps=None"], {"duration.steps": None}),
+        (["duration.epochs=3", "duration.steps=4"], {"duration.epochs": None, "duration.steps": 4}),
     ):
-        assert command_line.unset_keys(config, texts) == unset
+        config = default.get_config()
+        config.optimizer.clip_norm, config.duration.steps = 1.0, 100
+        flat = default.flatten(command_line.override(config, overrides))
+        assert {key: flat[key] for key in expected} == expected
 
 
 def test_a_kind_on_the_command_line_brings_its_keys() -> None:

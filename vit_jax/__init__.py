@@ -16,6 +16,7 @@ Everything is imported lazily.
 from __future__ import annotations
 
 import importlib
+import inspect
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -61,7 +62,14 @@ __all__ = list(_HOMES)
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'vit_jax' has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOMES[name]), name)
+    from vit_jax.errors import with_short_errors
+
+    value = getattr(importlib.import_module(_HOMES[name]), name)
+    if inspect.isfunction(value):
+        value = with_short_errors(value)
+        value.__module__ = __name__  # pickle finds it here
+    globals()[name] = value
+    return value
 
 
 def __dir__() -> list[str]:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
+import importlib.util
 import inspect
 import os
 import re
 import runpy
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from absl import flags
@@ -92,7 +96,7 @@ def override(config: Any, overrides: Sequence[str]) -> Any:
     """Sets keys of a config to values in text, as `dataset.batch_size=64`; returns it."""
     texts = {key: value for key, _, value in (text.partition("=") for text in overrides)}
     done = choose_kinds(config, texts)
-    for key in unset_keys(config, texts):
+    for key in [key for key in schema.optional_keys(config) if texts.get(key) == "None"]:
         section, name = key.split(".")
         config[section][name] = None
         done.add(key)
@@ -137,45 +141,49 @@ def load_recipe(spec: str) -> Any:
     if not file:
         known = [recipe.stem for recipe in (ROOT / "configs").glob("*.py")]
         raise UserError(f"--config: there is no recipe {path!r}.{nearest(path, known)}")
-    if str(ROOT) not in sys.path:
-        sys.path.append(str(ROOT))  # recipes import each other as `configs.pretrain`
+    with importing_recipes(Path(file).absolute().parent):
+        try:
+            get_config = runpy.run_path(file, run_name="recipe")["get_config"]
+        except (KeyError, SyntaxError) as error:
+            raise UserError(f"--config: {path!r} is not a recipe: {error}") from error
+        if separator and not inspect.signature(get_config).parameters:
+            raise UserError(f"--config: {path!r} takes no argument, but got {argument!r}.")
+        return get_config(argument) if separator else get_config()
+
+
+def import_recipe(name: str) -> ModuleType:
+    """`configs.NAME` of ours as a module."""
+    with importing_recipes():
+        return importlib.import_module(f"configs.{name}")
+
+
+_OURS = ROOT / "configs"
+_imported: dict[str, ModuleType] = {}  # recipes of ours, as they import each other
+
+
+@contextlib.contextmanager
+def importing_recipes(folder: Path = _OURS) -> Iterator[None]:
+    """Meanwhile `configs` is our package, even where the caller's project has one of that name.
+
+    A recipe in another folder also imports what `configs` is there, and in the project.
+    """
+
+    def pop() -> dict[str, ModuleType]:
+        names = [name for name in sys.modules if f"{name}.".startswith("configs.")]
+        return {name: sys.modules.pop(name) for name in names}
+
+    theirs, package, known = pop(), ModuleType("configs"), _imported
+    package.__path__ = [str(_OURS)]
+    if folder != _OURS:
+        spec, own = importlib.util.find_spec("configs"), [str(folder)] * (folder.name == "configs")
+        package.__path__ = [*own, str(_OURS), *((spec and spec.submodule_search_locations) or ())]
+        known = {}
+    sys.modules.update(known or {"configs": package})
     try:
-        get_config = runpy.run_path(file, run_name="recipe")["get_config"]
-    except (KeyError, SyntaxError) as error:
-        raise UserError(f"--config: {path!r} is not a recipe: {error}") from error
-    if separator and not inspect.signature(get_config).parameters:
-        raise UserError(f"--config: {path!r} takes no argument, but got {argument!r}.")
-    return get_config(argument) if separator else get_config()
-
-
-# What our keys are called elsewhere.
-_NAMES_ELSEWHERE = {
-    "schedule.learning_rate": "lr base_lr peak_lr",
-    "schedule.warmup_steps": "warmup warmup_epochs",
-    "optimizer.name": "opt optim",
-    "optimizer.weight_decay": "wd decay",
-    "optimizer.clip_norm": "clip_grad grad_clip max_grad_norm clip",
-    "duration.epochs": "num_epochs max_epochs train_epochs",
-    "duration.steps": "max_steps total_steps num_steps train_steps",
-    "dataset.name": "data data_path dataset_name",
-    "dataset.batch_size": "bs batch train_batch_size",
-    "a number in dataset.preprocess and dataset.eval_preprocess, as official_train(384)": (
-        "image_size img_size resolution input_size size"
-    ),
-    "loader.num_workers": "workers dataloader_num_workers",
-    "train_step.polyak_decay": "ema ema_decay model_ema polyak",
-    "train_step.accumulation_steps": "gradient_accumulation_steps accum accum_steps accum_freq",
-    "model.stochastic_depth_rate": "drop_path drop_path_rate",
-    "model.dropout_rate": "dropout drop drop_rate",
-    "model.dtype": "amp precision fp16 bf16 mixed_precision",
-    "model.remat": "gradient_checkpointing grad_checkpointing",
-    "mix.mixup_alpha": "mixup mixup_prob",
-    "mix.cutmix_alpha": "cutmix cutmix_prob",
-    "objective.label_smoothing": "smoothing",
-    "pretrained.source": "checkpoint_path model_or_filename init_from weights",
-    "determined by the data set (or the objective), not set in the config": "num_classes",
-    "the flag --workdir": "output_dir",
-}
+        yield
+    finally:
+        known.update(pop())
+        sys.modules.update(theirs)
 
 
 def choose_kinds(config: Any, texts: Mapping[str, str]) -> set[str]:
@@ -191,14 +199,6 @@ def choose_kinds(config: Any, texts: Mapping[str, str]) -> set[str]:
     return chosen
 
 
-def unset_keys(config: Any, texts: Mapping[str, str]) -> set[str]:
-    """Keys to set to None: those given as None, and a recipe's length if another one is given."""
-    lengths = {f"duration.{name}" for name in config.duration}
-    unset = {key for key in schema.optional_keys(config) if texts.get(key) == "None"}
-    asked = lengths & texts.keys() - unset
-    return unset | (lengths - asked if asked else set())
-
-
 def _override_error(error: BaseException, config: Any, overrides: Sequence[str]) -> str:
     """One line that explains what is wrong with the overrides."""
     known = schema.flatten(config)
@@ -206,19 +206,7 @@ def _override_error(error: BaseException, config: Any, overrides: Sequence[str])
     unknown = next((key for key in keys if key not in known), None)
     if unknown is None:
         return f"{' '.join(str(error.args[0] if error.args else error).split())} (see --help)"
-    section, _, leaf = unknown.rpartition(".")
-    same = [key for key in known if key.rpartition(".")[0] == section]
-    kind = "the config"
-    if f"{section}.name" in same and section != "dataset":
-        kind = f"{section}.name={known[f'{section}.name']!r}"
-    elsewhere = [key for key in known if key.endswith(f".{leaf}")]
-    near = nearest(unknown, elsewhere or same or known)
-    ours = [key for key, names in _NAMES_ELSEWHERE.items() if leaf in names.split()]
-    if ours and not elsewhere:
-        near = f" Here it is {ours[0]}."
-    elif len(elsewhere) == 1:
-        near = f" Did you mean {elsewhere[0]!r}?"
-    return f"--config.{unknown} is not a key of {kind}.{near} --help lists all."
+    return f"--config.{schema.unknown_key(unknown, known)} --help lists all."
 
 
 def step_range(text: str) -> tuple[int, int]:

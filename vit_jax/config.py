@@ -28,12 +28,13 @@ from vit_jax.objectives.create import OBJECTIVES
 from vit_jax.training.gradients import GRADIENTS
 from vit_jax.training.optimizer import OPTIMIZERS, create_optimizer
 from vit_jax.training.schedule import SCHEDULES, create_schedule
+from vit_jax.wording import nearest
 
 # Sections without kinds. Each key has its default, or the type if it may be None, and
 # its line in --help.
 KEYS: dict[str, dict[str, tuple[Any, str]]] = {
     "duration": {  # of training
-        "steps": (int, "updates; the first of steps, examples, epochs that is set is used"),
+        "steps": (int, "updates; setting one of the three unsets the others"),
         "examples": (int, "images, counting repeats"),
         "epochs": (float, "passes over dataset.split"),
     },
@@ -80,7 +81,7 @@ KEYS: dict[str, dict[str, tuple[Any, str]]] = {
         "every_steps": (1000, "and always after the last step"),
         "keep": (2, "newest checkpoints to keep"),
         "best_metric": ("", "also keep the best by this, such as 'test/accuracy'"),
-        "best_mode": ("max", "max | min"),
+        "best_mode": ("auto", "max | min | auto: min for losses and errors, by the metric's name"),
         "keep_best": (1, "number of best checkpoints to keep"),
     },
     "early_stopping": {  # ends the run before its duration; see training/early_stopping.py
@@ -121,9 +122,9 @@ SEED = (0, "determines weights, dropout, data order and augmentation")
 
 def get_config() -> ConfigDict:
     """All keys with their defaults."""
-    config = ConfigDict({"seed": SEED[0]})
+    config = Section({"seed": SEED[0]})
     for name, keys in KEYS.items():
-        config[name] = ConfigDict()
+        config[name] = Section(key=name)
         for key, (default, _) in keys.items():
             config[name][key] = placeholder(default) if isinstance(default, type) else default
     config.model = section("model", **get_variant("Ti/16"))
@@ -131,7 +132,7 @@ def get_config() -> ConfigDict:
     config.gradient = section("gradient", "plain")
     config.optimizer = section("optimizer", "adamw")
     config.schedule = section("schedule", "cosine")
-    config.evaluators = ConfigDict({"test": evaluator(split="test")})
+    config.evaluators = Section({"test": evaluator(split="test")}, key="evaluators")
     return config.lock()
 
 
@@ -184,6 +185,105 @@ AT_MOST = {
 }
 
 
+class Section(ConfigDict):
+    """The config or a section of it, where an assignment does what a flag does.
+
+    A `name` brings the keys of that kind, a length unsets the others, a dict sets several keys; a
+    key that is not there and a value of another type are a UserError.
+    """
+
+    def __init__(self, *args: Any, key: str = "", **kwargs: Any):
+        object.__setattr__(self, "_key", key)
+        super().__init__(*args, **kwargs)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        object.__setattr__(self, "_key", state["_key"])
+
+    def copy_and_resolve_references(self, visit_map: Any = None) -> ConfigDict:
+        copy = super().copy_and_resolve_references(visit_map)
+        object.__setattr__(copy, "_key", self._key)
+        return copy
+
+    def update(self, *other: Any, **values: Any) -> None:
+        values = {**dict(*other), **values}
+        if self._key in KINDS and (name := values.pop("name", self.name)) != self.name:
+            later = {f"{self._key}.{option}" for option in values}
+            set_kind({self._key: self}, self._key, str(name), later)
+        super().update(values)
+
+    def __setitem__(self, option: str, value: Any) -> None:
+        prefix = f"{self._key}.".replace("*", "NAME").lstrip(".")
+        node = self._fields.get(option)
+        if option not in self and not self.is_locked:
+            super().__setitem__(option, value)
+        elif option not in self:
+            known = {**flatten(get_config()), **{f"{prefix}{key}": self[key] for key in self}}
+            how = " `with config.unlocked():` adds one." if self._key == "evaluators" else ""
+            raise UserError(unknown_key(prefix + option, known) + how)
+        elif isinstance(node, Section) and isinstance(value, dict):
+            node.update(value)
+        elif option == "name" and self._key in KINDS:
+            self.update(name=value)
+        else:
+            if isinstance(node, Section) and isinstance(value, ConfigDict):
+                value = Section(value, key=node._key)
+            try:
+                super().__setitem__(option, value)
+            except TypeError:
+                kind = "dict" if isinstance(node, Section) else self.get_type(option).__name__
+                raise UserError(f"{prefix}{option}={value!r} must be of type {kind}.") from None
+            for other in self if self._key == "duration" and value is not None else ():
+                super().__setitem__(other, value if other == option else None)
+
+
+# What our keys are called elsewhere.
+NAMES_ELSEWHERE = {
+    "schedule.learning_rate": "lr base_lr peak_lr",
+    "schedule.warmup_steps": "warmup warmup_epochs",
+    "optimizer.name": "opt optim",
+    "optimizer.weight_decay": "wd decay",
+    "optimizer.clip_norm": "clip_grad grad_clip max_grad_norm clip",
+    "duration.epochs": "num_epochs max_epochs train_epochs",
+    "duration.steps": "max_steps total_steps num_steps train_steps",
+    "dataset.name": "data data_path dataset_name",
+    "dataset.batch_size": "bs batch train_batch_size",
+    "a number in dataset.preprocess and dataset.eval_preprocess, as official_train(384)": (
+        "image_size img_size resolution input_size size"
+    ),
+    "loader.num_workers": "workers dataloader_num_workers",
+    "train_step.polyak_decay": "ema ema_decay model_ema polyak",
+    "train_step.accumulation_steps": "gradient_accumulation_steps accum accum_steps accum_freq",
+    "model.stochastic_depth_rate": "drop_path drop_path_rate",
+    "model.dropout_rate": "dropout drop drop_rate",
+    "model.dtype": "amp precision fp16 bf16 mixed_precision",
+    "model.remat": "gradient_checkpointing grad_checkpointing",
+    "mix.mixup_alpha": "mixup mixup_prob",
+    "mix.cutmix_alpha": "cutmix cutmix_prob",
+    "objective.label_smoothing": "smoothing",
+    "pretrained.source": "checkpoint_path model_or_filename init_from weights",
+    "determined by the data set (or the objective), not set in the config": "num_classes",
+    "the flag --workdir": "output_dir",
+}
+
+
+def unknown_key(unknown: str, known: Mapping[str, Any]) -> str:
+    """What is said of a key that is not among the `known` ones, by dotted key."""
+    section, _, leaf = unknown.rpartition(".")
+    same = [key for key in known if key.rpartition(".")[0] == section]
+    kind = "the config"
+    if f"{section}.name" in same and section != "dataset":
+        kind = f"{section}.name={known[f'{section}.name']!r}"
+    elsewhere = [key for key in known if key.endswith(f".{leaf}")]
+    near = nearest(unknown, elsewhere or same or known)
+    ours = [key for key, names in NAMES_ELSEWHERE.items() if leaf in names.split()]
+    if ours and not elsewhere:
+        near = f" Here it is {ours[0]}."
+    elif len(elsewhere) == 1:
+        near = f" Did you mean {elsewhere[0]!r}?"
+    return f"{unknown} is not a key of {kind}.{near}"
+
+
 def section(key: str, name: str, **values: Any) -> ConfigDict:
     """The section `key` for the kind `name`: its keys with their defaults, or `values`."""
     keys = kind_keys(key, name)
@@ -197,7 +297,7 @@ def section(key: str, name: str, **values: Any) -> ConfigDict:
             f"missing{or_row}."
         )
     fields = {option: _field(keys[option][0], value) for option, value in values.items()}
-    return ConfigDict({"name": name, **fields})
+    return Section({"name": name, **fields}, key="evaluators.*" if "." in key else key)
 
 
 def evaluator(split: str, name: str = "objective", **values: Any) -> ConfigDict:
@@ -206,17 +306,16 @@ def evaluator(split: str, name: str = "objective", **values: Any) -> ConfigDict:
 
 
 def set_kind(
-    config: ConfigDict, key: str, name: str, later: Container[str] = (), /, **values: Any
+    config: Mapping[str, Any], key: str, name: str, later: Container[str] = (), /, **values: Any
 ) -> None:
-    """Replaces a section by that of another kind.
+    """Makes a section one of another kind.
 
     Keys of both kinds whose values have the same type are kept, if the new kind of model supports
     them. A model's `name` may be a row of `create.VARIANTS`, which replaces all sizes. `values`
     override both; keys in `later`, such as `model.num_layers`, are set by the caller afterwards.
     """
-    parent, _, last = key.rpartition(".")
-    node = config[parent] if parent else config
-    old = dict(node[last])
+    node = config[key]
+    old = dict(node)
     old_keys = kind_keys(key, old["name"])
     if key == "model" and name not in MODELS:
         try:
@@ -233,8 +332,12 @@ def set_kind(
             values.setdefault(option, old[option])
         elif default is dataclasses.MISSING and f"{key}.{option}" in later:
             values.setdefault(option, None)
-    with config.unlocked():
-        node[last] = section(key, name, **values)
+    new = section(key, name, **values)
+    with node.unlocked():
+        for option in list(node):
+            del node[option]
+        for option, field in new.items(preserve_field_references=True):
+            node[option] = field
 
 
 def check_config(config: ConfigDict) -> None:
@@ -249,7 +352,10 @@ def check_config(config: ConfigDict) -> None:
         check_keys(key, node.name, node, known)
         for missing in known.keys() - set(node):
             raise UserError(f"{key}.{missing} is missing; {key}.name={node.name!r} needs it.")
+    optional = optional_keys(config)
     for key, value in flatten(config).items():
+        if value is None and key not in optional:
+            raise UserError(f"{key}=None must have a value.")
         check_value(key, value)
     if not 0 <= config.seed < 2**32:  # JAX would drop the higher bits: 2**32 would be 0
         raise UserError(f"seed={config.seed} must be from 0 to {2**32 - 1}.")

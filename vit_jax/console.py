@@ -11,7 +11,7 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TextIO
 
 from tqdm import tqdm
@@ -83,7 +83,7 @@ def start_logging(process_id: int | None = None, *, to_stderr: bool = False) -> 
     logging.getLogger("gcsfs").setLevel(logging.CRITICAL)  # it logs tracebacks of errors it raises
 
 
-def ensure_logging() -> None:
+def ensure_logging(*, to_stderr: bool = False) -> None:
     """`start_logging` where the user has not set up the log, as in a notebook."""
 
     def is_default(handler: logging.Handler) -> bool:  # importing absl or Orbax leaves one
@@ -92,7 +92,15 @@ def ensure_logging() -> None:
         return is_plain or "absl" in type(handler).__module__
 
     if logging.root.level == logging.WARNING and all(map(is_default, logging.root.handlers)):
-        start_logging()
+        start_logging(to_stderr=to_stderr)
+
+
+def watched(
+    items: Iterable[Any] | None, unit: str, total: int | None = None, **options: Any
+) -> Any:
+    """A tqdm bar, on a terminal or in a notebook, of what takes more than a second."""
+    shown = sys.stderr.isatty() or "ipykernel" in sys.modules
+    return tqdm(items, total=total, unit=unit, disable=not shown, delay=1, leave=False, **options)
 
 
 @contextlib.contextmanager

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import importlib
+import inspect
 import os
 import re
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+_T = TypeVar("_T")
 
 REQUEUE_EXIT_CODE = 75  # EX_TEMPFAIL: the same command resumes the run
 # Disk or network errors that may be temporary.
@@ -110,3 +114,29 @@ class TrainingDivergedError(RuntimeError):
 
 class PreemptedError(Exception):
     """The run was asked to stop and has saved its state: the same command resumes it."""
+
+
+def with_short_errors(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A public function that raises errors for users from the caller's line, not from deep inside.
+
+    VIT_LOG_LEVEL=debug shows where they come from.
+    """
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return function(*args, **kwargs)
+        except (UserError, TrainingDivergedError, PreemptedError) as error:
+            if os.environ.get("VIT_LOG_LEVEL", "").lower() == "debug":
+                raise
+            raise error.with_traceback(None) from None
+
+    return call
+
+
+def methods_with_short_errors(kind: type[_T]) -> type[_T]:
+    """`with_short_errors` for every public method of a class."""
+    for name, value in list(vars(kind).items()):
+        if inspect.isfunction(value) and not name.startswith("_"):
+            setattr(kind, name, with_short_errors(value))
+    return kind

@@ -39,7 +39,12 @@ from vit_jax.training.gradients import GRADIENTS, create_gradient
 from vit_jax.training.mixing import create_mixing
 from vit_jax.training.optimizer import create_optimizer
 from vit_jax.training.schedule import Schedule, create_schedule, to_steps
-from vit_jax.training.step import TrainState, create_train_state, make_train_step
+from vit_jax.training.step import (
+    TrainState,
+    check_polyak_decay,
+    create_train_state,
+    make_train_step,
+)
 from vit_jax.trees import fingerprint, merge_trees
 from vit_jax.wording import unsigned
 
@@ -216,6 +221,8 @@ def create_run(
     total_steps = to_steps(
         **config.duration, num_examples=dataset.num_examples, batch_size=batch_size
     )
+    start_is = "pre-trained" if config.pretrained.source else "random"
+    check_polyak_decay(config.train_step.polyak_decay, total_steps, start_is)
     objective = create_objective(create_task(config, dataset), **config.objective)
     description = describe(config, objective, dataset)
     start = create_start(config, objective, dataset, description.grid)

@@ -132,15 +132,28 @@ def _load(
     config: ConfigDict, shapes: Any, objective: Objective, grid: tuple[int, int] | None
 ) -> Any:
     """`Start.load`: the source has the parameters of the objective's model alone."""
+    from vit_jax.inference.class_order import match_classes  # imports class name lists
     from vit_jax.pretrained.load import load_pretrained  # imports readers of many formats
 
     options = {key: value for key, value in config.pretrained.items() if key != "keep"}
     own = {name.partition("/")[0] for name in objective.own_parameters}
     alone = {name: leaf for name, leaf in shapes.items() if name not in own}
     like = shapes[objective.prefix] if objective.prefix else alone
+    model, classes = config.model, objective.class_names
+
+    def outputs_of(names: tuple[str, ...], count: int) -> np.ndarray:
+        if len(classes) > count:  # the error lists what does not fit
+            return np.arange(count)
+        # Numbers are the names of classes without one; other names are not compared with them.
+        is_unnamed = classes == tuple(map(str, range(len(classes))))
+        names = () if is_unnamed and not all(map(str.isdecimal, names)) else names
+        hint = "pretrained.reset_head=True starts a new head"
+        return match_classes(classes, names, count, hint=hint)
+
+    options["outputs_of"] = outputs_of if classes else None
     try:
         params, _ = load_pretrained(
-            **options, like=like, kind=config.model.name, target_grid=grid, model=config.model
+            **options, like=like, kind=model.name, target_grid=grid, model=model
         )
     except UserError as error:
         where = f"pretrained.source={config.pretrained.source!r}"

@@ -21,6 +21,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from tests.file_server import FileServer, Served, serve_files
 from vit_jax.errors import UserError
+from vit_jax.files import network
 from vit_jax.pretrained.zoo import download as download_module
 from vit_jax.pretrained.zoo.download import download
 
@@ -142,7 +143,18 @@ def test_the_servers_own_hash_is_checked(server: FileServer, tmp_path: Path) -> 
 def test_no_network(tmp_path: Path) -> None:
     with serve_files() as server:
         pass  # nobody listens at its port any more
-    refused(server, tmp_path, "127.0.0.1.*connection failed .* the network, HTTPS_PROXY")
+    message = "127.0.0.1.*connection failed .*, attempt 2; .* the network, HTTPS_PROXY"
+    refused(server, tmp_path, message)
+
+
+def test_a_network_that_swallows_everything(server, tmp_path, monkeypatch):
+    monkeypatch.setattr(network, "PATIENCE", 0.05)
+    put(server, faults=[{"wait": True}] * 9)
+    refused(server, tmp_path, r"\(no answer within 0.05 s\), attempt 2; check")
+    # A server that has answered before is asked again.
+    monkeypatch.setattr(network, "PATIENCE", 0.3)
+    put(server, faults=[{"status": 503}, {"wait": True}])
+    assert get(server, tmp_path).read_bytes() == BODY
 
 
 def test_a_certificate_has_to_be_trusted(server: FileServer, tmp_path: Path) -> None:

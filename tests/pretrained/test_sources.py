@@ -1,6 +1,7 @@
 """Paths, addresses and names, against a bucket and a hub of this machine."""
 
 import json
+import logging
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +11,11 @@ import pytest
 
 from tests.file_server import FileServer, Served, serve_files
 from tests.pretrained.test_zoo import write_index
-from vit_jax.errors import UserError
+from vit_jax.errors import TransientError, UserError
+from vit_jax.files import network
+from vit_jax.files.network import check_reachable
+from vit_jax.pretrained.load import read_source
+from vit_jax.pretrained.zoo import download as download_module
 from vit_jax.pretrained.zoo import resolve as sources
 from vit_jax.pretrained.zoo.resolve import (
     cache_dir,
@@ -31,6 +36,13 @@ def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("VIT_JAX_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache"
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(network, "PAUSE", 0.0)
+    monkeypatch.setattr(download_module, "PAUSE", 0.0)
+    monkeypatch.setattr(network, "_answered", set())
 
 
 @pytest.fixture
@@ -61,6 +73,33 @@ def test_a_file_of_a_bucket(cache: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert cache_path("gs://vit_models/sam/B.npz") == cache / "gs/vit_models/sam/B.npz"
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", "localhost:4443")
     assert http_address("gs://a/b.npz") == "http://localhost:4443/a/b.npz"
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("gs://some/file.npz", "^gs://some/file.npz: http://127.* attempt 2; .* use its path"),
+        ("gs://some/run", "^gs://some/run: http://127.* cannot be reached .* use a local copy"),
+        ("gs://some/run/best", "^gs://some/run/best: http://127.* cannot be reached"),
+        (SMALL, f"^{SMALL}: http://127.*/{SMALL}.npz: .* attempt 2; check .* the network"),
+        ("augreg:B/16,adapt_ds=imagenet2012", "^augreg:B/16,adapt_ds=imagenet2012: the index"),
+    ],
+)
+def test_without_a_network_one_line_names_what_was_asked(source, message, monkeypatch, caplog):
+    with serve_files() as server:
+        pass  # nobody listens at its port any more
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", server.address)
+    with pytest.raises(UserError, match=message) as error:
+        read_source(source)
+    assert "\n" not in str(error.value)
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+def test_a_server_that_answers_with_an_error_is_there(bucket: FileServer) -> None:
+    check_reachable("x", bucket.address)
+    bucket.files["/"] = Served(b"", faults=[{"wait": True}])
+    check_reachable("x", bucket.address)  # is not asked again
+    assert len(bucket.requests) == 1
 
 
 def test_no_address_of_a_file() -> None:
@@ -210,6 +249,12 @@ def test_repositories_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         ):
             with pytest.raises(UserError, match=f"^{source}.*{message}"):
                 resolve(source)
+    network._answered.clear()  # now it is off: what is in the cache is used, the rest is one line
+    assert (resolve(VIT) / "model.safetensors").read_bytes() == b"tensors"
+    for source in ("hf://another/vit", f"hf://{VIT}/another.npz", "hf://old/vit/x.safetensors"):
+        message = f"^{source}: {server.address} cannot be reached .*refused.*use a local copy"
+        with pytest.raises(TransientError, match=message):
+            resolve(source)
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)  # it is optional
     with pytest.raises(UserError, match=r"huggingface_hub: .*'.\[hf\]'"):
         resolve(VIT)

@@ -26,6 +26,8 @@ ACCURACIES = {10: 0.1, 20: 0.5, 30: 0.4, 40: 0.52, 50: 0.5}
         (ACCURACIES, "test/accuracy", 4, 0.03, None),
         (ACCURACIES, "val/loss", 4, 0.0, 10),  # lower is better
         (ACCURACIES, "a/b/calibration_error", 4, 0.0, 10),
+        (ACCURACIES, "val/RMSE", 4, 0.0, 10),
+        (ACCURACIES, "val/false_alarms", 4, 0.0, None),  # unknown: higher is better
         ({10: 0.5, 20: 0.5}, "test/accuracy", 1, 0.0, 10),  # no gain is no improvement
     ],
 )

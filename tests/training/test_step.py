@@ -1,6 +1,7 @@
 """The update against the official code's own numbers, and its promises on meshes."""
 
 import functools
+import re
 from typing import Any
 
 import jax
@@ -15,7 +16,12 @@ from vit_jax.objectives.objective import Task
 from vit_jax.parameters.sharding import create_mesh, replicated
 from vit_jax.training.optimizer import create_optimizer
 from vit_jax.training.schedule import create_schedule
-from vit_jax.training.step import accumulate_gradients, create_train_state, make_train_step
+from vit_jax.training.step import (
+    accumulate_gradients,
+    check_polyak_decay,
+    create_train_state,
+    make_train_step,
+)
 from vit_jax.trees import flatten_names
 
 LABELS = golden.arrays("accumulate_gradient")["labels"]
@@ -146,3 +152,19 @@ def test_frozen_parameters_have_no_gradient_at_all() -> None:
             if not name.endswith("key/bias"):
                 assert moved == (not freeze or name.startswith("head/")), name
     assert flops[pattern] < 0.6 * flops[""]
+
+
+@pytest.mark.parametrize(
+    ("decay", "steps", "message"),
+    [
+        (0.9999, 500, "95% of the average, .* is the random start; 0.991 leaves about 1 %"),
+        (0.999, 100, "90% of .*; 0.95 leaves"),
+        (0.9999, 20_000, ""),  # the paper's, table 2
+        (0.991, 500, ""),
+        (0.0, 500, ""),
+    ],
+)
+def test_an_average_that_keeps_its_start_is_said(decay, steps, message, caplog):
+    check_polyak_decay(decay, steps, "random")
+    assert bool(caplog.records) == bool(message)
+    assert re.search(message, caplog.text)

@@ -191,10 +191,10 @@ def test_keeps_the_latest_and_the_best(tmp_path: Path) -> None:
     assert on_disk(tmp_path) == [9, 11, 12]
     # The smallest values.
     losses = {step: {"loss": loss} for step, loss in enumerate((3.0, 1.0, 2.0, 4.0, 5.0), start=13)}
-    options = {"best_metric": "loss", "best_mode": "min", "keep_best": 2}
+    options = {"best_metric": "loss", "keep_best": 2}
     save_scores(tmp_path, losses, keep=1, **options)
     assert on_disk(tmp_path) == [14, 15, 17]
-    for metric, mode, best in (("loss", "min", "14"), ("loss", "max", "17")):
+    for metric, mode, best in (("loss", "auto", "14"), ("loss", "max", "17")):
         config = {"checkpoint": {"best_metric": metric, "best_mode": mode}}
         (tmp_path / "config.json").write_text(json.dumps(config))
         assert best_checkpoint(tmp_path).name == best

@@ -26,8 +26,10 @@ from typing import Any, cast, get_args
 import numpy as np
 
 from vit_jax.errors import UserError, as_user_error, missing_package, one_line
+from vit_jax.files.network import check_reachable
 
 BUCKET = "gs://"
+GOOGLE = "https://storage.googleapis.com"
 _ADDRESS = re.compile(r"gs://[a-z0-9][a-z0-9._-]{1,220}[a-z0-9](/[^/?#*\[\]]+)+")
 # The last object that Orbax writes of a step, in place of a rename.
 COMMITTED = "commit_success.txt"
@@ -46,6 +48,7 @@ def to_path(path: str | os.PathLike[str]) -> Path:
         raise UserError(f"{text!r} is not a folder in a bucket, such as gs://BUCKET/FOLDER.")
     if importlib.util.find_spec("gcsfs") is None:
         raise missing_package(text, "gcsfs", "gcs")
+    check_reachable(text, http_server())
     os.environ.setdefault("EPATH_USE_TF", "0")  # not TensorFlow's client, even if installed
     # Plain buckets: the API that detects other kinds needs extra permissions.
     os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
@@ -55,6 +58,12 @@ def to_path(path: str | os.PathLike[str]) -> Path:
     # Other processes write too, so do not cache folder listings.
     fsspec.config.conf.setdefault("gcs", {})["use_listings_cache"] = False
     return cast(Path, epath.Path(text))
+
+
+def http_server() -> str:
+    """The address at which Google's storage, or what stands for it, answers."""
+    server = os.environ.get("STORAGE_EMULATOR_HOST") or GOOGLE
+    return (server if "://" in server else f"http://{server}").rstrip("/")
 
 
 def full_path(path: str | os.PathLike[str]) -> Path:

@@ -80,7 +80,7 @@ def match_classes(
     moved = np.flatnonzero(matched != in_order)
     logging.info(
         f"Matched classes by name: {len(moved)} of {num_labels} labels have another index in "
-        f"the model, which has {num_outputs - num_labels} more classes (they count as wrong)."
+        f"the model, which has {num_outputs - num_labels} more classes."
     )
     return matched
 

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from vit_jax.console import ensure_logging
 from vit_jax.data.preprocess import check_no_code
 from vit_jax.data.sized import size_of
 from vit_jax.errors import UserError, naming
@@ -63,6 +64,7 @@ def load_model(
         the weights' own ops are Python functions: files must not run code.
     """
     quiet_libtpu()
+    ensure_logging(to_stderr=True)
     stored = read_source(source, num_heads=num_heads, grid=grid)
     size = (image_size, image_size) if isinstance(image_size, int) else image_size
     module, description, source_grid = _create(str(source), stored, grid, size, dtype, preprocess)

@@ -15,9 +15,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from vit_jax.console import watched
 from vit_jax.data.datasets import Dataset, create_dataset
 from vit_jax.data.preprocess import encode_texts
-from vit_jax.errors import UserError
+from vit_jax.errors import UserError, methods_with_short_errors
 from vit_jax.evaluators.create import EvaluatorKeys
 from vit_jax.evaluators.stream import Reader, compile_outputs, stream_outputs
 from vit_jax.evaluators.zero_shot import TextHead, class_vectors, fill_prompts
@@ -36,6 +37,7 @@ from vit_jax.trees import flatten_names, unflatten_names
 from vit_jax.wording import list_names
 
 
+@methods_with_short_errors
 @dataclasses.dataclass(frozen=True)
 class Model:
     """A model and its parameters; created by `inference.load.load_model`.
@@ -103,10 +105,8 @@ class Model:
         UserError if the model has no head, or an image cannot be read.
         """
         examples = self._examples(images)
-        predictions = [
-            [(row["class"], row["probability"]) for row in answer]
-            for answer in self.answers(examples, top=top)
-        ]
+        answers = watched(self.answers(examples, top=top), "image", examples.num_examples)
+        predictions = [[(row["class"], row["probability"]) for row in answer] for answer in answers]
         _raise_first_failure(examples)
         return predictions if _is_batch(images) else predictions[0]
 
@@ -151,7 +151,8 @@ class Model:
         UserError if the model does not have it, or an image cannot be read.
         """
         examples = self._examples(images)
-        parts = [part[name] for part in self.stream([name], examples, batch_size, key="name")]
+        stream = watched(self.stream([name], examples, batch_size, key="name"), "batch")
+        parts = [part[name] for part in stream]
         _raise_first_failure(examples)
         return np.concatenate(parts)
 
@@ -177,7 +178,8 @@ class Model:
             return {n: jnp.asarray(x.swapaxes(0, 1), jnp.float32) for n, x in internals.items()}
 
         examples = self._examples(images)
-        parts = list(self._outputs(("look", *names), lambda: function, examples, batch_size))
+        outputs = self._outputs(("look", *names), lambda: function, examples, batch_size)
+        parts = list(watched(outputs, "batch"))
         _raise_first_failure(examples)
         return {n: np.concatenate([part[n] for part in parts]).swapaxes(0, 1) for n in names}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -38,6 +38,7 @@ def load_pretrained(
     grid: tuple[int, int] | None = None,
     num_heads: int | None = None,
     model: Mapping[str, Any] | None = None,
+    outputs_of: Callable[[tuple[str, ...], int], np.ndarray] | None = None,
     **options: Any,
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Loads published or own weights in the shapes of a model.
@@ -48,6 +49,8 @@ def load_pretrained(
       kind: of that model, a name in `MODELS`.
       target_grid: rows and columns of tokens of that model; None: square.
       model: its attributes, to warn of conventions that differ from the file's.
+      outputs_of: (class names of the source, number of its outputs) -> those that a head that is
+        kept should have, in their order; None: as they are.
       **options: which adaptations are allowed, see `adapt_params`.
 
     Returns:
@@ -67,7 +70,10 @@ def load_pretrained(
     flat_like |= {name: leaf for name, leaf in flatten_names(like).items() if name in flat_like}
     default_heads = model_sizes(flat_like, kind).get("num_heads")
     stored = read_source(source, num_heads=num_heads, default_heads=default_heads, grid=grid)
-    of_head = () if options.get("reset_head", True) else family.head_conventions
+    keeps_head = not options.get("reset_head", True)
+    if keeps_head and outputs_of:
+        _choose_outputs(stored, outputs_of)
+    of_head = family.head_conventions if keeps_head else ()
     _warn_of_conventions(source, stored, model or {}, (*family.conventions, *of_head))
     flat, report = adapt_params(
         stored.params,
@@ -154,6 +160,17 @@ def read_source(
         text = f"{source}: {counted(count, 'unexpected array')}: {names}"
         raise UserError(f"{text}. Detected format: {stored.format}.")
     return stored
+
+
+def _choose_outputs(stored: Stored, outputs_of: Callable[..., np.ndarray]) -> None:
+    """Puts those outputs of all heads that are wanted into their order; see `load_pretrained`."""
+    rows, params = table_of(stored.kind), stored.params
+    heads = [name for name in params if rows.find(name).row.axes[-1:] == ("classes",)]
+    for num_outputs in {params[name].shape[-1] for name in heads}:
+        outputs = outputs_of((stored.description or stored).class_names, num_outputs)
+        for name in () if np.array_equal(outputs, np.arange(num_outputs)) else heads:
+            params[name] = params[name][..., outputs]
+            stored.changed[name] = "outputs matched by class name"
 
 
 class _Ours(NamedTuple):

@@ -6,9 +6,8 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from vit_jax.workdir.metrics import read_metrics
+from vit_jax.workdir.metrics import is_lowest_best, read_metrics
 
-LOWER_IS_BETTER = ("loss", "calibration_error")
 STOP = "stop"  # what a callback returns to end the run
 
 
@@ -59,7 +58,7 @@ def stalled_since(
     Early stopping as in Goodfellow et al., "Deep Learning", algorithm 7.1. `values`: by step;
     smaller gains than `min_delta`, or equal ones, do not count.
     """
-    sign = -1.0 if metric.rpartition("/")[2] in LOWER_IS_BETTER else 1.0
+    sign = -1.0 if is_lowest_best(metric) else 1.0
     best: int | None = None
     waited = 0
     for step, value in sorted(values.items()):

@@ -33,6 +33,7 @@ from vit_jax.trees import flatten_names, merge_trees
 from vit_jax.wording import list_names
 from vit_jax.workdir import orbax_parts
 from vit_jax.workdir.description import CHECKPOINTS, CONFIG_FILE
+from vit_jax.workdir.metrics import is_lowest_best
 from vit_jax.workdir.orbax_parts import ITEM, newest_intact, saves_in, steps_in
 
 _LOG = logging.getLogger(__name__)
@@ -52,14 +53,17 @@ class CheckpointManager:
         every_steps: int,
         keep: int,
         best_metric: str = "",
-        best_mode: str = "max",
+        best_mode: str = "auto",
         keep_best: int = 1,
     ):
-        check_known("checkpoint.best_mode", best_mode, ("max", "min"))
+        check_known("checkpoint.best_mode", best_mode, ("auto", "max", "min"))
         self._folder = paths.full_path(workdir) / CHECKPOINTS
         self._every_steps = every_steps
         self._keep, self._keep_best = keep, keep_best
         self._best_metric, self._best_mode = best_metric, best_mode
+        if best_metric:
+            which = "lowest" if is_lowest_best(best_metric, best_mode) else "highest"
+            _LOG.info("Best is the %s %s (checkpoint.best_mode).", which, best_metric)
         run_on_first_process(self._create_folder)
         self._handler = orbax_parts.ChecksummedHandler()
         self._orbax = orbax_parts.async_checkpointer(self._handler)
@@ -190,11 +194,12 @@ class CheckpointManager:
 def _best_first(folder: Path, metric: str, mode: str) -> list[int]:
     """The steps on disk that were saved with a metric, from the best to the worst."""
     scores: dict[int, float] = {}
+    sign = -1.0 if is_lowest_best(metric, mode) else 1.0
     for step in steps_in(folder) if metric else ():
         manifest = read_manifest(folder / str(step) / ITEM)
         value = manifest["note"].get("metrics", {}).get(metric, math.nan) if manifest else math.nan
         if not math.isnan(value):
-            scores[step] = value if mode == "max" else -value
+            scores[step] = sign * value
     return sorted(scores, key=lambda step: (scores[step], step), reverse=True)
 
 

@@ -6,6 +6,7 @@ import contextlib
 import json
 import logging
 import os
+import re
 import secrets
 import sys
 from collections.abc import Callable, Iterator
@@ -28,8 +29,19 @@ from vit_jax.files.paths import is_bucket, to_path
 from vit_jax.multihost.agreement import run_on_first_process
 from vit_jax.workdir.buckets import BucketUpload
 
+# Metrics of which less is better, by the last part of their names.
+_LESS_IS_BETTER = re.compile(
+    r"loss|error|perplexity|entropy|(^|_)(ppl|bpd|nll|r?mse|mae|ece|brier|[ewc]er|err|fid)(_|$)",
+    re.IGNORECASE,
+)
 METRICS_FILE = "metrics.jsonl"
 WANDB_FILE = "wandb_run.json"
+
+
+def is_lowest_best(metric: str, mode: str = "auto") -> bool:
+    """Whether the best value of `NAME/METRIC` is the lowest; `auto` goes by the name."""
+    is_loss = _LESS_IS_BETTER.search(metric.rpartition("/")[2]) is not None
+    return is_loss if mode == "auto" else mode == "min"
 
 
 class MetricWriter:

@@ -15,9 +15,9 @@ from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
-from tqdm import tqdm
-
+from vit_jax.console import watched
 from vit_jax.errors import UserError, as_user_error, one_line
+from vit_jax.files.network import cause_of, is_unanswered, open_url
 from vit_jax.files.paths import sync
 
 ATTEMPTS = 7
@@ -61,13 +61,12 @@ def _bare_url(url: str) -> str:
 
 def _fetch_with_retries(url: str, *arguments: Any) -> None:
     """Calls `_fetch`, several times if needed; UserError if all attempts fail."""
-    shown = _bare_url(url)
+    shown, answered = _bare_url(url), False
     for attempt in range(1, ATTEMPTS + 1):
         try:
             return _fetch(url, *arguments)
         except (urllib.error.URLError, HTTPException, ConnectionError, TimeoutError) as error:
-            cause = getattr(error, "reason", error)
-            cause = cause if isinstance(cause, Exception) else error
+            cause = cause_of(error)
             reason = f"the connection failed ({one_line(cause)})"
             is_transient = not isinstance(cause, ssl.SSLCertVerificationError)
             is_transient = is_transient and "Tunnel connection failed: 4" not in str(cause)
@@ -75,10 +74,12 @@ def _fetch_with_retries(url: str, *arguments: Any) -> None:
                 error.close()
                 reason = f"the server returned {error.code} {' '.join(error.msg.split()):.80}"
                 is_transient = error.code in (408, 429) or error.code >= 500
-            if not is_transient or attempt == ATTEMPTS:
+            answered = answered or not is_unanswered(error)
+            if not is_transient or attempt == (ATTEMPTS if answered else 2):
                 ways = f"check the address, the network, HTTPS_PROXY and SSL_CERT_FILE, or {_HINT}"
                 raise UserError(f"{shown}: {reason}, attempt {attempt}; {ways}") from error
-            logging.warning("%s: %s; retrying.", shown, reason, extra={"urgent": True})
+            if answered:
+                logging.warning("%s: %s; retrying.", shown, reason, extra={"urgent": True})
             time.sleep(PAUSE * 2 ** (attempt - 1))
 
 
@@ -96,13 +97,11 @@ def _fetch(url: str, path: Path, low: int, high: int, sha256: str) -> None:
     headers = {"User-Agent": "vit_jax", "Accept-Encoding": "identity"}
     request = urllib.request.Request(url, headers=headers)
     digests = {"sha256": hashlib.sha256(), "md5": hashlib.md5()}
-    opener = urllib.request.build_opener()  # a global one would keep the first proxy
-    with opener.open(request, timeout=SILENCE) as response, open(path, "wb") as file:
+    with open_url(request, SILENCE) as response, open(path, "wb") as file:
         total = response.length
         if total is not None and not low <= total <= high:
             raise UserError(f"{shown} has {total:,} bytes instead of {low:,} to {high:,}.")
-        # disable=None: on terminals only.
-        with tqdm(total=total, unit="B", unit_scale=True, disable=None) as bar:
+        with watched(None, "B", total, unit_scale=True) as bar:
             while chunk := _read(response):
                 bar.update(file.write(chunk))
                 for digest in digests.values():

@@ -11,16 +11,17 @@ import os
 import re
 import urllib.parse
 from pathlib import Path
+from typing import Any
 
-from vit_jax.errors import UserError, import_extra, one_line
-from vit_jax.files.paths import cache_dir, is_bucket, to_path
+from vit_jax.errors import UserError, import_extra, naming, one_line
+from vit_jax.files.network import check_reachable
+from vit_jax.files.paths import GOOGLE, cache_dir, http_server, is_bucket, to_path
 from vit_jax.pretrained.formats.stored import OTHER_FILES
 from vit_jax.pretrained.zoo import augreg
 from vit_jax.pretrained.zoo.download import download
 from vit_jax.pretrained.zoo.entries import ZooEntry, find_entry, get_entry
 from vit_jax.wording import unsigned
 
-_GOOGLE = "https://storage.googleapis.com"
 _HUB = "hf://"
 _SCHEMES = ("gs://", "https://", "http://", _HUB)
 _SUFFIXES = (".npz", ".npy", ".safetensors", ".pth", ".pt", ".bin", ".ckpt", ".json", ".msgpack")
@@ -38,9 +39,7 @@ def http_address(url: str) -> str:
         raise UserError(f"{url!r} is not the address of a file, such as gs://BUCKET/NAME.")
     if match[1] != "gs":
         return urllib.parse.quote(url, safe="%/:?&=+@,;~!$'()*[]")
-    server = os.environ.get("STORAGE_EMULATOR_HOST") or _GOOGLE
-    server = server if "://" in server else f"http://{server}"
-    return f"{server.rstrip('/')}/{urllib.parse.quote(match[2])}"
+    return f"{http_server()}/{urllib.parse.quote(match[2])}"
 
 
 def cache_path(url: str) -> Path:
@@ -83,7 +82,8 @@ def resolve(source: str | os.PathLike[str]) -> Path:
     if url.startswith(_HUB):
         return fetch_from_hub(url)
     size, sha256 = (entry.size_bounds, entry.sha256) if entry else (None, "")
-    return download(http_address(url), cache_path(url), size=size, sha256=sha256)
+    with naming("the weights" if text.startswith("http") else text):
+        return download(http_address(url), cache_path(url), size=size, sha256=sha256)
 
 
 def describe_source(source: str | os.PathLike[str]) -> ZooEntry | None:
@@ -98,15 +98,16 @@ def describe_source(source: str | os.PathLike[str]) -> ZooEntry | None:
         return None
     if text.startswith("augreg:"):
         choice = augreg.parse_choice(text.removeprefix("augreg:"))
-        index = download(http_address(augreg.INDEX), cache_path(augreg.INDEX))
+        with naming(f"{text}: the index that names its file"):
+            index = download(http_address(augreg.INDEX), cache_path(augreg.INDEX))
         return augreg.select(augreg.read_index(index), **choice)
     return find_entry(_canonical(text))
 
 
 def _canonical(url: str) -> str:
     """Maps both addresses of an object in Google's storage to one."""
-    if url.startswith(_GOOGLE + "/"):
-        return "gs://" + urllib.parse.unquote(url.removeprefix(_GOOGLE + "/"))
+    if url.startswith(GOOGLE + "/"):
+        return "gs://" + urllib.parse.unquote(url.removeprefix(GOOGLE + "/"))
     return url
 
 
@@ -127,16 +128,28 @@ def fetch_from_hub(address: str) -> Path:
     repository, revision, file = match.groups()
     revision = urllib.parse.unquote(revision) if revision else None
     huggingface_hub = import_extra(address, "huggingface_hub", "hf")
+    from huggingface_hub import constants
+
+    options: dict[str, Any] = {"revision": revision}
+    unreachable = None
+    try:
+        if not constants.HF_HUB_OFFLINE:
+            check_reachable(address, constants.ENDPOINT)
+    except UserError as error:
+        options["local_files_only"], unreachable = True, error
     try:
         if file:
-            return Path(huggingface_hub.hf_hub_download(repository, file, revision=revision))
+            return Path(huggingface_hub.hf_hub_download(repository, file, **options))
         for weights in (_SAFETENSORS, _PICKLED, *([file] for file in OTHER_FILES)):
-            wanted = {"revision": revision, "allow_patterns": [*_CONFIGS, *weights]}
-            folder = Path(huggingface_hub.snapshot_download(repository, **wanted))
+            wanted = [*_CONFIGS, *weights]
+            snapshot = huggingface_hub.snapshot_download
+            folder = Path(snapshot(repository, allow_patterns=wanted, **options))
             if any(path for pattern in weights for path in folder.glob(pattern)):
                 return folder
     except Exception as error:  # from the client, its HTTP library or the disk
         hint = "if it needs a login: `hf auth login`, or set HF_TOKEN"
-        raise UserError(f"{address}: {one_line(error)} ({hint})") from error
+        raise unreachable or UserError(f"{address}: {one_line(error)} ({hint})") from error
+    if unreachable:
+        raise unreachable
     text = f"{address} has neither model.safetensors nor pytorch_model.bin"
     raise UserError(f"{text}; name a file of it as {_HUB}{repository}/FILE.")
