@@ -77,6 +77,7 @@ def read_settings(settings: dict[str, Any], preprocessor: dict[str, Any], kind: 
         problems = {problem: by for by, problem in _PROBLEMS.items()}
         stored = Stored(
             "huggingface",
+            posemb="transformers",
             conventions=conventions,
             num_heads=None if heads is None else positive(heads),
             image_size=None if size is None else pair(size),

@@ -45,7 +45,6 @@ class Format(NamedTuple):
 
     readers: tuple[tuple[Detect, Read], ...]
     holds: tuple[Holds, ...]
-    posemb: str = ""  # how its library resizes positions, see `Stored`
     is_folder: bool = False
 
     def choose(self, model: Mapping[str, Any]) -> Holds:
@@ -93,14 +92,10 @@ FORMATS: dict[str, Format] = {
     "timm": Format(
         ((timm.is_vit, timm.read_vit), (timm_others.detect, timm_others.read)),
         timm_write.TIMM + timm_others.OTHERS,
-        posemb="bicubic",
         is_folder=True,
     ),
     "huggingface": Format(
-        ((huggingface.detect, huggingface.read),),
-        huggingface_write.HUGGINGFACE,
-        posemb="transformers",
-        is_folder=True,
+        ((huggingface.detect, huggingface.read),), huggingface_write.HUGGINGFACE, is_folder=True
     ),
 }
 
@@ -117,7 +112,7 @@ def read_weights(path: Path, arrays: Arrays, **known: Any) -> Stored:
                 raise UserError(f"{names}: names match no supported Vision Transformer or ResNet.")
             weights = found.read(found.arrays, beside)
             weights.similarity = similarity
-            weights.posemb = found.posemb or weights.posemb or FORMATS[weights.format].posemb
+            weights.posemb = found.posemb or weights.posemb
             if found.posemb == "dinov2" and not beside.settings:
                 weights.ops, _ = read_processor({}, "dinov2", None)
             if found.posemb in ("dinov2", "bicubic"):  # they crop by torchvision

@@ -119,6 +119,7 @@ def read_settings(settings: dict[str, Any]) -> Stored:
         ops, assumed = _read_inputs(inputs, image_size or (224, 224))
         return Stored(
             "timm",
+            posemb="bicubic",
             conventions=conventions,
             num_heads=positive(heads) if heads else None,
             image_size=image_size,
