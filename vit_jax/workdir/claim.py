@@ -41,7 +41,7 @@ _ABSENT: tuple[()] = ()  # of a key; no value in JSON
 # Config keys; one that ends in a dot stands for its section. The processes of a run may
 # differ in these: where the data are stored, how a host works.
 LOCAL_KEYS = ("dataset.data_dir", "loader.", "log.")
-# A resumed run may also change these: they do not affect its results.
+# A resumed run may also change these: they do not affect its results, or no longer.
 RUNTIME_KEYS = (
     *LOCAL_KEYS,
     "mesh.",
@@ -50,6 +50,7 @@ RUNTIME_KEYS = (
     "model.remat",
     "sweep.",
     "pretrained.keep",
+    "pretrained.posemb",
 )
 
 
