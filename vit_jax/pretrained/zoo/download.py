@@ -10,6 +10,7 @@ import ssl
 import tempfile
 import time
 import urllib.error
+import urllib.parse
 import urllib.request
 from http.client import HTTPException
 from pathlib import Path
@@ -17,7 +18,7 @@ from typing import Any
 
 from vit_jax.console import watched
 from vit_jax.errors import UserError, as_user_error, one_line
-from vit_jax.files.network import cause_of, is_unanswered, open_url
+from vit_jax.files.network import cause_of, check_reachable
 from vit_jax.files.paths import sync
 
 ATTEMPTS = 7
@@ -61,7 +62,8 @@ def _bare_url(url: str) -> str:
 
 def _fetch_with_retries(url: str, *arguments: Any) -> None:
     """Calls `_fetch`, several times if needed; UserError if all attempts fail."""
-    shown, answered = _bare_url(url), False
+    shown = _bare_url(url)
+    check_reachable(shown, urllib.parse.urljoin(url, "/"))
     for attempt in range(1, ATTEMPTS + 1):
         try:
             return _fetch(url, *arguments)
@@ -74,12 +76,10 @@ def _fetch_with_retries(url: str, *arguments: Any) -> None:
                 error.close()
                 reason = f"the server returned {error.code} {' '.join(error.msg.split()):.80}"
                 is_transient = error.code in (408, 429) or error.code >= 500
-            answered = answered or not is_unanswered(error)
-            if not is_transient or attempt == (ATTEMPTS if answered else 2):
+            if not is_transient or attempt == ATTEMPTS:
                 ways = f"check the address, the network, HTTPS_PROXY and SSL_CERT_FILE, or {_HINT}"
                 raise UserError(f"{shown}: {reason}, attempt {attempt}; {ways}") from error
-            if answered:
-                logging.warning("%s: %s; retrying.", shown, reason, extra={"urgent": True})
+            logging.warning("%s: %s; retrying.", shown, reason, extra={"urgent": True})
             time.sleep(PAUSE * 2 ** (attempt - 1))
 
 
@@ -97,7 +97,8 @@ def _fetch(url: str, path: Path, low: int, high: int, sha256: str) -> None:
     headers = {"User-Agent": "vit_jax", "Accept-Encoding": "identity"}
     request = urllib.request.Request(url, headers=headers)
     digests = {"sha256": hashlib.sha256(), "md5": hashlib.md5()}
-    with open_url(request, SILENCE) as response, open(path, "wb") as file:
+    opener = urllib.request.build_opener()  # a global one would keep the first proxy
+    with opener.open(request, timeout=SILENCE) as response, open(path, "wb") as file:
         total = response.length
         if total is not None and not low <= total <= high:
             raise UserError(f"{shown} has {total:,} bytes instead of {low:,} to {high:,}.")
