@@ -148,7 +148,5 @@ def fetch_from_hub(address: str) -> Path:
     except Exception as error:  # from the client, its HTTP library or the disk
         hint = "if it needs a login: `hf auth login`, or set HF_TOKEN"
         raise unreachable or UserError(f"{address}: {one_line(error)} ({hint})") from error
-    if unreachable:
-        raise unreachable
     text = f"{address} has neither model.safetensors nor pytorch_model.bin"
-    raise UserError(f"{text}; name a file of it as {_HUB}{repository}/FILE.")
+    raise unreachable or UserError(f"{text}; name a file of it as {_HUB}{repository}/FILE.")
