@@ -127,7 +127,7 @@ def clear_final_code() -> None:
 def compile_timed(
     mesh: Mesh, update: Any, arguments: Sequence[Any]
 ) -> tuple[CompiledStep, FinalCode]:
-    """Compiles a jitted update as for training, see `plan.cost.compile_step`; also its code.
+    """Compiles a jitted update as for training, see `plan.cost.compile_update`; also its code.
 
     Raises:
       UserError: see `read_final_code`.

@@ -15,7 +15,6 @@ from vit_jax.console import (
     Progress,
     ensure_logging,
     format_seconds,
-    holding_warnings,
     number_text,
     start_logging,
     wilson_interval,
@@ -37,22 +36,6 @@ def test_lines_of_a_pipe_are_wrapped_between_words(capsys: pytest.CaptureFixture
     assert path in first + second
     assert all(len(line) <= WIDTH and line.startswith(9 * " ") for line in rest)
     assert last.endswith(r" warning: odd\x1b[2J")
-
-
-def test_warnings_of_a_start_come_last_even_if_it_fails(capsys: pytest.CaptureFixture[str]) -> None:
-    start_logging()
-
-    def start() -> None:
-        with holding_warnings():
-            logging.warning("first")
-            logging.warning("urgent", extra={"urgent": True})
-            logging.info("second")
-            raise ValueError("x")
-
-    with pytest.raises(ValueError, match="x"):
-        start()
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[-1] for line in lines] == ["urgent", "second", "first"]
 
 
 def test_the_log_is_started_unless_somebody_has(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,5 @@
 """Scripts as a user meets them: their errors, their help, and power cuts at any moment."""
 
-import argparse
 import errno
 import io
 import logging
@@ -219,13 +218,6 @@ def test_a_kind_on_the_command_line_brings_its_keys() -> None:
     assert config.schedule.linear_end == 0.001
     assert config.optimizer.clip_norm is None
     assert "shots" in config.evaluators.test
-
-
-def test_profile_steps() -> None:
-    assert command_line.step_range("100:110") == (100, 110)
-    for text in ("10:", "a:b", "10:10"):
-        with pytest.raises(argparse.ArgumentTypeError, match="must be FIRST:LAST"):
-            command_line.step_range(text)
 
 
 def test_an_unknown_variant_and_a_missing_recipe() -> None:

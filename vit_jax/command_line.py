@@ -8,7 +8,6 @@ import dataclasses
 import importlib.util
 import inspect
 import os
-import re
 import runpy
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -48,12 +47,6 @@ def run_parser(doc: str | None, *, trains: bool = True) -> argparse.ArgumentPars
         help="auto refuses a workdir that belongs to another config; force resumes it anyway",
     )
     add(
-        "--profile_steps",
-        type=step_range,
-        metavar="FIRST:LAST",
-        help="trace these updates to WORKDIR/profile",
-    )
-    add(
         "--distributed",
         choices=("auto", "on", "off"),
         default="auto",
@@ -80,6 +73,8 @@ def parse(
         parser.epilog = _help_of_keys(others, overrides)
     options = parser.parse_args(others)
     options.config = override(load_recipe(options.config), overrides)
+    for key, value in options.config.processes.items():  # the rest once they are connected
+        schema.check_value(f"processes.{key}", value)
     return options
 
 
@@ -95,18 +90,23 @@ def _help_of_keys(arguments: Sequence[str], overrides: Sequence[str]) -> str:
 def override(config: Any, overrides: Sequence[str]) -> Any:
     """Sets keys of a config to values in text, as `dataset.batch_size=64`; returns it."""
     texts = {key: value for key, _, value in (text.partition("=") for text in overrides)}
-    done = choose_kinds(config, texts)
+    values, done = schema.flatten(config), set()
+    for key, name in texts.items():
+        section, _, last = key.rpartition(".")
+        if last == "name" and section != "dataset" and values.get(key, name) != name:
+            schema.set_kind(config, section, name, texts)
+            done.add(key)
     for key in [key for key in schema.optional_keys(config) if texts.get(key) == "None"]:
         section, name = key.split(".")
         config[section][name] = None
         done.add(key)
     remaining = [text for text in overrides if text.partition("=")[0] not in done]
-    argv, values = ["", *(f"--config.{text}" for text in remaining)], flags.FlagValues()
+    argv, flag_values = ["", *(f"--config.{text}" for text in remaining)], flags.FlagValues()
     try:
         config_flags.DEFINE_config_dict(
-            "config", config, lock_config=True, sys_argv=argv, flag_values=values
+            "config", config, lock_config=True, sys_argv=argv, flag_values=flag_values
         )
-        values(argv)
+        flag_values(argv)
     except (flags.Error, AttributeError, KeyError, TypeError, ValueError) as error:
         raise UserError(_override_error(error, config, remaining)) from error
     # Explicit values take precedence over those of the weights.
@@ -151,52 +151,27 @@ def load_recipe(spec: str) -> Any:
         return get_config(argument) if separator else get_config()
 
 
-def import_recipe(name: str) -> ModuleType:
-    """`configs.NAME` of ours as a module."""
-    with importing_recipes():
-        return importlib.import_module(f"configs.{name}")
-
-
-_OURS = ROOT / "configs"
-_imported: dict[str, ModuleType] = {}  # recipes of ours, as they import each other
-
-
 @contextlib.contextmanager
-def importing_recipes(folder: Path = _OURS) -> Iterator[None]:
+def importing_recipes(folder: Path = ROOT / "configs") -> Iterator[None]:
     """Meanwhile `configs` is our package, even where the caller's project has one of that name.
 
-    A recipe in another folder also imports what `configs` is there, and in the project.
+    A recipe also imports what `configs` is in its own folder, and in the project.
     """
 
     def pop() -> dict[str, ModuleType]:
         names = [name for name in sys.modules if f"{name}.".startswith("configs.")]
         return {name: sys.modules.pop(name) for name in names}
 
-    theirs, package, known = pop(), ModuleType("configs"), _imported
-    package.__path__ = [str(_OURS)]
-    if folder != _OURS:
-        spec, own = importlib.util.find_spec("configs"), [str(folder)] * (folder.name == "configs")
-        package.__path__ = [*own, str(_OURS), *((spec and spec.submodule_search_locations) or ())]
-        known = {}
-    sys.modules.update(known or {"configs": package})
+    theirs, package = pop(), ModuleType("configs")
+    spec, own = importlib.util.find_spec("configs"), [folder] * (folder.name == "configs")
+    in_project = (spec and spec.submodule_search_locations) or ()
+    package.__path__ = [*map(str, own), str(ROOT / "configs"), *in_project]
+    sys.modules["configs"] = package
     try:
         yield
     finally:
-        known.update(pop())
+        pop()
         sys.modules.update(theirs)
-
-
-def choose_kinds(config: Any, texts: Mapping[str, str]) -> set[str]:
-    """Sets each section to the kind given on the command line; returns the keys that do."""
-    values = schema.flatten(config)
-    chosen = set()
-    for key, name in texts.items():
-        section, _, last = key.rpartition(".")
-        names_kind = last == "name" and (section in schema.KINDS or section[:11] == "evaluators.")
-        if names_kind and values.get(key, name) != name:
-            schema.set_kind(config, section, name, texts)
-            chosen.add(key)
-    return chosen
 
 
 def _override_error(error: BaseException, config: Any, overrides: Sequence[str]) -> str:
@@ -207,14 +182,6 @@ def _override_error(error: BaseException, config: Any, overrides: Sequence[str])
     if unknown is None:
         return f"{' '.join(str(error.args[0] if error.args else error).split())} (see --help)"
     return f"--config.{schema.unknown_key(unknown, known)} --help lists all."
-
-
-def step_range(text: str) -> tuple[int, int]:
-    """`100:110` as numbers."""
-    match = re.fullmatch(r"(\d+):(\d+)", text)
-    if match is None or int(match[1]) >= int(match[2]):
-        raise argparse.ArgumentTypeError(f"{text!r} must be FIRST:LAST, such as 100:110")
-    return int(match[1]), int(match[2])
 
 
 def help_of_config(config: Any) -> str:

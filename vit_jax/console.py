@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import math
 import os
@@ -11,7 +10,7 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TextIO
 
 from tqdm import tqdm
@@ -50,15 +49,9 @@ class _Lines(logging.Formatter):
 
 
 class _Handler(logging.StreamHandler[TextIO]):
-    """Writes above the bar; start-up warnings wait until its end, see `holding_warnings`."""
-
-    held: list[logging.LogRecord] | None = None
+    """Writes above the bar."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        urgent = getattr(record, "urgent", False)  # says why the start takes long
-        if self.held is not None and record.levelno == logging.WARNING and not urgent:
-            self.held.append(record)
-            return
         with tqdm.external_write_mode(file=self.stream):
             super().emit(record)
 
@@ -101,21 +94,6 @@ def watched(
     """A tqdm bar, on a terminal or in a notebook, of what takes more than a second."""
     shown = sys.stderr.isatty() or "ipykernel" in sys.modules
     return tqdm(items, total=total, unit=unit, disable=not shown, delay=1, leave=False, **options)
-
-
-@contextlib.contextmanager
-def holding_warnings() -> Iterator[None]:
-    """Shows start-up warnings together at the end of the start, where they are noticed."""
-    handlers = [h for h in logging.root.handlers if isinstance(h, _Handler)]
-    for handler in handlers:
-        handler.held = []
-    try:
-        yield
-    finally:
-        for handler in handlers:
-            held, handler.held = handler.held, None
-            for record in held or ():
-                handler.handle(record)
 
 
 def is_share(name: str) -> bool:

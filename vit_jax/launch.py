@@ -51,7 +51,6 @@ def main(
     # Tracing creates millions of long-lived objects: scanning them took 7 % of the start.
     gc.set_threshold(50_000, 10, 10)
     from vit_jax import command_line
-    from vit_jax.config import check_value
     from vit_jax.multihost.watchdog import Watchdog
 
     watchdog = Watchdog()
@@ -59,10 +58,6 @@ def main(
         parser = command_line.run_parser(doc)
         add_arguments(parser)
         arguments = command_line.parse(parser)
-        for key, value in arguments.config.processes.items():  # the rest once they are connected
-            check_value(f"processes.{key}", value)
-        if arguments.profile_steps is not None:
-            arguments.config.log.profile_steps = arguments.profile_steps
         start_logging(arguments.process_id)
         names = ("coordinator_address", "num_processes", "process_id")
         start_processes(

@@ -38,13 +38,8 @@ from vit_jax.task import create_task, describe, feature_of, open_checked, open_d
 from vit_jax.training.gradients import GRADIENTS, create_gradient
 from vit_jax.training.mixing import create_mixing
 from vit_jax.training.optimizer import create_optimizer
-from vit_jax.training.schedule import Schedule, create_schedule, to_steps
-from vit_jax.training.step import (
-    TrainState,
-    check_polyak_decay,
-    create_train_state,
-    make_train_step,
-)
+from vit_jax.training.schedule import Schedule, check_polyak_decay, create_schedule, to_steps
+from vit_jax.training.step import TrainState, create_train_state, make_train_step
 from vit_jax.trees import fingerprint, merge_trees
 from vit_jax.wording import unsigned
 
@@ -277,13 +272,7 @@ def create_run(
 
 def to_plain(config: ConfigDict) -> dict[str, Any]:
     """The config as it is saved: URLs without signatures."""
-
-    def plain(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {key: plain(inner) for key, inner in value.items()}
-        return unsigned(value) if isinstance(value, str) else value
-
-    return plain(config.to_dict())
+    return jax.tree.map(lambda x: unsigned(x) if isinstance(x, str) else x, config.to_dict())
 
 
 def complete_config(config: ConfigDict, workdir: str) -> ConfigDict:

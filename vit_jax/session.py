@@ -15,10 +15,8 @@ import jax
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from vit_jax.console import Progress, ensure_logging, holding_warnings, numbers_text
+from vit_jax.console import Progress, ensure_logging, numbers_text
 from vit_jax.errors import PreemptedError, TrainingDivergedError, UserError
-from vit_jax.files import paths
-from vit_jax.models.description import parts_to_json
 from vit_jax.multihost.agreement import PreemptionNotice, run_on_first_process
 from vit_jax.multihost.watchdog import Watchdog
 from vit_jax.parameters.sharding import create_mesh, to_host
@@ -30,13 +28,11 @@ from vit_jax.wording import counted
 from vit_jax.workdir.checkpoints import CheckpointManager, best_text
 from vit_jax.workdir.claim import claim_workdir, release_workdir
 from vit_jax.workdir.description import (
-    MODEL_FILE,
-    PARAMETERS_FILE,
     finished_results,
     model_name,
+    write_description,
     write_provenance,
     write_results,
-    write_splits,
 )
 from vit_jax.workdir.metrics import (
     MetricWriter,
@@ -71,8 +67,6 @@ class Session(contextlib.ExitStack):
 
     def __enter__(self) -> Self:
         ensure_logging()
-        self._start = self.enter_context(contextlib.ExitStack())  # until the run is described
-        self._start.enter_context(holding_warnings())
         watchdog = self._watchdog
         self._progress = Progress(watchdog.state, shown=watchdog.process_id == 0)
         self.callback(self._progress.close)
@@ -108,7 +102,6 @@ class Session(contextlib.ExitStack):
             logging.info("%s: this run has ended at step %d.", workdir, results["step"])
             return results
         describe(workdir, run)
-        self._start.close()
         return None
 
     def first_state(self, run: Run) -> TrainState:
@@ -268,20 +261,16 @@ class Session(contextlib.ExitStack):
         results = {"step": int(state.step), "seconds": seconds, **totals, **results}
         params = run.result(to_host(run.eval_params(state)))
         best, _ = best_text(self.workdir)
-        return write_results(self.workdir, params, run.start.table, results, best=best)
+        if best and jax.process_index() == 0:
+            logging.info(best)
+        return write_results(self.workdir, params, run.start.table, results)
 
 
 def describe(workdir: str, run: Run) -> None:
-    """Writes `model.json`, the parameter table and random splits; logs what will be trained."""
+    """Writes `write_description`'s files; logs what will be trained."""
     data, params, datasets = run.dataset, run.start.shapes, list(run.datasets.values())
     if jax.process_index() == 0:
-        from clu import parameter_overview
-
-        folder = paths.to_path(workdir)
-        paths.write_json(folder / MODEL_FILE, parts_to_json(run.descriptions, run.start.table.own))
-        table = parameter_overview.get_parameter_overview(params, include_stats=False)
-        paths.write_atomically(folder / PARAMETERS_FILE, table + "\n")
-        write_splits(folder / "splits.csv", datasets)
+        write_description(workdir, run.descriptions, run.start.table, params, datasets)
     epochs = run.total_steps * run.batch_size / data.num_examples
     epochs_text = f"{epochs:,.0f}" if epochs >= 100 else f"{epochs:.3g}"
     epochs_text += " epoch" if epochs_text == "1" else " epochs"

@@ -15,7 +15,7 @@ from ml_collections import ConfigDict
 
 from vit_jax.data.datasets import Dataset
 from vit_jax.data.pipeline import batch_spec
-from vit_jax.errors import UserError, as_user_error
+from vit_jax.errors import UserError, naming
 from vit_jax.models.create import family_of
 from vit_jax.objectives.objective import Objective
 from vit_jax.parameters.groups import stop_frozen_gradients
@@ -151,11 +151,8 @@ def _load(
         return match_classes(classes, names, count, hint=hint)
 
     options["outputs_of"] = outputs_of if classes else None
-    try:
+    with naming(f"pretrained.source={config.pretrained.source!r}"):
         params, _ = load_pretrained(
             **options, like=like, kind=model.name, target_grid=grid, model=model
         )
-    except UserError as error:
-        where = f"pretrained.source={config.pretrained.source!r}"
-        raise as_user_error(f"{where}: {error}", error) from error
     return {**shapes, **objective.below_prefix(params)}

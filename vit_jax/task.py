@@ -10,7 +10,7 @@ import jax
 from ml_collections import ConfigDict
 
 from vit_jax.data.datasets import Dataset, create_dataset
-from vit_jax.errors import UserError, as_user_error
+from vit_jax.errors import UserError, naming
 from vit_jax.evaluators.create import OF_OUTPUTS, open_eval_data
 from vit_jax.models.create import create_model, family_of
 from vit_jax.models.description import Description
@@ -125,8 +125,6 @@ def with_classes(class_names: tuple[str, ...], key: str, dataset: Dataset) -> Da
     from vit_jax.inference.class_order import match_classes, relabel  # imports class name lists
 
     hint = "classes of an evaluator must be among those of the training"
-    try:
+    with naming(f"evaluators.{key}"):
         outputs = match_classes(dataset.class_names, class_names, len(class_names), hint=hint)
-    except UserError as error:
-        raise as_user_error(f"evaluators.{key}: {error}", error) from error
     return relabel(dataset, outputs, len(class_names))

@@ -68,7 +68,12 @@ def train_and_evaluate(
         session.note("opening the data")
         config = complete_config(config, session.workdir)
         on_wait = functools.partial(session.note, "reading a batch to evaluate")
-        run = create_run(config, mesh, _opener(config, dataset), on_wait)
+        open_dataset = None
+        if dataset is not None:
+            from vit_jax.data.memory import open_given  # few runs need it
+
+            open_dataset = open_given(dataset, config.dataset.name)
+        run = create_run(config, mesh, open_dataset, on_wait)
         finished = session.claim(run, config, resume)
         if finished is not None:
             return finished
@@ -97,15 +102,6 @@ def train_and_evaluate(
             on_log, ends = _on_first_process(on_log), _on_first_process(ends)
             state, results = train(run, update, state, batches, session, on_log=on_log, ends=ends)
         return session.finish(run, state, results)
-
-
-def _opener(config: ConfigDict, dataset: Mapping[str, Any] | None) -> Any:
-    """Opens the caller's own splits in place of the configured data set; None without them."""
-    if dataset is None:
-        return None
-    from vit_jax.data.memory import open_given  # few runs need it
-
-    return open_given(dataset, config.dataset.name)
 
 
 def train(

@@ -19,7 +19,7 @@ from vit_jax.data.class_names import class_names
 from vit_jax.errors import UserError
 from vit_jax.hardware.chips import GIB
 from vit_jax.models.flops import jaxpr_flops
-from vit_jax.plan.plan import CORE_DAYS, changed, flags, make_plan, remedies, whole_recipe
+from vit_jax.plan.plan import changed, flags, make_plan, remedies, whole_recipe
 from vit_jax.plan.report import plan_json, report_text
 from vit_jax.plan.subject import planned_run
 from vit_jax.plan.topology import parse_topology, topology_devices
@@ -201,16 +201,18 @@ def test_a_missing_compiler_names_its_extra(monkeypatch: pytest.MonkeyPatch) -> 
         topology_devices(parse_topology("V100-16GB:8"))
 
 
-# The share of the peak is the middle of what was published, these rows among others: so the
-# prediction has to come near them, and no closer than they are to each other.
-def test_predictions_come_near_the_papers_core_days() -> None:
-    for row, days in CORE_DAYS.items():
-        config = pretrain.get_config(",".join(map(str, row)))
-        config.model.scan = True  # traced sooner
-        run, _ = planned_run(config, CPU)
-        recipe = whole_recipe(run, run.train_flops_per_image(), None, CPU)
-        assert recipe["paper_core_days"] == days
-        assert recipe["v3_core_days"] == pytest.approx(days, rel=0.25)
+# 2010.11929, table 2. The epochs of L/16 on ImageNet-21k are those of the published checkpoint:
+# table 3 has 30 and 90. The share of the peak is the middle of what was published, these rows among
+# others: so the prediction has to come near them, and no closer than they are to each other.
+@pytest.mark.parametrize(
+    ("recipe", "days"), [("H/14,jft,14", 2500), ("L/16,jft,14", 680), ("L/16,imagenet21k,90", 230)]
+)
+def test_predictions_come_near_the_papers_core_days(recipe: str, days: int) -> None:
+    config = pretrain.get_config(recipe)
+    config.model.scan = True  # traced sooner
+    run, _ = planned_run(config, CPU)
+    cost = whole_recipe(run, run.train_flops_per_image(), None, CPU)
+    assert cost["v3_core_days"] == pytest.approx(days, rel=0.25)
 
 
 def test_the_tables_in_the_docs_are_made_of_their_results() -> None:

@@ -8,7 +8,7 @@ from tests import tiny
 from vit_jax.errors import UserError
 from vit_jax.hardware.chips import CHIPS, find_chip
 from vit_jax.parameters.sharding import create_mesh
-from vit_jax.plan.cost import CompiledStep, TooLargeError, compile_step, step_time
+from vit_jax.plan.cost import CompiledStep, TooLargeError, compile_update, step_costs, step_time
 from vit_jax.plan.plan import make_plan
 from vit_jax.plan.subject import planned_run
 from vit_jax.plan.topology import SHAPES, Topology, parse_topology, topology_devices
@@ -29,8 +29,12 @@ def tiny_run(topology: Topology, **overrides: Any) -> Run:
 
 
 def compile_for(topology: Topology, **overrides: Any) -> CompiledStep:
-    run = tiny_run(topology, **overrides)
-    return compile_step(run.mesh, run.jit_train_step(), run.step_arguments(), full=False)
+    return costs_of(tiny_run(topology, **overrides))
+
+
+def costs_of(run: Run) -> CompiledStep:
+    compiled = compile_update(run.mesh, run.jit_train_step(), run.step_arguments(), full=False)
+    return step_costs(run.mesh, *compiled)
 
 
 def test_an_update_for_a_slice() -> None:
@@ -100,7 +104,7 @@ def test_attention_kernels_compile_for(name: str, attention: str, mesh: dict[str
     sizes = {"model__num_heads": 4, "model__dtype": "bfloat16"}
     sizes |= {"model__attention": attention, "model__dropout_rate": 0.1}
     run = tiny_run(parse_topology(name), **sizes, **mesh)
-    step = compile_step(run.mesh, run.jit_train_step(), run.step_arguments(), full=False)
+    step = costs_of(run)
     # Without the padding of the kernels: all but the gradient of the pixels, which the product of
     # the patches on v4 traces for XLA to drop.
     model = run.train_flops_per_image() * run.batch_size

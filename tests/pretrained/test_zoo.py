@@ -176,7 +176,7 @@ def test_selection_looks_at_validation_only(tmp_path: Path) -> None:
         with pytest.raises(UserError, match=message):
             augreg.select(index, **choice)
     (tmp_path / "binary").write_bytes(b"PK\x03\x04\xff\xfe")
-    with pytest.raises(UserError, match="is not an AugReg index"):
+    with pytest.raises(UserError, match="delete it, it is not an AugReg index"):
         augreg.read_index(tmp_path / "binary")
 
 

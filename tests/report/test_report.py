@@ -372,7 +372,7 @@ def test_the_script(changed: Path, script: tiny.Script) -> None:
     edit(changed, "config.json", lambda config: config.pop("sweep"))
     for folder, message in (
         ("nowhere", "holds no metrics.jsonl"),
-        (str(changed), "is damaged or from another version of the code (KeyError: 'sweep')."),
+        (str(changed), "is damaged or from another version of the code (KeyError('sweep'))."),
     ):
         result = script("report.py", folder)
         assert (result.returncode, message in result.stderr) == (2, True)

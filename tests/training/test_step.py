@@ -15,13 +15,8 @@ from vit_jax.objectives.classification import Classification
 from vit_jax.objectives.objective import Task
 from vit_jax.parameters.sharding import create_mesh, replicated
 from vit_jax.training.optimizer import create_optimizer
-from vit_jax.training.schedule import create_schedule
-from vit_jax.training.step import (
-    accumulate_gradients,
-    check_polyak_decay,
-    create_train_state,
-    make_train_step,
-)
+from vit_jax.training.schedule import check_polyak_decay, create_schedule
+from vit_jax.training.step import accumulate_gradients, create_train_state, make_train_step
 from vit_jax.trees import flatten_names
 
 LABELS = golden.arrays("accumulate_gradient")["labels"]

@@ -16,12 +16,11 @@ import os
 import re
 import shutil
 import tempfile
-import zipfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import UnionType
-from typing import Any, cast, get_args
+from typing import Any, cast
 
 import numpy as np
 
@@ -228,32 +227,23 @@ def read_object(path: str | os.PathLike[str], **kinds: type | UnionType) -> dict
     """Reads a JSON file with an object that has keys of these kinds; errors as `read_json`."""
     if not isinstance(value := read_json(path), dict):
         raise UserError(f"{path} is damaged, it is not a JSON object; restore or delete it.")
-    if wrong := wrong_keys(value, kinds):
-        what = f"{wrong[0]!r} is missing or has the wrong type"
-        raise UserError(f"{path} is damaged, {what}; restore or delete it.")
+    for key, kind in kinds.items():
+        found = value.get(key)
+        if not isinstance(found, kind) or (type(found) is bool and kind is not bool):
+            what = f"{key!r} is missing or has the wrong type"
+            raise UserError(f"{path} is damaged, {what}; restore or delete it.")
     return value
 
 
-def wrong_keys(value: Mapping[str, Any], kinds: Mapping[str, type | UnionType]) -> list[str]:
-    """Keys that are missing or of another type; a bool is not a number, nor is 2^63."""
-
-    def is_of(value: Any, kind: type | UnionType) -> bool:
-        if type(value) is bool:
-            return bool in (kind, *get_args(kind))
-        return isinstance(value, kind) and not (type(value) is int and abs(value) >= 2**63)
-
-    return [key for key, kind in kinds.items() if not is_of(value.get(key, wrong_keys), kind)]
-
-
 @contextmanager
-def reading(name: str) -> Iterator[None]:
-    """Turns a value of the wrong type into a UserError that names its file."""
+def reading(name: str, problem: str = "has a value of the wrong type") -> Iterator[None]:
+    """Turns what a value of the wrong type raises into a UserError that names its file."""
     try:
         yield
     except UserError:
         raise
-    except (TypeError, ValueError, AttributeError, LookupError, OverflowError) as error:
-        raise UserError(f"{name} has a value of the wrong type ({error!r}).") from error
+    except (TypeError, ValueError, AttributeError, LookupError, ArithmeticError) as error:
+        raise UserError(f"{name} {problem} ({error!r}).") from error
 
 
 def free_name(path: Path) -> Path:
@@ -264,11 +254,8 @@ def free_name(path: Path) -> Path:
 
 def write_arrays(path: str | os.PathLike[str], arrays: Mapping[str, np.ndarray]) -> Path:
     """Writes an `.npz` of named arrays; the same arrays give the same bytes. Returns `path`."""
-    # Not np.savez, which takes names as keyword arguments: one of them may be `file`.
-    with replacing(path) as temporary, zipfile.ZipFile(temporary, "w") as archive:
-        for name, array in arrays.items():
-            with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
-                np.lib.format.write_array(member, np.asarray(array), allow_pickle=False)
+    with replacing(path) as temporary, open(temporary, "wb") as file:
+        np.savez(file, **arrays)  # type: ignore[arg-type]
     return to_path(path)
 
 

@@ -49,11 +49,6 @@ class CompiledStep:
     traffic: dict[str, Traffic]  # by kind of collective
 
 
-def compile_step(mesh: Mesh, update: Any, arguments: Sequence[Any], *, full: bool) -> CompiledStep:
-    """The costs of a jitted update, see `compile_update`."""
-    return step_costs(mesh, *compile_update(mesh, update, arguments, full=full))
-
-
 def compile_update(
     mesh: Mesh, update: Any, arguments: Sequence[Any], *, full: bool
 ) -> tuple[Any, Any]:

@@ -14,7 +14,7 @@ from ml_collections import ConfigDict
 
 from vit_jax.errors import UserError
 from vit_jax.hardware.chips import CHIPS, GIB
-from vit_jax.models.create import MODELS, variant_of
+from vit_jax.models.create import MODELS
 from vit_jax.plan import cost
 from vit_jax.plan.subject import Row, parameter_rows, planned_run
 from vit_jax.plan.topology import Topology
@@ -85,7 +85,8 @@ def make_plan(
     state = run.abstract_state
     step, time, refusal = None, None, ""
     try:
-        step = cost.compile_step(run.mesh, run.jit_train_step(), arguments, full=full_compile)
+        compiled = cost.compile_update(run.mesh, run.jit_train_step(), arguments, full=full_compile)
+        step = cost.step_costs(run.mesh, *compiled)
         time = cost.step_time(step, topology)
     except cost.TooLargeError as error:
         refusal = str(error)
@@ -176,15 +177,6 @@ def flags(changes: Changes) -> str:
     return " ".join(f"--config.{key}={value}" for key, value in changes.items())
 
 
-# 2010.11929, table 2: (variant, dataset, epochs) -> TPUv3-core-days. The epochs of L/16 on
-# ImageNet-21k are those of the published checkpoint: table 3 has 30 and 90.
-CORE_DAYS: dict[tuple[str, str, int], float] = {
-    ("H/14", "jft", 14): 2500,
-    ("L/16", "jft", 14): 680,
-    ("L/16", "imagenet21k", 90): 230,
-}
-
-
 def whole_recipe(
     run: Run, flops_per_image: float, time: cost.StepTime | None, topology: Topology
 ) -> dict[str, float | None]:
@@ -195,7 +187,6 @@ def whole_recipe(
     images = run.total_steps * run.batch_size
     flops = images * flops_per_image
     days = None if time is None else time.predicted * run.total_steps / 86_400
-    variant, epochs = variant_of(run.description.model), round(images / run.dataset.num_examples)
     return {
         "steps": run.total_steps,
         "images": images,
@@ -203,5 +194,4 @@ def whole_recipe(
         "days": days,
         "chip_days": days and days * topology.num_chips,
         "v3_core_days": flops / CHIPS["v3"].device_peak_flops / cost.V3_SHARE / 86_400,
-        "paper_core_days": CORE_DAYS.get((variant, run.dataset.name, epochs)),
     }

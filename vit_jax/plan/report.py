@@ -108,10 +108,8 @@ def _recipe(recipe: dict[str, Any]) -> list[str]:
     if recipe["days"] is not None:
         days = f"{recipe['days']:.3g} days, {recipe['chip_days']:,.1f} chip-days"
         lines.append(f"{days}, without evaluations, checkpoints and interruptions")
-    paper = recipe["paper_core_days"]
-    published = f"paper, table 2: {paper:,}" if paper else "no figure in the paper"
     v3 = f"{recipe['v3_core_days']:,.3g} TPUv3-core-days at its published share of the peak"
-    return [*lines, f"{v3} ({published})"]
+    return [*lines, v3]
 
 
 def _verdict(plan: Plan) -> list[str]:

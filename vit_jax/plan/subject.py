@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from ml_collections import ConfigDict
 
-from vit_jax.command_line import import_recipe
+from vit_jax.command_line import importing_recipes
 from vit_jax.data.class_names import LABELS, wordnet_ids
 from vit_jax.data.datasets import Dataset, create_dataset
 from vit_jax.data.preprocess import parse
@@ -36,7 +36,8 @@ def planned_run(
     Data that are not available, or whose size is given, are planned by their sizes: the given ones,
     else those in the recipes; UserError if they are unknown.
     """
-    datasets = import_recipe("pretrain").DATASETS
+    with importing_recipes():
+        from configs.pretrain import DATASETS
     origin = "here"
     several = OBJECTIVES[config.objective.name].several_labels
 
@@ -49,7 +50,7 @@ def planned_run(
             except UserError as error:
                 missing = str(error).removeprefix(f"dataset.name={name!r}: ")
         key = name.partition(":")[0]
-        known = datasets.get(key)
+        known = DATASETS.get(key)
         count, classes = num_examples, num_classes or (known and known.num_classes)
         if known and not count:
             parts = resolve_split(split, known.splits, known.splits.__getitem__)

@@ -17,8 +17,8 @@ from flax.traverse_util import flatten_dict
 from vit_jax import ROOT
 from vit_jax.command_line import get_config
 from vit_jax.console import format_seconds
-from vit_jax.errors import UserError, one_line
-from vit_jax.files.paths import to_path, write_atomically
+from vit_jax.errors import UserError
+from vit_jax.files.paths import reading, to_path, write_atomically
 from vit_jax.report.model import inside, load_subject, predictions
 from vit_jax.report.page import Html, bar, chart, details, note, page, table, tag
 from vit_jax.report.plot import choose_panels, draw
@@ -60,7 +60,7 @@ def write_report(
         except UserError as error:
             return [note(f"Not shown. {error}")]
 
-    try:
+    with reading(workdir, "is damaged or from another version of the code"):
         sections = [
             ("results", "Results", results(run, against or {})),
             ("curves", "Curves", curves(run)),
@@ -71,12 +71,6 @@ def write_report(
             ("provenance", "Provenance", provenance(run)),
         ]
         text = page(": ".join(filter(None, [title(run), result(run)])), header(run), sections)
-    except UserError:
-        raise
-    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
-        what = f"{type(error).__name__}: {one_line(error)}"
-        message = f"{workdir} is damaged or from another version of the code ({what})."
-        raise UserError(message) from error
     path = to_path(output or f"{workdir}/report.html")
     write_atomically(path, text)
     return path

@@ -16,19 +16,12 @@ import numpy as np
 from vit_jax.console import number_text
 from vit_jax.errors import UserError
 from vit_jax.files.paths import read_object, to_path
+from vit_jax.workdir.claim import RUNTIME_KEYS
 from vit_jax.workdir.description import CONFIG_FILE, PROVENANCE_FILE, RESULTS_FILE
 from vit_jax.workdir.metrics import METRICS_FILE, read_metrics
 
 # Settings that do not affect the results of a run.
-HOUSEKEEPING = (
-    "checkpoint.",
-    "evaluators.",
-    "loader.",
-    "log.",
-    "processes.",
-    "sweep.",
-    "dataset.data_dir",
-)
+HOUSEKEEPING = (*RUNTIME_KEYS, "evaluators.")
 # The main metric of a run: the first of these that an evaluator has, else any.
 _MAIN = ("accuracy", "mAP", "loss")
 

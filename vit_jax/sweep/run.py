@@ -99,8 +99,7 @@ def run_missing(
             train(run.config, str(diverged.parent), resume=resume)
         except TrainingDivergedError as error:  # an outcome too
             logging.warning("%s diverged: %s", run.name, error)
-            message = {"message": str(error)}
-            run_on_first_process(functools.partial(write_json, diverged, message))
+            run_on_first_process(functools.partial(write_json, diverged, {"message": str(error)}))
 
 
 def plan_rates(config: ConfigDict) -> list[float]:
@@ -130,8 +129,7 @@ def plan_grid(config: ConfigDict) -> list[SweepRun]:
         planned.schedule.learning_rate, planned.dataset.split = rate, sweep.train_split
         validation = config.evaluators.test.copy_and_resolve_references()
         validation.update(split=sweep.validation_split, every_steps=0, at_start=False)
-        with planned.unlocked():  # the test set is not used before the choice is made
-            planned.evaluators = ConfigDict({"validation": validation})
+        planned.evaluators = ConfigDict({"validation": validation})  # no test set before the choice
         planned.checkpoint.best_metric = ""
         runs.append(SweepRun(f"grid/lr_{rate!r}", planned, f"validation/{metric(config)}"))
     return runs

@@ -47,19 +47,17 @@ def create_mixing(
       per_example: draw for each example.
       labels: whether the objective reads any; a UserError if it does not.
     """
+    idle: list[tuple[str, float, float]] = []  # keys without effect: value, default
     if not (mixup_alpha and cutmix_alpha):
-        if cutmix_probability != 0.5:
-            raise UserError(
-                f"mix.cutmix_probability={cutmix_probability} has no effect unless mix.mixup_alpha "
-                "and mix.cutmix_alpha are both positive; leave it at 0.5."
-            )
+        idle.append(("cutmix_probability", cutmix_probability, 0.5))
         cutmix_probability = 1.0 if cutmix_alpha else 0.0
-    if not mixup_alpha and not cutmix_alpha:
-        if probability != 1.0 or per_example:
-            raise UserError(
-                f"mix.probability={probability} and mix.per_example={per_example} have no effect "
-                "while mix.mixup_alpha and mix.cutmix_alpha are 0; leave them at 1.0 and False."
-            )
+    if not (mixup_alpha or cutmix_alpha):
+        idle += [("probability", probability, 1.0), ("per_example", per_example, False)]
+    for key, value, default in idle:
+        if value != default:
+            both = f"mix.mixup_alpha={mixup_alpha} and mix.cutmix_alpha={cutmix_alpha}"
+            raise UserError(f"mix.{key}={value} has no effect with {both}; leave it at {default}.")
+    if not (mixup_alpha or cutmix_alpha):
         return None
     if not labels:
         raise UserError(

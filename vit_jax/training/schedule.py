@@ -57,20 +57,33 @@ def to_steps(
     is less than one step.
     """
     lengths = {"steps": steps, "examples": examples, "epochs": epochs}
-    keys = [f"duration.{key}={value}" for key, value in lengths.items() if value is not None]
-    if steps is not None:
-        total_steps = steps
-    elif examples is not None:
-        total_steps = round(examples / batch_size)
-    elif epochs is not None:
-        total_steps = round(epochs * num_examples / batch_size)
-    else:
+    given = {unit: length for unit, length in lengths.items() if length is not None}
+    if not given:
         raise UserError("set one of duration.steps, duration.examples, duration.epochs.")
+    unit, length = next(iter(given.items()))
+    examples_of = {"steps": batch_size, "examples": 1, "epochs": num_examples}
+    total_steps = round(length * examples_of[unit] / batch_size)
+    keys = [f"duration.{unit}={length}" for unit, length in given.items()]
     if len(keys) > 1:
         logging.warning(f"using {keys[0]}; ignoring {' and '.join(keys[1:])}.")
     if total_steps < 1:
         raise UserError(f"{keys[0]} is {total_steps} steps of {batch_size} examples, not even 1.")
     return total_steps
+
+
+# Share of its start in the average at the end of a run: the paper's is 0.14 (0.9999, 20k steps).
+_LARGEST_SHARE = 0.15
+
+
+def check_polyak_decay(decay: float, total_steps: int, start_is: str) -> None:
+    """Warns if the run is too short for its average to forget the start, `random` or not."""
+    if (share := decay**total_steps) <= _LARGEST_SHARE:
+        return
+    shorter = 1 - float(f"{1 - 0.01 ** (1 / total_steps):.0e}")
+    logging.warning(
+        f"train_step.polyak_decay={decay}: after {total_steps} steps {share:.0%} of the average, "
+        f"which is evaluated and exported, is the {start_is} start; {shorter:g} leaves about 1 %."
+    )
 
 
 class Position(NamedTuple):

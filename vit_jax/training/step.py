@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -62,21 +61,6 @@ def create_train_state(
         opt_state=tx.init(params),
         polyak_params=jax.tree.map(jnp.copy, params) if polyak_decay else None,
         buffers=jax.tree.map(jnp.copy, buffers),  # a copy of a parameter has memory of its own
-    )
-
-
-# Share of its start in the average at the end of a run: the paper's is 0.14 (0.9999, 20k steps).
-_LARGEST_SHARE = 0.15
-
-
-def check_polyak_decay(decay: float, total_steps: int, start_is: str) -> None:
-    """Warns if the run is too short for its average to forget the start, `random` or not."""
-    if (share := decay**total_steps) <= _LARGEST_SHARE:
-        return
-    shorter = 1 - float(f"{1 - 0.01 ** (1 / total_steps):.0e}")
-    logging.warning(
-        f"train_step.polyak_decay={decay}: after {total_steps} steps {share:.0%} of the average, "
-        f"which is evaluated and exported, is the {start_is} start; {shorter:g} leaves about 1 %."
     )
 
 

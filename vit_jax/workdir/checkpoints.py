@@ -191,16 +191,18 @@ class CheckpointManager:
         return intact
 
 
+def _score(step: Path, metric: str) -> float:
+    """The metric with which a step was saved; NaN without."""
+    manifest = read_manifest(step / ITEM)
+    return manifest["note"].get("metrics", {}).get(metric, math.nan) if manifest else math.nan
+
+
 def _best_first(folder: Path, metric: str, mode: str) -> list[int]:
     """The steps on disk that were saved with a metric, from the best to the worst."""
-    scores: dict[int, float] = {}
+    scores = {step: _score(folder / str(step), metric) for step in steps_in(folder) if metric}
     sign = -1.0 if is_lowest_best(metric, mode) else 1.0
-    for step in steps_in(folder) if metric else ():
-        manifest = read_manifest(folder / str(step) / ITEM)
-        value = manifest["note"].get("metrics", {}).get(metric, math.nan) if manifest else math.nan
-        if not math.isnan(value):
-            scores[step] = sign * value
-    return sorted(scores, key=lambda step: (scores[step], step), reverse=True)
+    known = [step for step, score in scores.items() if not math.isnan(score)]
+    return sorted(known, key=lambda step: (sign * scores[step], step), reverse=True)
 
 
 def best_checkpoint(workdir: str | os.PathLike[str]) -> Path:
@@ -228,9 +230,8 @@ def best_text(workdir: str | os.PathLike[str]) -> tuple[str, bool]:
     last = best.parent / str(max(steps_in(best.parent)))
 
     def step_text(step: Path) -> str:
-        manifest = read_manifest(step / ITEM)
-        metrics = manifest["note"].get("metrics", {}) if manifest else {}
-        value = f", {metric} {number_text(metric, metrics[metric])}" if metric in metrics else ""
+        score = _score(step, metric)
+        value = "" if math.isnan(score) else f", {metric} {number_text(metric, score)}"
         return f"step {step.name}{value}"
 
     if best == last:

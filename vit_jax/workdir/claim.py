@@ -97,13 +97,10 @@ def claim_workdir(
                 f"Workdir {workdir} cannot be written: {message}. Choose another --workdir.", error
             ) from error
 
-    if jax.process_count() == 1:
-        claim()
-        return
     check_same(config, dataset_fingerprint)
     run_on_first_process(claim)
-    # Not touched until it exists: a network file system would cache its absence.
-    check_shared(folder)
+    if jax.process_count() > 1:  # not before it exists: network file systems cache an absence
+        check_shared(folder)
 
 
 def release_workdir(workdir: str | os.PathLike[str]) -> None:

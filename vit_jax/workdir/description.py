@@ -25,10 +25,11 @@ from vit_jax import wording
 from vit_jax.console import format_seconds, number_text, wilson_interval
 from vit_jax.files import paths
 from vit_jax.models.create import MODELS, VARIANTS_OF
+from vit_jax.models.description import Description, parts_to_json
 from vit_jax.models.variants import SIZES
 from vit_jax.parameters.table import ParameterTable
 from vit_jax.trees import flatten_names
-from vit_jax.wording import counted, list_names, unsigned
+from vit_jax.wording import counted, unsigned
 from vit_jax.workdir.metrics import read_metrics
 
 # Contents of a work directory.
@@ -44,6 +45,23 @@ _PACKAGES = ["jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "num
 _PACKAGES += ["tensorflow-datasets", "opencv-python-headless"]
 
 
+def write_description(
+    workdir: str,
+    models: Mapping[str, Description],
+    table: ParameterTable,
+    params: Any,
+    datasets: Sequence[Any],
+) -> None:
+    """Writes `model.json`, a table of the parameters, and splits that were drawn."""
+    from clu import parameter_overview
+
+    folder = paths.to_path(workdir)
+    paths.write_json(folder / MODEL_FILE, parts_to_json(models, table.own))
+    text = parameter_overview.get_parameter_overview(params, include_stats=False)
+    paths.write_atomically(folder / PARAMETERS_FILE, text + "\n")
+    write_splits(folder / "splits.csv", datasets)
+
+
 def write_params(path: str | os.PathLike[str], params: Any, table: ParameterTable) -> None:
     """Writes a parameter tree (either form of the blocks) as `.npz`, float32, with Flax names."""
     flat = flatten_names(table.unstack(params))
@@ -51,12 +69,11 @@ def write_params(path: str | os.PathLike[str], params: Any, table: ParameterTabl
 
 
 def write_results(
-    workdir: str, params: Any, table: ParameterTable, results: dict[str, float], *, best: str
+    workdir: str, params: Any, table: ParameterTable, results: dict[str, float]
 ) -> dict[str, float]:
     """Writes `params.npz`, then `results.json`, which marks the run as finished.
 
-    Returns `results` with `images_per_second`, the median from the log. `params`: host arrays;
-    `best`: of `checkpoints.best_text`, for the log.
+    Returns `results` with `images_per_second`, the median from the log. `params`: host arrays.
     """
     rows = read_metrics(workdir)
     speeds = [row["images_per_second"] for row in rows if "images_per_second" in row]
@@ -65,12 +82,12 @@ def write_results(
         folder = paths.to_path(workdir)
         write_params(folder / PARAMS_FILE, params, table)
         paths.write_json(folder / RESULTS_FILE, results)
-        log_results(workdir, results, rows, best)
+        log_results(workdir, results, rows)
     return results
 
 
 def log_results(
-    workdir: str, results: Mapping[str, float], rows: Sequence[Mapping[str, float]], best_step: str
+    workdir: str, results: Mapping[str, float], rows: Sequence[Mapping[str, float]]
 ) -> None:
     """Logs duration, metrics, where the result is; `rows`: of `metrics.jsonl`, for the best."""
     took, share = format_seconds(results["seconds"]), results["goodput"]
@@ -88,8 +105,6 @@ def log_results(
         if best and best[name] > value:
             text += f"; best {number_text(name, best[name])} at step {best['step']:,}"
         logging.info(f"{text}.")
-    if best_step:
-        logging.info(best_step)
     logging.info(f"Parameters: {paths.to_path(workdir) / PARAMS_FILE}")
     script = f"python scripts/report.py {shlex.quote(workdir)}"
     logging.info(f"Next: {script}, or scripts/predict.py, or scripts/evaluate.py")
@@ -111,9 +126,8 @@ def model_name(model: Mapping[str, Any]) -> str:
 def read_parameter_count(folder: Path) -> int:
     """Number of parameters of a run's model; 0 before `session.describe`."""
     path = folder / PARAMETERS_FILE
-    total = re.search(
-        r"^Total: ([\d,]+)", path.read_text("utf-8") if path.exists() else "", re.MULTILINE
-    )
+    text = path.read_text("utf-8") if path.exists() else ""
+    total = re.search(r"^Total: ([\d,]+)", text, re.MULTILINE)
     return int(total[1].replace(",", "")) if total else 0
 
 
@@ -134,16 +148,6 @@ def write_splits(path: Path, datasets: Sequence[Any]) -> None:
     rows = [[split.split, name] for split in drawn for name in split.source.relative_paths()]
     paths.write_atomically(path, paths.csv_text([["split", "file"], *rows]))
     logging.info(f"Which image is in which split: see {path}.")
-    if "label" not in drawn[0].source.columns:  # captions
-        return
-    counts = []
-    for split in drawn:
-        labels = split.source.columns["label"]
-        of_class = labels.sum(0) if labels.ndim > 1 else np.bincount(labels)
-        counts.append(np.pad(of_class, (0, split.num_classes - len(of_class))))
-    shown = zip(drawn[0].class_names, *counts, strict=True)
-    per_class = (f"{name} {' + '.join(map(str, numbers))}" for name, *numbers in shown)
-    logging.info("Images per class: %s.", list_names(per_class, 20))
 
 
 def write_provenance(workdir: str, *, start_step: int) -> None:

@@ -44,7 +44,7 @@ def is_lowest_best(metric: str, mode: str = "auto") -> bool:
     return is_loss if mode == "auto" else mode == "min"
 
 
-class MetricWriter:
+class MetricWriter(contextlib.AbstractContextManager["MetricWriter"]):
     """Appends a JSON line per call to `WORKDIR/metrics.jsonl`, and TensorBoard scalars.
 
     Lines look like `{"step": 20, "loss": 1.5, "images_per_second": 900.0}`. A resumed run drops
@@ -112,9 +112,6 @@ class MetricWriter:
                 self._file.flush()
                 if self._upload is not None:
                     self._upload.copy(METRICS_FILE)
-
-    def __enter__(self) -> MetricWriter:
-        return self
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         """Flushes everything; W&B shows the run as finished, preempted or failed."""
@@ -204,11 +201,6 @@ def _start_wandb(workdir: str, project: str, config: dict[str, Any]) -> Any:
     return run
 
 
-def is_number(value: Any) -> bool:
-    """Whether a JSON value is a float, or an int that fits into one."""
-    return type(value) is float or (type(value) is int and abs(value) < 2**63)
-
-
 def read_metrics(workdir: str | os.PathLike[str]) -> list[dict[str, Any]]:
     """The rows of `metrics.jsonl`, numbers by name, without incomplete lines of a killed run."""
     path = to_path(workdir) / METRICS_FILE
@@ -217,8 +209,8 @@ def read_metrics(workdir: str | os.PathLike[str]) -> list[dict[str, Any]]:
     for line in text.splitlines():
         with contextlib.suppress(ValueError, RecursionError):
             row = json.loads(line)
-            numbers = isinstance(row, dict) and all(map(is_number, row.values()))
-            if numbers and type(row.get("step")) is int:
+            is_row = isinstance(row, dict) and type(row.get("step")) is int
+            if is_row and all(type(value) in (int, float) for value in row.values()):
                 rows.append(row)
     return rows
 

@@ -8,9 +8,11 @@ from __future__ import annotations
 import csv
 import dataclasses
 import os
+from pathlib import Path
 from typing import Any
 
 from vit_jax.errors import UserError
+from vit_jax.files.paths import reading
 from vit_jax.kinds import check_known
 from vit_jax.pretrained.zoo import augreg_names
 from vit_jax.pretrained.zoo.entries import AUGREG, Accuracy, ZooEntry, augreg_entry
@@ -24,12 +26,10 @@ Row = dict[str, Any]
 
 def read_index(path: str | os.PathLike[str]) -> list[Row]:
     """Rows of index.csv: strings, and the fractions as floats, -1 if empty."""
-    try:
-        with open(path, newline="", encoding="utf-8") as file:
-            rows: list[Row] = list(csv.DictReader(file, restval=""))
+    with reading(f"{path}:", "delete it, it is not an AugReg index"):
+        text = Path(path).read_text(encoding="utf-8")
+        rows: list[Row] = list(csv.DictReader(text.splitlines(), restval=""))
         return [row | {name: float(row[name] or -1) for name in _FRACTIONS} for row in rows]
-    except (ValueError, csv.Error, KeyError) as error:
-        raise UserError(f"{path} is not an AugReg index ({error!r}); delete it.") from error
 
 
 def select(

@@ -10,6 +10,7 @@ import ssl
 import tempfile
 import time
 import urllib.error
+import urllib.parse
 import urllib.request
 from http.client import HTTPException
 from pathlib import Path
@@ -17,15 +18,14 @@ from typing import Any
 
 from vit_jax.console import watched
 from vit_jax.errors import UserError, as_user_error, one_line
-from vit_jax.files.network import cause_of, is_unanswered, open_url
+from vit_jax.files.network import cause_of, check_reachable
 from vit_jax.files.paths import sync
+from vit_jax.wording import unsigned
 
 ATTEMPTS = 7
 PAUSE = 1.0  # seconds before the second attempt; doubled before each later one
-DEADLINE = 3600.0  # seconds for one attempt
 SILENCE = 30.0  # seconds without a byte
 LARGEST = 64 * 2**30  # bytes, if the size is not known beforehand
-_HINT = "copy the file another way (`gcloud storage cp`) and use its path."
 
 
 def download(
@@ -41,7 +41,7 @@ def download(
     try:
         if destination.is_file() and low <= destination.stat().st_size <= high:
             return destination
-        logging.info("Downloading %s to %s.", _bare_url(url), destination)
+        logging.info("Downloading %s to %s.", unsigned(url), destination)
         destination.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=destination.parent, prefix=".part-") as folder:
             path = Path(folder) / destination.name
@@ -54,14 +54,10 @@ def download(
     return destination
 
 
-def _bare_url(url: str) -> str:
-    """Without the query, which may hold a signature."""
-    return url.partition("?")[0]
-
-
 def _fetch_with_retries(url: str, *arguments: Any) -> None:
     """Calls `_fetch`, several times if needed; UserError if all attempts fail."""
-    shown, answered = _bare_url(url), False
+    shown = unsigned(url)
+    check_reachable(shown, urllib.parse.urljoin(url, "/"))
     for attempt in range(1, ATTEMPTS + 1):
         try:
             return _fetch(url, *arguments)
@@ -74,12 +70,11 @@ def _fetch_with_retries(url: str, *arguments: Any) -> None:
                 error.close()
                 reason = f"the server returned {error.code} {' '.join(error.msg.split()):.80}"
                 is_transient = error.code in (408, 429) or error.code >= 500
-            answered = answered or not is_unanswered(error)
-            if not is_transient or attempt == (ATTEMPTS if answered else 2):
-                ways = f"check the address, the network, HTTPS_PROXY and SSL_CERT_FILE, or {_HINT}"
+            if not is_transient or attempt == ATTEMPTS:
+                hint = "copy the file another way (`gcloud storage cp`) and use its path."
+                ways = f"check the address, the network, HTTPS_PROXY and SSL_CERT_FILE, or {hint}"
                 raise UserError(f"{shown}: {reason}, attempt {attempt}; {ways}") from error
-            if answered:
-                logging.warning("%s: %s; retrying.", shown, reason, extra={"urgent": True})
+            logging.warning("%s: %s; retrying.", shown, reason)
             time.sleep(PAUSE * 2 ** (attempt - 1))
 
 
@@ -93,11 +88,12 @@ def _read(response: Any) -> bytes:
 
 def _fetch(url: str, path: Path, low: int, high: int, sha256: str) -> None:
     """Writes `path`, in one attempt; UserError if the content is not as expected."""
-    shown, end = _bare_url(url), time.monotonic() + DEADLINE
+    shown = unsigned(url)
     headers = {"User-Agent": "vit_jax", "Accept-Encoding": "identity"}
     request = urllib.request.Request(url, headers=headers)
     digests = {"sha256": hashlib.sha256(), "md5": hashlib.md5()}
-    with open_url(request, SILENCE) as response, open(path, "wb") as file:
+    opener = urllib.request.build_opener()  # a global one would keep the first proxy
+    with opener.open(request, timeout=SILENCE) as response, open(path, "wb") as file:
         total = response.length
         if total is not None and not low <= total <= high:
             raise UserError(f"{shown} has {total:,} bytes instead of {low:,} to {high:,}.")
@@ -108,8 +104,6 @@ def _fetch(url: str, path: Path, low: int, high: int, sha256: str) -> None:
                     digest.update(chunk)
                 if file.tell() > high:
                     raise UserError(f"{shown} has more than {high:,} bytes; discarded.")
-                if time.monotonic() > end:
-                    raise UserError(f"{shown}: incomplete after {DEADLINE:g} s; {_HINT}")
         if total is not None and file.tell() < total:
             raise ConnectionError(f"{file.tell():,} of {total:,} bytes")
         wrong = "" if file.tell() >= low else "it is too short"

@@ -141,15 +141,12 @@ def fetch_from_hub(address: str) -> Path:
         if file:
             return Path(huggingface_hub.hf_hub_download(repository, file, **options))
         for weights in (_SAFETENSORS, _PICKLED, *([file] for file in OTHER_FILES)):
-            wanted = [*_CONFIGS, *weights]
-            snapshot = huggingface_hub.snapshot_download
-            folder = Path(snapshot(repository, allow_patterns=wanted, **options))
+            options["allow_patterns"] = [*_CONFIGS, *weights]
+            folder = Path(huggingface_hub.snapshot_download(repository, **options))
             if any(path for pattern in weights for path in folder.glob(pattern)):
                 return folder
     except Exception as error:  # from the client, its HTTP library or the disk
         hint = "if it needs a login: `hf auth login`, or set HF_TOKEN"
         raise unreachable or UserError(f"{address}: {one_line(error)} ({hint})") from error
-    if unreachable:
-        raise unreachable
     text = f"{address} has neither model.safetensors nor pytorch_model.bin"
-    raise UserError(f"{text}; name a file of it as {_HUB}{repository}/FILE.")
+    raise unreachable or UserError(f"{text}; name a file of it as {_HUB}{repository}/FILE.")
