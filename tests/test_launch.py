@@ -95,6 +95,8 @@ def test_flags_of_processes_that_cannot_be_meant(changes, message, monkeypatch):
         ("processes.heartbeat_timeout_seconds", 0.0, "more than 0"),
         ("processes.start_timeout_seconds", -1.0, "at least 0"),
         ("checkpoint.keep", 0, "at least 1"),
+        ("model.num_layers", 10**9, "at most 10,000"),
+        ("dataset.batch_size", 2**40, "at most 1,048,576"),
         ("mix.mixup_alpha", -0.1, "at least 0"),
         ("mix.cutmix_probability", 1.5, r"in \[0, 1\]"),
         ("gradient.alpha", -1.0, "at least 0"),

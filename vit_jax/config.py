@@ -172,6 +172,12 @@ RANGES: dict[str, tuple[Callable[[float], bool], str]] = {
     "in [0, 1]": (lambda number: 0 <= number <= 1, r"mix\..*probability"),
     "in (0, 1)": (lambda number: 0 < number < 1, r"schedule\.decay_at"),
 }
+# The first match counts: beyond these, array sizes overflow.
+AT_MOST = {
+    r"model\.num_layers|model\.(resnet|stage)_layers": 10_000,
+    r"model\..+|.+\.batch_size|loader\..+|mesh\..+|train_step\..+|lora\..+": 2**20,
+    r".+": 2**53,
+}
 
 
 class Section(ConfigDict):
@@ -363,6 +369,9 @@ def check_value(key: str, value: Any) -> None:
     for text, (is_in_range, keys) in RANGES.items():
         if re.fullmatch(keys, key) and not all(map(is_in_range, numbers)):
             raise UserError(f"{key}={value} must be {text}.")
+    most = next(most for pattern, most in AT_MOST.items() if re.fullmatch(pattern, key))
+    if any(isinstance(number, int) and abs(number) > most for number in numbers):
+        raise UserError(f"{key}={value} must be at most {most:,}.")
 
 
 def flatten(config: ConfigDict) -> dict[str, Any]:
