@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from vit_jax.errors import UserError
-from vit_jax.evaluators.stream import Reader, compile_outputs, stream_outputs
+from vit_jax.evaluators.stream import Hook, Reader, compile_outputs, nothing, stream_outputs
 
 LOG_EVERY_SECONDS = 30
 
@@ -26,9 +26,7 @@ class _ExampleEvaluator:
         self._step = compile_outputs(outputs, reader.mesh)
         self._reader = reader
 
-    def examples(
-        self, params: Any, *, on_batch: Callable[[], None] = lambda: None
-    ) -> dict[str, np.ndarray]:
+    def examples(self, params: Any, *, on_batch: Hook = nothing) -> dict[str, np.ndarray]:
         """The outputs for every example, in order: [N, ...]; UserError if a loss is not finite."""
         num_examples = self._reader.dataset.num_examples
         parts, done = [], 0
@@ -48,9 +46,7 @@ class _ExampleEvaluator:
             )
         return arrays
 
-    def __call__(
-        self, params: Any, *, on_batch: Callable[[], None] = lambda: None
-    ) -> dict[str, float]:
+    def __call__(self, params: Any, *, on_batch: Hook = nothing) -> dict[str, float]:
         """Metrics by name; see `ObjectiveEvaluator`."""
         return self.summarize(self.examples(params, on_batch=on_batch))
 

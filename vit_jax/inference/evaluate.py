@@ -91,7 +91,9 @@ def evaluate(
     options |= {key: value for key, value in chosen.items() if value}
     data = model.open_dataset(**options, on_bad_image=on_bad_image)
     if prompts:
-        model = _zero_shot(model, source, data.class_names, prompts, **model_options)
+        with naming(f"prompts need the text tower {source}#txt"):
+            texts = load_model(f"{source}#txt", dtype=model_options.get("dtype", "float32"))
+        model = model.zero_shot(texts, data.class_names, prompts)
     elif model.description.probabilities_by == "none":
         raise UserError(f"{source}: its outputs are regression targets, not classes.")
     outputs = match_classes(
@@ -112,7 +114,7 @@ def evaluate(
     if output:  # fail now if it cannot be created
         folder.mkdir(parents=True, exist_ok=True)
     start = time.perf_counter()
-    competing = present_outputs(data, outputs) if only else None
+    competing = np.unique(outputs[data.labels()]) if only else None
     arrays = measure_examples(
         model, data, outputs, competing=competing, several=several, loss=loss, batch_size=batch_size
     )
@@ -151,16 +153,6 @@ def evaluate(
     return results
 
 
-def _zero_shot(
-    model: Model, source: str, class_names: Sequence[str], prompts: Sequence[str], **options: Any
-) -> Model:
-    """A classifier of these classes, with the text tower beside the image tower."""
-    options = {"dtype": options["dtype"]} if "dtype" in options else {}
-    with naming(f"prompts need the text tower {source}#txt"):
-        texts = load_model(f"{source}#txt", **options)
-    return model.zero_shot(texts, class_names, prompts)
-
-
 class _SubsetClassification(Classification):
     """Arg-max, probabilities and loss over a subset of the model's outputs."""
 
@@ -170,12 +162,6 @@ class _SubsetClassification(Classification):
 
     def predict(self, params: Any, batch: Any) -> jax.Array:
         return super().predict(params, batch)[:, self._outputs]
-
-
-def present_outputs(data: Dataset, outputs: np.ndarray) -> np.ndarray:
-    """The sorted outputs of the labels in the split; reads all labels but no images."""
-    labels = {int(data.source[i]["label"]) for i in range(data.num_examples)}
-    return np.unique(outputs[sorted(labels)])
 
 
 def measure_examples(
@@ -190,8 +176,8 @@ def measure_examples(
 ) -> dict[str, np.ndarray]:
     """`examples` of the evaluator for one label per image, or for several.
 
-    `outputs`: of the model, for each label of the data, [K]. `competing`: those that compete, see
-    `present_outputs`; None: all. `several`, `loss`, `batch_size`: see `evaluate`.
+    `outputs`: of the model, for each label of the data, [K]. `competing`: those that compete, sorted;
+    None: all. `several`, `loss`, `batch_size`: see `evaluate`.
     """
     if competing is None:
         competing = np.arange(model.num_outputs)
