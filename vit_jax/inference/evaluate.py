@@ -176,8 +176,8 @@ def measure_examples(
 ) -> dict[str, np.ndarray]:
     """`examples` of the evaluator for one label per image, or for several.
 
-    `outputs`: of the model, for each label of the data, [K]. `competing`: those that compete, sorted;
-    None: all. `several`, `loss`, `batch_size`: see `evaluate`.
+    `outputs`: of the model, for each label of the data, [K]. `competing`: those that
+    compete, sorted; None: all. `several`, `loss`, `batch_size`: see `evaluate`.
     """
     if competing is None:
         competing = np.arange(model.num_outputs)
