@@ -134,7 +134,7 @@ def split_folders(root: str, needs_label: bool = True, split: str = "") -> dict[
         return {name: folders or [name] for name, folders in splits.items()} or {"train": ["."]}
     full = {name: folders for name, folders in splits.items() if folders}
     inside = itertools.chain.from_iterable(os.listdir(f"{root}/{name}") for name in top)
-    has_images = any(map(_is_image, inside))
+    has_images = any(map(is_image, inside))
     asked = {*split_names(split)} if split else {"/"}  # no folder's name
     has_train = any(sources.SPLIT_WORDS.get(name.lower()) == "train" for name in full)
     if full and (has_train or _are_splits(full) or (asked <= {*top} and not has_images)):
@@ -163,14 +163,14 @@ def _warn_of_strays(root: str, folders: Mapping[str, Sequence[str]], listed: lis
     """Warns of images beside the class folders that are `listed`, and in no folder of a split."""
     used = {name.partition("/")[0] for inside in folders.values() for name in inside}
     beside = {".", *(os.path.dirname(name) or "." for name in listed)} - {*listed}
-    counts = {name: sum(map(_is_image, os.listdir(f"{root}/{name}"))) for name in beside}
+    counts = {name: sum(map(is_image, os.listdir(f"{root}/{name}"))) for name in beside}
     for name in {*subfolders(root)} - used:
         counts[name] = len(find_below(f"{root}/{name}")[0])
     if left := [f"{counted(n, 'image')} in {name!r}" for name, n in sorted(counts.items()) if n]:
         logging.warning(f"{root}: not used, as they are in no class folder: {list_names(left)}.")
 
 
-def _is_image(name: str) -> bool:
+def is_image(name: str) -> bool:
     return name.lower().endswith(EXTENSIONS) and not name.startswith(".")
 
 
@@ -192,7 +192,7 @@ def find_below(folder: str) -> tuple[list[str], collections.Counter[str]]:
                     continue
                 if is_folder:
                     waiting.append(os.path.join(inside, entry.name))
-                elif _is_image(entry.name) and entry.is_file():
+                elif is_image(entry.name) and entry.is_file():
                     images.append(os.path.join(inside, entry.name))
                 else:
                     others[os.path.splitext(entry.name)[1] or entry.name] += 1
