@@ -31,16 +31,9 @@ _ADDED = re.compile(r"(\.[^/.]+|[ ._-](mask|seg|depth|label|thumb)[^/]*)$", re.I
 HEIC = (".heic", ".heif")  # need the extra `heic`
 # What OpenCV decodes, and Pillow with that extra.
 EXTENSIONS = tuple(f"{_EXTENSIONS} .ras .sr".split()) + (HEIC if find_spec("pillow_heif") else ())
-# What to do about files, by the end of their names.
-_UNREAD = {
-    ".xlsx .xls .ods": "save the sheet as .csv",
-    ".npz .npy .h5 .hdf5 .mat .pkl .pickle .pt .pth": "pass its arrays in Python (docs/data.md)",
-    ".gz .tgz .bz2 .xz .txz .zst": "decompress it: .tar and .csv are read",
-    ".zip .rar .7z": "unpack it into a folder",
-    ".json .jsonl .txt .xml .yaml": "write a .csv with the columns path and label",
-    ".arrow .feather .tfrecord .lmdb .mdb .rec .beton": "write a folder, a .csv or a .tar",
-}
 LAYOUT = "CLASS_NAME/IMAGE.jpg or train/CLASS_NAME/IMAGE.jpg"
+_FILES = "a .csv, .tsv or .parquet file with the columns path and label, or a .tar"
+_OTHERS = "unpack what is compressed; arrays are passed in Python (docs/data.md)"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -127,9 +120,8 @@ def split_folders(root: str, needs_label: bool = True, split: str = "") -> dict[
         top = subfolders(root)
         splits = {name: _folders_in(root, name) for name in top}
     except OSError as error:
-        advice = (_UNREAD[ends] for ends in _UNREAD if Path(root).suffix.lower() in ends.split())
-        what = f"{error.strerror}; {next(advice, f'expected {LAYOUT}')}"
-        raise UserError(f"dataset.name={root!r}: {what}.") from None
+        kinds = f"{_FILES}; {_OTHERS}" if os.path.isfile(root) else LAYOUT
+        raise UserError(f"dataset.name={root!r}: {error.strerror}; expected {kinds}.") from None
     if not needs_label:
         return {name: folders or [name] for name, folders in splits.items()} or {"train": ["."]}
     full = {name: folders for name, folders in splits.items() if folders}

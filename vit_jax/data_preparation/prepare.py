@@ -97,7 +97,11 @@ def prepare_data(
         count, names = counted(len(listing.class_names), "class"), list_names(listing.class_names)
         logging.info("%s: %s: %s; splits %s", source, count, names, ", ".join(listing.splits))
         write_atomically(work / "plan.json", json.dumps(plan))
-        receipts = _write_shards(listing, work, name, plan, num_workers)
+        shards = _shards(listing, work, name, shard_megabytes)
+        write = functools.partial(write_shard, short_side=resize, quality=quality)
+        written = map_threads(write, shards, chunk=1, num_threads=num_workers)
+        progress = tqdm(written, "writing shards", len(shards), mininterval=10)
+        receipts = dict(zip(shards, progress, strict=True))
         _list_unreadable(receipts, work, on_bad_image)
         if fingerprint(source, parts) != plan["source_fingerprint"]:
             raise UserError(f"{source}: changed while being read; delete {work} and start again.")
@@ -146,17 +150,6 @@ def _work_folder(work: Path, plan: dict[str, Any]) -> Iterator[None]:
         yield
     # NFS keeps a deleted open file under another name, so the lock is closed first.
     shutil.rmtree(work, ignore_errors=True)
-
-
-def _write_shards(
-    listing: Listing, work: Path, name: str, plan: dict[str, Any], num_workers: int
-) -> Receipts:
-    """Writes the missing shards; returns the receipts of all."""
-    shards = _shards(listing, work, name, plan["shard_megabytes"])
-    write = functools.partial(write_shard, short_side=plan["resize"], quality=plan["quality"])
-    written = map_threads(write, shards, chunk=1, num_threads=num_workers)
-    progress = tqdm(written, "writing shards", len(shards), mininterval=10)
-    return dict(zip(shards, progress, strict=True))
 
 
 def _shards(listing: Listing, work: Path, name: str, megabytes: float) -> list[Shard]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 import numpy as np
@@ -117,8 +116,6 @@ class NearestNeighborsEvaluator(FrozenFeaturesEvaluator):
             raise UserError(
                 f"nearest_neighbors: {num_neighbors=}, {temperature=} must be positive."
             )
-        if num_neighbors > (count := features.train_reader.dataset.num_examples):
-            logging.info(f"nearest_neighbors: {num_neighbors=}, but all {count} images vote.")
         self._num_neighbors, self._temperature = num_neighbors, temperature
 
     def measure(self, train: Split, test: Split) -> dict[str, float]:

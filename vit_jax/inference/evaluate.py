@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from vit_jax.console import watched
 from vit_jax.data.datasets import Dataset
 from vit_jax.errors import UserError, naming
 from vit_jax.evaluators.classification import (
@@ -184,11 +185,16 @@ def measure_examples(
     places = np.searchsorted(competing, outputs).clip(max=len(competing) - 1)
     reader = model.reader(relabel(data, places, len(competing)), batch_size)
     task = Task.of(model.text_head or model.module)
+    evaluator: Any
     if several:
         task = dataclasses.replace(task, class_names=data.class_names)
-        return AveragePrecisionEvaluator(MultiLabel(task), reader).examples(model.placed_params)
-    by = model.description.probabilities_by
-    loss = loss or ("softmax" if by == "none" else by)
-    objective = _SubsetClassification(task, competing, loss=loss)
-    arrays = ClassificationEvaluator(objective, reader).examples(model.placed_params)
-    return arrays | {name: competing[arrays[name]] for name in ("label", "prediction")}
+        evaluator = AveragePrecisionEvaluator(MultiLabel(task), reader)
+    else:
+        by = model.description.probabilities_by
+        loss = loss or ("softmax" if by == "none" else by)
+        objective = _SubsetClassification(task, competing, loss=loss)
+        evaluator = ClassificationEvaluator(objective, reader)
+    with watched(None, "batch", -(-data.num_examples // reader.batch_size)) as bar:
+        arrays = evaluator.examples(model.placed_params, on_batch=bar.update)
+    moved = () if several else ("label", "prediction")
+    return arrays | {name: competing[arrays[name]] for name in moved}
