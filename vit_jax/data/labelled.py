@@ -220,9 +220,10 @@ def _check_classes(where: str, names: Sequence[str], num_examples: int) -> None:
         if escaped(name) != name:
             raise UserError(f"{where}: class {name!a:.80} must be a single line of UTF-8.")
         form = unicodedata.normalize("NFC", name) if number is None else number
-        if (other := forms.setdefault(form, name)) != name:
+        if form in forms:
             same = "look the same" if number is None else "are the same number"
-            raise UserError(f"{where}: {other!a:.80} and {name!a:.80} {same}; rename one.")
+            raise UserError(f"{where}: {forms[form]!a:.80} and {name!a:.80} {same}; rename one.")
+        forms[form] = name
     if num_examples and len(names) > max(10, 0.8 * num_examples):
         count = f"{counted(len(names), 'class')} for {counted(num_examples, 'image')}"
         logging.warning(f"{where}: {count}; are these labels or image numbers?")

@@ -10,23 +10,17 @@ import numpy as np
 from jax.sharding import Mesh
 
 from vit_jax.errors import UserError
-from vit_jax.evaluators.stream import (
-    Hook,
-    OutputStep,
-    Reader,
-    compile_outputs,
-    nothing,
-    stream_outputs,
-)
+from vit_jax.evaluators import stream
+from vit_jax.evaluators.stream import Hook, Reader, nothing
 
 
-def feature_step(feature_of: Callable[[Any, Any], jax.Array], mesh: Mesh) -> OutputStep:
+def feature_step(feature_of: Callable[[Any, Any], jax.Array], mesh: Mesh) -> stream.OutputStep:
     """The step shared by all evaluators of `feature_of(params, batch) -> [B, D]`."""
 
     def outputs(params: Any, batch: Any) -> Any:
         return {"x": feature_of(params, batch), "y": batch["label"]}
 
-    return compile_outputs(outputs, mesh)
+    return stream.compile_outputs(outputs, mesh)
 
 
 class Split(NamedTuple):
@@ -39,7 +33,7 @@ class Split(NamedTuple):
 class Features:
     """A feature and the labels of two splits, computed once for all their evaluators."""
 
-    def __init__(self, step: OutputStep, reader: Reader, train_reader: Reader):
+    def __init__(self, step: stream.OutputStep, reader: Reader, train_reader: Reader):
         """`step`, of `feature_step`, compiles once; `train_reader` reads the images to fit."""
         self.reader, self.train_reader = reader, train_reader
         self.num_users = 0
@@ -66,7 +60,7 @@ class Features:
         return splits
 
     def _compute(self, reader: Reader, params: Any, on_batch: Hook) -> Split:
-        parts = list(stream_outputs(self._step, params, reader, on_batch=on_batch))
+        parts = list(stream.stream_outputs(self._step, params, reader, on_batch=on_batch))
         return Split(*(np.concatenate([part[key] for part in parts]) for key in Split._fields))
 
 

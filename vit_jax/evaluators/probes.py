@@ -119,8 +119,8 @@ class NearestNeighborsEvaluator(FrozenFeaturesEvaluator):
         self._num_neighbors, self._temperature = num_neighbors, temperature
 
     def measure(self, train: Split, test: Split) -> dict[str, float]:
-        options = self._num_classes, self._num_neighbors, self._temperature
-        return {"accuracy": accuracy(vote(*train, test.x, *options), test.y)}
+        classes = vote(*train, test.x, self._num_classes, self._num_neighbors, self._temperature)
+        return {"accuracy": accuracy(classes, test.y)}
 
 
 def vote(

@@ -22,14 +22,8 @@ from vit_jax.evaluators.classification import (
     summarize_ranking,
 )
 from vit_jax.files.paths import to_path, write_json
+from vit_jax.inference import evaluation_tables
 from vit_jax.inference.class_order import match_classes, relabel
-from vit_jax.inference.evaluation_tables import (
-    per_class_scores,
-    write_average_precisions,
-    write_classes,
-    write_confusion,
-    write_examples,
-)
 from vit_jax.inference.images import example_names
 from vit_jax.inference.load import load_model
 from vit_jax.inference.model import Model
@@ -132,7 +126,7 @@ def evaluate(
     names = dict(zip(outputs.tolist(), data.class_names, strict=True))
     names |= dict(enumerate(model.description.class_names))
     if not several:
-        results["per_class"] = per_class_scores(names, arrays)
+        results["per_class"] = evaluation_tables.per_class_scores(names, arrays)
     results |= {
         "model": model.source,
         "format": model.format,
@@ -146,11 +140,11 @@ def evaluate(
     if output:
         write_json(folder / "evaluation.json", results)
     if output and several:
-        write_average_precisions(folder, data.class_names, outputs, arrays)
+        evaluation_tables.write_average_precisions(folder, data.class_names, outputs, arrays)
     elif output:
-        write_classes(folder, results["per_class"])
-        write_examples(folder, example_names(data.source), names, arrays)
-        write_confusion(folder, names, arrays)
+        evaluation_tables.write_classes(folder, results["per_class"])
+        evaluation_tables.write_examples(folder, example_names(data.source), names, arrays)
+        evaluation_tables.write_confusion(folder, names, arrays)
     return results
 
 

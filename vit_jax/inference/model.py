@@ -317,20 +317,16 @@ class Model:
             is_input = getattr(images, "dtype", None) == np.int32
             return Inputs(np.asarray(images) if is_input else self.preprocess(images))
         if isinstance(images, np.ndarray | jax.Array) and np.issubdtype(images.dtype, np.floating):
-            size = self.description.image_shape
-            if images.shape[1:] != size:
-                raise UserError(
-                    f"float images must be model inputs, [B, {', '.join(map(str, size))}], not "
-                    f"{list(images.shape)}; `preprocess` takes uint8 pixels of any size."
-                )
-            black, white = input_range(self.description)
+            size, (black, white) = self.description.image_shape, input_range(self.description)
             low, high = np.minimum(black, white), np.maximum(black, white)
             span = high - low  # tolerance for noise
-            if not np.all((images >= low - span) & (images <= high + span)):
+            fits = images.shape[1:] == size
+            if not fits or not np.all((images >= low - span) & (images <= high + span)):
+                wanted = f"[B, {', '.join(map(str, size))}], {low.min():.3g} to {high.max():.3g}"
+                given = f"{list(images.shape)}, {np.min(images):.4g} to {np.max(images):.4g}"
+                hint = "`preprocess` takes uint8 pixels of any size"
                 raise UserError(
-                    f"float images must be model inputs, {low.min():.3g} to {high.max():.3g} for "
-                    f"black and white, not {np.min(images):.4g} to {np.max(images):.4g}; "
-                    "`preprocess` takes uint8 pixels."
+                    f"float images must be model inputs, {wanted}, not {given}; {hint}."
                 )
             examples: Any = Inputs(np.asarray(images))
         else:
