@@ -53,10 +53,9 @@ class FewShotEvaluator(FrozenFeaturesEvaluator):
                 chosen = choose_shots(train.y, self._num_classes, shots, seed)
                 fitted = fit(train.x[chosen], train.y[chosen], self._num_classes, self._l2)
                 values.append(accuracy(scores(test.x, *fitted).argmax(axis=1), test.y))
-            name, spread = f"accuracy_{shots}shot", confidence95(values)
-            metrics[name] = float(np.mean(values))
-            if spread is not None:
-                metrics[f"{name}_ci95"] = spread
+            metrics[f"accuracy_{shots}shot"] = float(np.mean(values))
+            if (interval := confidence95(values)) is not None:
+                metrics[f"accuracy_{shots}shot_ci95"] = interval
         return metrics
 
 

@@ -11,14 +11,8 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, Sharding
 
-from vit_jax.data.pipeline import (
-    Batch,
-    DeviceBatch,
-    Examples,
-    device_batches,
-    eval_batches,
-    local_rows,
-)
+from vit_jax.data import pipeline
+from vit_jax.data.pipeline import Batch, DeviceBatch, Examples
 from vit_jax.parameters.sharding import (
     batch_sharding,
     compiler_options,
@@ -53,15 +47,13 @@ class Reader:
         steps and no example is dropped.
         """
         sharding = batch_sharding(self.mesh)
-        rows = local_rows(sharding, self.batch_size)
+        size, rows = self.batch_size, pipeline.local_rows(sharding, self.batch_size)
         # Starting worker processes for each evaluation would take too long: use threads.
         num_threads = max(self.loader["num_threads"], self.loader["num_workers"])
         loader = {**self.loader, "num_workers": 0, "num_threads": num_threads}
-        with eval_batches(
-            self.dataset, batch_size=self.batch_size, rows=rows, **loader
-        ) as host_batches:
-            announced = self._announce(host_batches)
-            yield device_batches(announced, sharding, batch_size=self.batch_size, keys=self.keys)
+        with pipeline.eval_batches(self.dataset, batch_size=size, rows=rows, **loader) as batches:
+            announced = self._announce(batches)
+            yield pipeline.device_batches(announced, sharding, batch_size=size, keys=self.keys)
 
     def _announce(self, host_batches: Iterable[Batch]) -> Iterator[Batch]:
         self.on_wait()

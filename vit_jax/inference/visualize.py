@@ -72,10 +72,8 @@ def visualize(
         logging.info("Without images, only %s are drawn.", " and ".join(OF_PARAMETERS))
     written = []
     to_path(output).mkdir(parents=True, exist_ok=True)
-    for name, draw in drawings.items():
-        if what and name not in what:
-            continue
-        figure = draw()
+    for name in [name for name in drawings if not what or name in what]:
+        figure = drawings[name]()
         if isinstance(figure, str):
             logging.info("No %s.png: %s.", name, figure)
             continue
