@@ -189,9 +189,6 @@ def _open_tfds(request: Request) -> Opened:
 
     directory = request.path
     if not os.path.isfile(os.path.join(directory, _INFO_FILE)):
-        if os.path.isdir(directory) and not _holds_prepared(Path(directory)):
-            where = f"dataset.name={request.name!r} is the prepared dataset in {request.data_dir}"
-            logging.getLogger(__name__).warning(f"{where}, not the folder ./{request.name}.")
         directory = tfds_reader.find_prepared(request.name, request.data_dir)
     return tfds_reader.open_prepared(
         directory, request.split, request.label_key, needs_label=request.needs_label

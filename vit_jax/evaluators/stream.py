@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import Mesh, Sharding
+from jax.sharding import Mesh
 
 from vit_jax.data import pipeline
 from vit_jax.data.pipeline import Batch, DeviceBatch, Examples
@@ -65,9 +65,7 @@ class Reader:
 OutputStep = Callable[[Any, DeviceBatch], dict[str, jax.Array]]
 
 
-def compile_outputs(
-    function: OutputStep, mesh: Mesh, sharding: Sharding | None = None
-) -> OutputStep:
+def compile_outputs(function: OutputStep, mesh: Mesh, sharding: Any = None) -> OutputStep:
     """The step of `stream_outputs` that computes `function(params, batch)`, arrays [B, ...].
 
     Keep it for the next evaluation: each call of this function creates a step that compiles anew.

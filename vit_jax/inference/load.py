@@ -127,16 +127,13 @@ def _create(
         if size is not None and size != image_shape[:2]:
             description = at_image_size(description, size)
         elif size is None and named and named != image_shape[:2]:
-            text = f"{source}: images of {_sides(image_shape[:2])} pixels, as its positions; its"
-            text += f" settings of images say {_sides(named)} (--image_size={named[0]},{named[1]})"
+            ours, theirs = ("x".join(map(str, sides)) for sides in (image_shape[:2], named))
+            text = f"{source}: images of {ours} pixels, as its positions; its settings of images"
+            text += f" say {theirs} (--image_size={named[0]},{named[1]})"
             logging.warning("%s.", text)
         if preprocess:
             description = dataclasses.replace(description, eval_preprocess=preprocess)
     return module, description, grid
-
-
-def _sides(size: tuple[int, ...]) -> str:
-    return "x".join(map(str, size))
 
 
 def attributes(module: Any, name: str) -> dict[str, Any]:
