@@ -169,7 +169,9 @@ def _broadcast_in_dim(graph: Graph, eqn: Any, x: Operand) -> Operand:
     x = x if aligned == list(before) else graph.reshape(x, aligned)
     if aligned == list(shape):
         return x
-    return graph.add("Expand", x, graph.sizes(shape))
+    # 1 keeps a size, including a free one.
+    grown = [1 if size == old else size for size, old in zip(shape, aligned, strict=True)]
+    return graph.add("Expand", x, graph.sizes(grown))
 
 
 def _slice(graph: Graph, eqn: Any, x: Operand) -> Operand:

@@ -72,10 +72,8 @@ def at_image_size(description: Description, size: tuple[int, int]) -> Descriptio
             raise UserError("both sides must be positive.")
         grid = create_model(**{"num_classes": 0, **description.model}).token_grid(size)
     ops = at_size(parse(description.eval_preprocess).ops, (before[0], before[1]), size)
-    shape = (*size, before[2])
-    return dataclasses.replace(
-        description, image_shape=shape, grid=grid, eval_preprocess=spell(ops)
-    )
+    shape, spec = (*size, before[2]), spell(ops)
+    return dataclasses.replace(description, image_shape=shape, grid=grid, eval_preprocess=spec)
 
 
 def find_images(arguments: Iterable[str]) -> list[str]:
@@ -89,9 +87,8 @@ def find_images(arguments: Iterable[str]) -> list[str]:
         warn_unused(argument, others)
         below = sorted((os.path.join(argument, name) for name in images), key=Path)
         if not below:
-            raise UserError(
-                f"{argument}: no images in this folder or below ({', '.join(EXTENSIONS)})."
-            )
+            kinds = ", ".join(EXTENSIONS)
+            raise UserError(f"{argument}: no images in this folder or below ({kinds}).")
         paths += below
     return paths
 
