@@ -300,7 +300,7 @@ def test_pictures_and_page(run, model, photos, tmp_path, caplog, monkeypatch):
 
     monkeypatch.setattr(Figure, "savefig", save)
     few = functools.partial(principal_filters, count=2)
-    monkeypatch.setattr("vit_jax.inference.visualize.principal_filters", few)
+    monkeypatch.setattr("vit_jax.inference.analysis.principal_filters", few)
     with caplog.at_level(logging.INFO):
         drawn = visualize(str(run), [str(photos)], output=str(tmp_path), against=str(run))
     names = {path.stem for path in drawn}

@@ -32,12 +32,6 @@ def counted(count: int, noun: str) -> str:
     return f"{count:,} {noun}{plural}"
 
 
-def size_text(num_bytes: float) -> str:
-    """`1.2 GB`, `340.0 MB`, `0.5 kB`."""
-    power, name = (9, "GB") if num_bytes >= 1e9 else (6, "MB") if num_bytes >= 1e6 else (3, "kB")
-    return f"{num_bytes / 10**power:.1f} {name}"
-
-
 def nearest(name: str, known: Iterable[str]) -> str:
     """Returns ` Did you mean 'x'?` for the closest known name, or an empty string."""
     lowered = {candidate.lower(): candidate for candidate in known}

@@ -133,6 +133,4 @@ def _labels(
         return ["" if value is None else str(value) for value in values], None
     if (highest := max((value for value in values if value is not None), default=-1)) >= len(names):
         raise UserError(f"{where} {highest} has no name; there are {len(names)} names.")
-    if len(set(names)) < len(names):
-        raise UserError(f"{where}: two of its classes have the same name.")
     return ["" if value is None or value < 0 else names[value] for value in values], names

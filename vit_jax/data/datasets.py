@@ -124,18 +124,7 @@ class Dataset:
         Decodes every image file (0.7 ms of one core each); of a TFDS set, only opens every file.
         UserError for a damaged file, unless it is an image and `on_bad_image` is "skip".
         """
-        source = self.source.check(self.on_bad_image)
-        if lost := _labels(self.source) - _labels(source):
-            names = list_names(self.class_names[label] for label in sorted(lost))
-            where = f"{self.name} {self.split}"
-            logging.getLogger(__name__).warning(f"{where}: no images left of {names}.")
-        return dataclasses.replace(self, source=source)
-
-
-def _labels(source: Source) -> set[int]:
-    """The labels that occur, if they are known without reading the images."""
-    labels = getattr(source, "columns", {}).get("label", np.array([], int))
-    return set(np.unique(labels) if labels.ndim == 1 else np.flatnonzero(labels.any(0)))
+        return dataclasses.replace(self, source=self.source.check(self.on_bad_image))
 
 
 Opened = tuple[Source, tuple[str, ...]]  # and the class names by label; () without labels
@@ -200,9 +189,6 @@ def _open_tfds(request: Request) -> Opened:
 
     directory = request.path
     if not os.path.isfile(os.path.join(directory, _INFO_FILE)):
-        if os.path.isdir(directory) and not _holds_prepared(Path(directory)):
-            where = f"dataset.name={request.name!r} is the prepared dataset in {request.data_dir}"
-            logging.getLogger(__name__).warning(f"{where}, not the folder ./{request.name}.")
         directory = tfds_reader.find_prepared(request.name, request.data_dir)
     return tfds_reader.open_prepared(
         directory, request.split, request.label_key, needs_label=request.needs_label

@@ -31,16 +31,9 @@ _ADDED = re.compile(r"(\.[^/.]+|[ ._-](mask|seg|depth|label|thumb)[^/]*)$", re.I
 HEIC = (".heic", ".heif")  # need the extra `heic`
 # What OpenCV decodes, and Pillow with that extra.
 EXTENSIONS = tuple(f"{_EXTENSIONS} .ras .sr".split()) + (HEIC if find_spec("pillow_heif") else ())
-# What to do about files, by the end of their names.
-_UNREAD = {
-    ".xlsx .xls .ods": "save the sheet as .csv",
-    ".npz .npy .h5 .hdf5 .mat .pkl .pickle .pt .pth": "pass its arrays in Python (docs/data.md)",
-    ".gz .tgz .bz2 .xz .txz .zst": "decompress it: .tar and .csv are read",
-    ".zip .rar .7z": "unpack it into a folder",
-    ".json .jsonl .txt .xml .yaml": "write a .csv with the columns path and label",
-    ".arrow .feather .tfrecord .lmdb .mdb .rec .beton": "write a folder, a .csv or a .tar",
-}
 LAYOUT = "CLASS_NAME/IMAGE.jpg or train/CLASS_NAME/IMAGE.jpg"
+_FILES = "a .csv, .tsv or .parquet file with the columns path and label, or a .tar"
+_OTHERS = "unpack what is compressed; arrays are passed in Python (docs/data.md)"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -127,14 +120,13 @@ def split_folders(root: str, needs_label: bool = True, split: str = "") -> dict[
         top = subfolders(root)
         splits = {name: _folders_in(root, name) for name in top}
     except OSError as error:
-        advice = (_UNREAD[ends] for ends in _UNREAD if Path(root).suffix.lower() in ends.split())
-        what = f"{error.strerror}; {next(advice, f'expected {LAYOUT}')}"
-        raise UserError(f"dataset.name={root!r}: {what}.") from None
+        kinds = f"{_FILES}; {_OTHERS}" if os.path.isfile(root) else LAYOUT
+        raise UserError(f"dataset.name={root!r}: {error.strerror}; expected {kinds}.") from None
     if not needs_label:
         return {name: folders or [name] for name, folders in splits.items()} or {"train": ["."]}
     full = {name: folders for name, folders in splits.items() if folders}
     inside = itertools.chain.from_iterable(os.listdir(f"{root}/{name}") for name in top)
-    has_images = any(map(_is_image, inside))
+    has_images = any(map(is_image, inside))
     asked = {*split_names(split)} if split else {"/"}  # no folder's name
     has_train = any(sources.SPLIT_WORDS.get(name.lower()) == "train" for name in full)
     if full and (has_train or _are_splits(full) or (asked <= {*top} and not has_images)):
@@ -163,14 +155,14 @@ def _warn_of_strays(root: str, folders: Mapping[str, Sequence[str]], listed: lis
     """Warns of images beside the class folders that are `listed`, and in no folder of a split."""
     used = {name.partition("/")[0] for inside in folders.values() for name in inside}
     beside = {".", *(os.path.dirname(name) or "." for name in listed)} - {*listed}
-    counts = {name: sum(map(_is_image, os.listdir(f"{root}/{name}"))) for name in beside}
+    counts = {name: sum(map(is_image, os.listdir(f"{root}/{name}"))) for name in beside}
     for name in {*subfolders(root)} - used:
         counts[name] = len(find_below(f"{root}/{name}")[0])
     if left := [f"{counted(n, 'image')} in {name!r}" for name, n in sorted(counts.items()) if n]:
         logging.warning(f"{root}: not used, as they are in no class folder: {list_names(left)}.")
 
 
-def _is_image(name: str) -> bool:
+def is_image(name: str) -> bool:
     return name.lower().endswith(EXTENSIONS) and not name.startswith(".")
 
 
@@ -192,7 +184,7 @@ def find_below(folder: str) -> tuple[list[str], collections.Counter[str]]:
                     continue
                 if is_folder:
                     waiting.append(os.path.join(inside, entry.name))
-                elif _is_image(entry.name) and entry.is_file():
+                elif is_image(entry.name) and entry.is_file():
                     images.append(os.path.join(inside, entry.name))
                 else:
                     others[os.path.splitext(entry.name)[1] or entry.name] += 1

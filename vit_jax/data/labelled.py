@@ -139,7 +139,6 @@ class Listing:
         by_label = labels if labels and not self.several else [""] * len(self.source)
         self.groups = self.groups or by_label
         _check_classes(self.where, self.classes or (), sum(map(len, naming_splits(self.splits))))
-        self._warn_of_shared()
 
     def open(self, split: str) -> tuple[Any, tuple[str, ...]]:
         """Images of a split expression, and class names; UserError: invalid, or a label lacks."""
@@ -161,15 +160,6 @@ class Listing:
         """The labels of some images."""
         texts = (labels[row] for row in rows)
         return set(itertools.chain.from_iterable(texts) if self.several else texts) - {""}
-
-    def _warn_of_shared(self) -> None:
-        if self.source.drawn or not self.files:
-            return
-        files = {split: {self.files[row] for row in rows} for split, rows in self.splits.items()}
-        for one, other in itertools.combinations(files, 2):
-            if shared := sorted(files[one] & files[other]):
-                are = f"{counted(len(shared), 'file')} in {one!r} and in {other!r}"
-                logging.warning(f"{self.where}: {are}: {list_names(shared)}.")
 
     def _ordered(self, split: str) -> np.ndarray:
         """The images of a split in their order, int64 [n]; see above."""
@@ -230,9 +220,10 @@ def _check_classes(where: str, names: Sequence[str], num_examples: int) -> None:
         if escaped(name) != name:
             raise UserError(f"{where}: class {name!a:.80} must be a single line of UTF-8.")
         form = unicodedata.normalize("NFC", name) if number is None else number
-        if (other := forms.setdefault(form, name)) != name:
+        if form in forms:
             same = "look the same" if number is None else "are the same number"
-            raise UserError(f"{where}: {other!a:.80} and {name!a:.80} {same}; rename one.")
+            raise UserError(f"{where}: {forms[form]!a:.80} and {name!a:.80} {same}; rename one.")
+        forms[form] = name
     if num_examples and len(names) > max(10, 0.8 * num_examples):
         count = f"{counted(len(names), 'class')} for {counted(num_examples, 'image')}"
         logging.warning(f"{where}: {count}; are these labels or image numbers?")

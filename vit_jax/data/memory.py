@@ -43,10 +43,9 @@ def open_given(splits: Mapping[str, Any], name: str) -> Callable[..., Dataset]:
     labels, classes = _labels(data)
     places, rows = labelled.number_images({split: len(part) for split, part in data.items()})
     numbers = {name: i for i, name in enumerate(classes or ())}
-    source = MemorySource(places, {}, data, numbers)
     # Here, not in `open_split`: errors before there is a run.
-    files = source.real_paths()
-    listing = Listing("dataset", source, rows, labels, classes=classes, files=files)
+    source = MemorySource(places, {}, data, numbers)
+    listing = Listing("dataset", source, rows, labels, classes=classes)
 
     def open_split(request: Request) -> tuple[MemorySource, tuple[str, ...]]:
         source, names = listing.open(request.split)

@@ -30,7 +30,7 @@ def read(data: bytes, *, exif: bool) -> np.ndarray | None:
     """
     from PIL import Image
 
-    if data.startswith(b"\xff\xd8") or _is_opaque_png(data):
+    if data.startswith(b"\xff\xd8"):
         return None
     if data[4:8] == b"ftyp" and any(brand in data[8:40] for brand in _HEIC):
         import_extra("a HEIC image", "pillow_heif", "heic").register_heif_opener()
@@ -48,12 +48,6 @@ def read(data: bytes, *, exif: bool) -> np.ndarray | None:
     except (OSError, ValueError, SyntaxError) as error:
         raise ValueError(f"the {image.format} image cannot be decoded ({error})") from error
     return pixels if is_wanted or is_transparent(pixels) else None
-
-
-def _is_opaque_png(data: bytes) -> bool:
-    """Whether it says so in bytes that are read faster than by Pillow."""
-    is_opaque = data.startswith(PNG) and data[25:26] in (b"\0", b"\2", b"\3")
-    return is_opaque and b"tRNS" not in data[: data.find(b"IDAT")]
 
 
 def _tiff_tags(data: bytes) -> Mapping[int, Any]:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import numpy as np
 
 from vit_jax.errors import UserError
-from vit_jax.wording import list_names, nearest
+from vit_jax.wording import nearest
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -123,14 +123,10 @@ def known_split(where: str, split: str, written: Mapping[str, str]) -> str:
     """The split expression in the names of `named_splits`; says which stands for another."""
     terms = split.split("+")
     for i, name in enumerate(split_names(split)):
-        word, there = split_word(name), name
-        alike = [other for other in written if word and split_word(other) == word != other]
-        if name not in written:
-            known = (word, *HELD_OUT) if word in HELD_OUT and not alike else (word,)
-            there = next((other for other in known if other in written), name)
-        elif name == word and alike:
-            hint = f"add them with {'+'.join([name, *alike])!r} if they belong to it"
-            logging.warning(f"{where}: {name!r} is without {list_names(alike)}; {hint}.")
+        word = split_word(name)
+        is_there = word in map(split_word, written)
+        known = (name, word, *(HELD_OUT if word in HELD_OUT and not is_there else ()))
+        there = next((other for other in known if other in written), name)
         if written.get(there, name) != name:
             logging.info(f"{where} has no split {name!r}: using {written[there]!r}.")
         terms[i] = terms[i].replace(name, there, 1)

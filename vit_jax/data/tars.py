@@ -160,12 +160,10 @@ def _samples(path: str, tar: int, index: Index, columns: Iterable[str]) -> Itera
     without = []
     for key, sample in samples.items():
         images = [place for end, (place, _) in sample.items() if f".{end}" in EXTENSIONS]
-        if len(images) > 1:
-            both = list_names(name for _, name, *_ in images)
-            raise UserError(f"{path}: {both} are one sample; call all but one {key}.other.png.")
-        if not images and (odd := [end for end in sample if end.endswith(EXTENSIONS)]):
-            means = f"{key}.{odd[0]} is {odd[0]!r} of the sample {key!r}, as a key has no dot"
-            raise UserError(f"{path}: {means}; call the image KEY.jpg.")
+        alike = [f"{key}.{end}" for end in sample if f".{end}".endswith(EXTENSIONS)]
+        if len(images) > 1 or (alike and not images):
+            means = f"{list_names(alike)} in one sample, {key!r}, as a key ends at the first dot"
+            raise UserError(f"{path}: {means}; call its image KEY.jpg, and others KEY.other.png.")
         if images:
             about = sample.get("json", (None, b""))
             label = sample.get("cls", about)[1].decode(errors="replace")

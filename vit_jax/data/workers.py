@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
+import multiprocessing
 import os
 import shutil
 import signal
 import sys
 import threading
-import time
 
 import grain
 import numpy as np
@@ -39,20 +38,19 @@ def in_processes(data: grain.IterDataset, num_workers: int) -> grain.IterDataset
     shared = grain.experimental.DatasetOptions(min_shm_size=sys.maxsize if room < _ROOM else _LARGE)
     data = grain.experimental.WithOptionsIterDataset(data, shared)
     options = grain.MultiprocessingOptions(num_workers=num_workers, per_worker_buffer_size=1)
-    start = functools.partial(_start_worker, os.getpid())
-    data = data.mp_prefetch(options, worker_init_fn=start)
+    data = data.mp_prefetch(options, worker_init_fn=_start_worker)
     # Copied: Grain's own arrays must not outlive the interpreter's modules.
     return data.map(lambda batch: {key: np.array(array) for key, array in batch.items()})
 
 
-def _start_worker(parent: int, _index: int, _count: int) -> None:
+def _start_worker(_index: int, _count: int) -> None:
     for name in (signal.SIGINT, signal.SIGTERM):  # sent to the whole group: the trainer decides
         signal.signal(name, signal.SIG_IGN)
-    threading.Thread(target=_exit_with_parent, args=(parent,), daemon=True).start()
+    threading.Thread(target=_exit_with_parent, daemon=True).start()
 
 
-def _exit_with_parent(parent: int) -> None:
-    """Ends this process soon after its parent, even if that gets a SIGKILL."""
-    while os.getppid() == parent:
-        time.sleep(0.5)
+def _exit_with_parent() -> None:
+    """Ends this process with its parent, even if that gets a SIGKILL."""
+    if parent := multiprocessing.parent_process():
+        parent.join()
     os._exit(1)

@@ -24,7 +24,7 @@ from numpy.typing import ArrayLike
 from tqdm import tqdm
 
 from vit_jax.data.class_names import LABELS, wordnet_ids
-from vit_jax.data.folder import EXTENSIONS, open_folder, split_folders
+from vit_jax.data.folder import EXTENSIONS, is_image, open_folder, split_folders
 from vit_jax.data.sources import Request, map_threads, named_splits
 from vit_jax.errors import UserError
 
@@ -63,10 +63,6 @@ def _rows(container: str, names: Sequence[bytes], **columns: ArrayLike) -> np.nd
     for key, values in {**columns, "container": container, "name": text}.items():
         rows[key] = values
     return rows  # [N]
-
-
-def _is_image(name: bytes) -> bool:
-    return os.fsdecode(name).lower().endswith(EXTENSIONS) and not name.startswith(b".")
 
 
 def _imagenet2012_parts(source: str) -> list[str]:
@@ -153,10 +149,10 @@ def _list_classes(classes: Sequence[Place], ids: Sequence[str]) -> np.ndarray:
 def _list_place(place: Place) -> np.ndarray:
     """The images of one folder or tar, with labels still 0."""
     if os.path.isdir(place.path):
-        names = sorted(filter(_is_image, os.listdir(os.fsencode(place.path))))
+        names = sorted(map(os.fsencode, filter(is_image, os.listdir(place.path))))
         sizes = [os.path.getsize(os.path.join(os.fsencode(place.path), name)) for name in names]
         return _rows(place.path, names, size=sizes)
-    members = _list_tar(place, lambda name: _is_image(os.fsencode(name)))
+    members = _list_tar(place, is_image)
     return _rows(
         place.path,
         [os.fsencode(os.path.basename(member.name)) for member in members],
@@ -259,7 +255,7 @@ def fingerprint(source: str, parts: Sequence[str]) -> str:
     for part in parts:
         for folder, _, names in os.walk(os.fsencode(part), followlinks=True):
             # A log written beside them does not count.
-            used = (name for name in names if name.endswith(b".tar") or _is_image(name))
+            used = (name for name in names if name.endswith(b".tar") or is_image(os.fsdecode(name)))
             paths += [os.path.join(folder, name) for name in used]
     for path in sorted(paths):
         status = os.stat(path)

@@ -151,27 +151,21 @@ def _work_folder(work: Path, plan: dict[str, Any]) -> Iterator[None]:
 def _write_shards(
     listing: Listing, work: Path, name: str, plan: dict[str, Any], num_workers: int
 ) -> Receipts:
-    """Writes the missing shards; returns the receipts of all."""
-    shards = _shards(listing, work, name, plan["shard_megabytes"])
-    write = functools.partial(write_shard, short_side=plan["resize"], quality=plan["quality"])
-    written = map_threads(write, shards, chunk=1, num_threads=num_workers)
-    progress = tqdm(written, "writing shards", len(shards), mininterval=10)
-    return dict(zip(shards, progress, strict=True))
-
-
-def _shards(listing: Listing, work: Path, name: str, megabytes: float) -> list[Shard]:
-    """Cuts the splits into shards of similar size, of consecutive examples of the listing."""
+    """Writes the missing shards, of similar size and consecutive examples; receipts of all."""
     shards = []
     for split, rows in listing.splits.items():
         ends = np.cumsum(rows["size"], dtype=np.int64)
-        count = max(1, round(int(ends[-1]) / (megabytes * 1e6)))
+        count = max(1, round(int(ends[-1]) / (plan["shard_megabytes"] * 1e6)))
         cuts = np.searchsorted(ends, ends[-1] * np.arange(1, count) / count)
         bounds = np.unique([0, *cuts, len(rows)]).tolist()
         for number, (start, stop) in enumerate(itertools.pairwise(bounds)):
             file = f"{name}-{split}.array_record-{number:05d}-of-{len(bounds) - 1:05d}"
             path, receipt = work / "prepared" / file, work / "receipts" / f"{file}.json"
             shards.append(Shard(path, receipt, split, rows[start:stop]))
-    return shards
+    write = functools.partial(write_shard, short_side=plan["resize"], quality=plan["quality"])
+    written = map_threads(write, shards, chunk=1, num_threads=num_workers)
+    progress = tqdm(written, "writing shards", len(shards), mininterval=10)
+    return dict(zip(shards, progress, strict=True))
 
 
 def _list_unreadable(receipts: Receipts, work: Path, on_bad_image: str) -> None:

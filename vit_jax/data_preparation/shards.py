@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import itertools
 import json
-import operator
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -81,12 +79,11 @@ def _read_images(rows: np.ndarray) -> Iterator[tuple[int, bytes, str]]:
         name = os.fsdecode(name)
         path = container if offset else os.path.join(container, name)
         images.append((path, offset, size, number, f"{path}: {name}" if offset else path))
-    for path, group in itertools.groupby(sorted(images), key=operator.itemgetter(0)):
+    for path, offset, size, number, where in sorted(images):
         try:
             with open(path, "rb") as file:
-                for _, offset, size, number, where in group:
-                    file.seek(offset)
-                    yield number, file.read(size), where
+                file.seek(offset)
+                yield number, file.read(size), where
         except OSError as error:
             raise UserError(f"{path}: {error.strerror}.") from None
 

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import logging
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from vit_jax.errors import UserError
-from vit_jax.evaluators.stream import Reader, compile_outputs, stream_outputs
-
-LOG_EVERY_SECONDS = 30
+from vit_jax.evaluators.stream import Hook, Reader, compile_outputs, nothing, stream_outputs
 
 
 class _ExampleEvaluator:
@@ -26,31 +22,18 @@ class _ExampleEvaluator:
         self._step = compile_outputs(outputs, reader.mesh)
         self._reader = reader
 
-    def examples(
-        self, params: Any, *, on_batch: Callable[[], None] = lambda: None
-    ) -> dict[str, np.ndarray]:
+    def examples(self, params: Any, *, on_batch: Hook = nothing) -> dict[str, np.ndarray]:
         """The outputs for every example, in order: [N, ...]; UserError if a loss is not finite."""
-        num_examples = self._reader.dataset.num_examples
-        parts, done = [], 0
-        start = last = time.monotonic()
-        for part in stream_outputs(self._step, params, self._reader, on_batch=on_batch):
-            parts.append(part)
-            done += len(part["loss"])
-            now = time.monotonic()
-            if now - last > LOG_EVERY_SECONDS:
-                last, speed = now, done / (now - start)
-                logging.info("%d of %d images, %.0f images/s", done, num_examples, speed)
+        parts = list(stream_outputs(self._step, params, self._reader, on_batch=on_batch))
         arrays = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
         if len(bad := np.flatnonzero(~np.isfinite(arrays["loss"]))):
             raise UserError(
-                f"the loss of {len(bad)} of {done} examples is not finite, first of example "
-                f"{bad[0]}; the parameters are corrupt, or --loss is not the training loss."
+                f"the loss of {len(bad)} of {len(arrays['loss'])} examples is not finite, first of "
+                f"example {bad[0]}; the parameters are corrupt, or --loss is not the training loss."
             )
         return arrays
 
-    def __call__(
-        self, params: Any, *, on_batch: Callable[[], None] = lambda: None
-    ) -> dict[str, float]:
+    def __call__(self, params: Any, *, on_batch: Hook = nothing) -> dict[str, float]:
         """Metrics by name; see `ObjectiveEvaluator`."""
         return self.summarize(self.examples(params, on_batch=on_batch))
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from vit_jax.errors import UserError
-from vit_jax.evaluators.frozen_features import Features, FrozenFeaturesEvaluator, accuracy
+from vit_jax.evaluators.frozen_features import Features, FrozenFeaturesEvaluator, Split, accuracy
 
 _BIAS = 100.0  # so large that regularisation hardly affects the bias
 
@@ -45,22 +45,17 @@ class FewShotEvaluator(FrozenFeaturesEvaluator):
             names += [f"{name}_ci95" for name in names]
         self.metric_names = (*names, "num_examples")
 
-    def measure(
-        self, x_train: np.ndarray, y_train: np.ndarray, x: np.ndarray, y: np.ndarray
-    ) -> dict[str, float]:
+    def measure(self, train: Split, test: Split) -> dict[str, float]:
         metrics: dict[str, float] = {}
         for shots in self._shots:
             values = []
             for seed in range(self._num_seeds):
-                chosen = choose_shots(y_train, self._num_classes, shots, seed)
-                weights, mean, std = fit(
-                    x_train[chosen], y_train[chosen], self._num_classes, self._l2
-                )
-                values.append(accuracy(scores(x, weights, mean, std).argmax(axis=1), y))
-            name, spread = f"accuracy_{shots}shot", confidence95(values)
-            metrics[name] = float(np.mean(values))
-            if spread is not None:
-                metrics[f"{name}_ci95"] = spread
+                chosen = choose_shots(train.y, self._num_classes, shots, seed)
+                fitted = fit(train.x[chosen], train.y[chosen], self._num_classes, self._l2)
+                values.append(accuracy(scores(test.x, *fitted).argmax(axis=1), test.y))
+            metrics[f"accuracy_{shots}shot"] = float(np.mean(values))
+            if (interval := confidence95(values)) is not None:
+                metrics[f"accuracy_{shots}shot_ci95"] = interval
         return metrics
 
 

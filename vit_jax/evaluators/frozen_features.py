@@ -3,61 +3,65 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 from jax.sharding import Mesh
 
 from vit_jax.errors import UserError
-from vit_jax.evaluators.stream import OutputStep, Reader, compile_outputs, stream_outputs
+from vit_jax.evaluators import stream
+from vit_jax.evaluators.stream import Hook, Reader, nothing
 
 
-def feature_step(feature_of: Callable[[Any, Any], jax.Array], mesh: Mesh) -> OutputStep:
+def feature_step(feature_of: Callable[[Any, Any], jax.Array], mesh: Mesh) -> stream.OutputStep:
     """The step shared by all evaluators of `feature_of(params, batch) -> [B, D]`."""
 
     def outputs(params: Any, batch: Any) -> Any:
-        return {"feature": feature_of(params, batch), "label": batch["label"]}
+        return {"x": feature_of(params, batch), "y": batch["label"]}
 
-    return compile_outputs(outputs, mesh)
+    return stream.compile_outputs(outputs, mesh)
+
+
+class Split(NamedTuple):
+    """What is known of the images of a split."""
+
+    x: np.ndarray  # features [N, D]
+    y: np.ndarray  # labels [N]
 
 
 class Features:
     """A feature and the labels of two splits, computed once for all their evaluators."""
 
-    def __init__(self, step: OutputStep, reader: Reader, train_reader: Reader):
+    def __init__(self, step: stream.OutputStep, reader: Reader, train_reader: Reader):
         """`step`, of `feature_step`, compiles once; `train_reader` reads the images to fit."""
         self.reader, self.train_reader = reader, train_reader
         self.num_users = 0
         self._step = step
         # For ImageNet these are gigabytes: released after the last user has asked.
         self._of: Any = None  # the parameters
-        self._arrays: tuple[np.ndarray, ...] = ()
+        self._splits: tuple[Split, ...] = ()
         self._num_asked = 0
 
-    def __call__(
-        self, params: Any, *, on_batch: Callable[[], None] = lambda: None
-    ) -> tuple[np.ndarray, ...]:
-        """Features [N, D] and labels [N] of `train_reader`, then those of `reader`.
+    def __call__(self, params: Any, *, on_batch: Hook = nothing) -> tuple[Split, ...]:
+        """The images of `train_reader`, then those of `reader`.
 
         The same `params` object returns the same arrays. `on_batch`: see `stream_outputs`.
         """
         if self._of is not params:
-            self._of, self._arrays = None, ()  # free before computing the next
-            self._of, self._arrays, self._num_asked = params, self._compute(params, on_batch), 0
-        arrays = self._arrays
+            self._of, self._splits = None, ()  # free before computing the next
+            readers = (self.train_reader, self.reader)
+            computed = tuple(self._compute(reader, params, on_batch) for reader in readers)
+            self._of, self._splits, self._num_asked = params, computed, 0
+        splits = self._splits
         self._num_asked += 1
         if self._num_asked >= self.num_users:
-            self._of, self._arrays = None, ()
-        return arrays
+            self._of, self._splits = None, ()
+        return splits
 
-    def _compute(self, params: Any, on_batch: Callable[[], None]) -> tuple[np.ndarray, ...]:
-        arrays = []
-        for reader in (self.train_reader, self.reader):
-            parts = list(stream_outputs(self._step, params, reader, on_batch=on_batch))
-            for key in ("feature", "label"):
-                arrays.append(np.concatenate([part[key] for part in parts]))
-        return tuple(arrays)
+    def _compute(self, reader: Reader, params: Any, on_batch: Hook) -> Split:
+        parts = list(stream.stream_outputs(self._step, params, reader, on_batch=on_batch))
+        return Split(*(np.concatenate([part[key] for part in parts]) for key in Split._fields))
 
 
 class FrozenFeaturesEvaluator:
@@ -91,19 +95,15 @@ class FrozenFeaturesEvaluator:
         self._features, self._feature = features, feature
         self._num_classes = len(data.class_names)
 
-    def __call__(
-        self, params: Any, *, on_batch: Callable[[], None] = lambda: None
-    ) -> dict[str, float]:
+    def __call__(self, params: Any, *, on_batch: Hook = nothing) -> dict[str, float]:
         """`metric_names` to numbers; UserError if a feature is not finite."""
-        arrays = self._features(params, on_batch=on_batch)
-        if not all(np.isfinite(array).all() for array in arrays):
+        train, test = self._features(params, on_batch=on_batch)
+        if not (np.isfinite(train.x).all() and np.isfinite(test.x).all()):
             raise UserError(f"{self._feature} is not finite; the parameters are corrupt.")
-        return {**self.measure(*arrays), "num_examples": len(arrays[-1])}
+        return {**self.measure(train, test), "num_examples": len(test.y)}
 
-    def measure(
-        self, x_train: np.ndarray, y_train: np.ndarray, x: np.ndarray, y: np.ndarray
-    ) -> dict[str, float]:
-        """Features [N, D] and labels [N] of both splits to metrics."""
+    def measure(self, train: Split, test: Split) -> dict[str, float]:
+        """Metrics of what was fitted on `train`, on `test`."""
         raise NotImplementedError
 
 

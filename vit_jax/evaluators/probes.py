@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 import numpy as np
 
 from vit_jax.errors import UserError
-from vit_jax.evaluators.frozen_features import Features, FrozenFeaturesEvaluator, accuracy
+from vit_jax.evaluators.frozen_features import Features, FrozenFeaturesEvaluator, Split, accuracy
 
 
 class LinearProbeEvaluator(FrozenFeaturesEvaluator):
@@ -35,11 +34,9 @@ class LinearProbeEvaluator(FrozenFeaturesEvaluator):
             raise UserError(f"linear_probe: {l2=}, {max_iterations=}: l2 >= 0, iterations > 0.")
         self._l2, self._max_iterations = l2, max_iterations
 
-    def measure(
-        self, x_train: np.ndarray, y_train: np.ndarray, x: np.ndarray, y: np.ndarray
-    ) -> dict[str, float]:
-        mean, std = x_train.mean(axis=0), x_train.std(axis=0) + 1e-5
-        x_train, x = (x_train - mean) / std, (x - mean) / std
+    def measure(self, train: Split, test: Split) -> dict[str, float]:
+        mean, std = train.x.mean(axis=0), train.x.std(axis=0) + 1e-5
+        x_train, x, y_train = (train.x - mean) / std, (test.x - mean) / std, train.y
         best = self._l2[0]
         if len(self._l2) > 1:
             order = np.random.default_rng(0).permutation(len(x_train))
@@ -47,7 +44,7 @@ class LinearProbeEvaluator(FrozenFeaturesEvaluator):
             data = x_train[fitted], y_train[fitted], x_train[held]
             accuracies = [accuracy(self._predict(*data, l2), y_train[held]) for l2 in self._l2]
             best = self._l2[int(np.argmax(accuracies))]
-        return {"accuracy": accuracy(self._predict(x_train, y_train, x, best), y), "l2": best}
+        return {"accuracy": accuracy(self._predict(x_train, y_train, x, best), test.y), "l2": best}
 
     def _predict(
         self, x_train: np.ndarray, y_train: np.ndarray, x: np.ndarray, l2: float
@@ -119,17 +116,11 @@ class NearestNeighborsEvaluator(FrozenFeaturesEvaluator):
             raise UserError(
                 f"nearest_neighbors: {num_neighbors=}, {temperature=} must be positive."
             )
-        if num_neighbors > (count := features.train_reader.dataset.num_examples):
-            logging.info(f"nearest_neighbors: {num_neighbors=}, but all {count} images vote.")
         self._num_neighbors, self._temperature = num_neighbors, temperature
 
-    def measure(
-        self, x_train: np.ndarray, y_train: np.ndarray, x: np.ndarray, y: np.ndarray
-    ) -> dict[str, float]:
-        predictions = vote(
-            x_train, y_train, x, self._num_classes, self._num_neighbors, self._temperature
-        )
-        return {"accuracy": accuracy(predictions, y)}
+    def measure(self, train: Split, test: Split) -> dict[str, float]:
+        classes = vote(*train, test.x, self._num_classes, self._num_neighbors, self._temperature)
+        return {"accuracy": accuracy(classes, test.y)}
 
 
 def vote(

@@ -9,17 +9,10 @@ from typing import Any
 
 import jax
 import numpy as np
-from clu import metrics as clu_metrics
 from jax.sharding import Mesh
 
-from vit_jax.data.pipeline import (
-    Batch,
-    DeviceBatch,
-    Examples,
-    device_batches,
-    eval_batches,
-    local_rows,
-)
+from vit_jax.data import pipeline
+from vit_jax.data.pipeline import Batch, DeviceBatch, Examples
 from vit_jax.parameters.sharding import (
     batch_sharding,
     compiler_options,
@@ -27,6 +20,12 @@ from vit_jax.parameters.sharding import (
     replicated,
     to_host,
 )
+
+Hook = Callable[[], None]
+
+
+def nothing() -> None:
+    """A hook that does nothing."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,7 +37,7 @@ class Reader:
     batch_size: int  # examples per step over all devices of the mesh, which must divide it
     loader: dict[str, Any]  # keyword arguments of the host reader
     keys: tuple[str, ...] = ()  # of a batch to transfer, besides `mask`; () for all
-    on_wait: Callable[[], None] = lambda: None  # before waiting for a batch: for the watchdog
+    on_wait: Hook = nothing  # before waiting for a batch: for the watchdog
 
     @contextlib.contextmanager
     def batches(self) -> Iterator[Iterator[DeviceBatch]]:
@@ -48,15 +47,13 @@ class Reader:
         steps and no example is dropped.
         """
         sharding = batch_sharding(self.mesh)
-        rows = local_rows(sharding, self.batch_size)
+        size, rows = self.batch_size, pipeline.local_rows(sharding, self.batch_size)
         # Starting worker processes for each evaluation would take too long: use threads.
         num_threads = max(self.loader["num_threads"], self.loader["num_workers"])
         loader = {**self.loader, "num_workers": 0, "num_threads": num_threads}
-        with eval_batches(
-            self.dataset, batch_size=self.batch_size, rows=rows, **loader
-        ) as host_batches:
-            announced = self._announce(host_batches)
-            yield device_batches(announced, sharding, batch_size=self.batch_size, keys=self.keys)
+        with pipeline.eval_batches(self.dataset, batch_size=size, rows=rows, **loader) as batches:
+            announced = self._announce(batches)
+            yield pipeline.device_batches(announced, sharding, batch_size=size, keys=self.keys)
 
     def _announce(self, host_batches: Iterable[Batch]) -> Iterator[Batch]:
         self.on_wait()
@@ -68,22 +65,23 @@ class Reader:
 OutputStep = Callable[[Any, DeviceBatch], dict[str, jax.Array]]
 
 
-def compile_outputs(function: OutputStep, mesh: Mesh) -> OutputStep:
+def compile_outputs(function: OutputStep, mesh: Mesh, sharding: Any = None) -> OutputStep:
     """The step of `stream_outputs` that computes `function(params, batch)`, arrays [B, ...].
 
     Keep it for the next evaluation: each call of this function creates a step that compiles anew.
+    `sharding`: of the outputs, by default that of the batch.
     """
 
     def outputs_of(params: Any, batch: DeviceBatch) -> dict[str, jax.Array]:
         with keep_batch_sharding():
             return {**function(params, batch), "mask": batch["mask"]}
 
-    options = compiler_options(mesh)
-    return jax.jit(outputs_of, out_shardings=batch_sharding(mesh), compiler_options=options)
+    sharding, options = sharding or batch_sharding(mesh), compiler_options(mesh)
+    return jax.jit(outputs_of, out_shardings=sharding, compiler_options=options)
 
 
 def stream_outputs(
-    step: OutputStep, params: Any, reader: Reader, *, on_batch: Callable[[], None] = lambda: None
+    step: OutputStep, params: Any, reader: Reader, *, on_batch: Hook = nothing
 ) -> Iterator[dict[str, np.ndarray]]:
     """Applies a step of `compile_outputs` to a split; yields its outputs without padding.
 
@@ -111,42 +109,18 @@ def _real_rows(outputs: dict[str, jax.Array]) -> dict[str, np.ndarray]:
 
 
 class ObjectiveEvaluator:
-    """Averages `objective.evaluate` (loss, accuracy, ...) over a dataset, on the devices."""
+    """Averages `objective.evaluate` (loss, accuracy, ...) over a dataset."""
 
     example_keys: tuple[str, ...] = ()  # required keys of an example; () is the objective's
 
     def __init__(self, objective: Any, reader: Reader):
-        self._reader = reader
+        self._reader, everywhere = reader, replicated(reader.mesh)
+        self._step = compile_outputs(objective.evaluate, reader.mesh, everywhere)
         self.metric_names = (*objective.measures, "num_examples")
 
-        def eval_step(params: Any, batch: Any) -> dict[str, clu_metrics.Average]:
-            with keep_batch_sharding():
-                measures = objective.evaluate(params, batch)
-            return {
-                name: clu_metrics.Average.from_model_output(values=values, mask=batch["mask"] > 0)
-                for name, values in measures.items()
-            }
-
-        everywhere = replicated(reader.mesh)
-        options = compiler_options(reader.mesh)
-        self._eval_step = jax.jit(eval_step, out_shardings=everywhere, compiler_options=options)
-        self._merge = jax.jit(
-            lambda a, b: {name: value.merge(b[name]) for name, value in a.items()},
-            out_shardings=everywhere,
-        )
-
-    def __call__(
-        self, params: Any, *, on_batch: Callable[[], None] = lambda: None
-    ) -> dict[str, float]:
+    def __call__(self, params: Any, *, on_batch: Hook = nothing) -> dict[str, float]:
         """Means by name, and `num_examples`; `params` with the objective's constants."""
-        total: Any = None
-        with self._reader.batches() as batches:
-            for batch in batches:
-                on_batch()
-                values, before = self._eval_step(params, batch), total
-                total = values if total is None else self._merge(total, values)
-                jax.block_until_ready(before)  # the host is at most two batches ahead
-        total = jax.device_get(total)
-        means = {name: float(value.compute()) for name, value in total.items()}
-        count = int(next(iter(total.values())).count)
-        return {**means, "num_examples": count}
+        parts = list(stream_outputs(self._step, params, self._reader, on_batch=on_batch))
+        values = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+        means = {name: float(np.mean(x, dtype=np.float64)) for name, x in values.items()}
+        return {**means, "num_examples": len(next(iter(values.values())))}

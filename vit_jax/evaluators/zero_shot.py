@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -11,7 +11,7 @@ import numpy as np
 
 from vit_jax.data.preprocess import encode_texts
 from vit_jax.errors import UserError
-from vit_jax.evaluators.stream import Reader, compile_outputs, stream_outputs
+from vit_jax.evaluators.stream import Hook, Reader, compile_outputs, nothing, stream_outputs
 from vit_jax.parameters.sharding import replicated
 
 
@@ -52,9 +52,7 @@ class ZeroShotEvaluator:
         self._classes = jax.jit(classes, out_shardings=replicated(reader.mesh))
         self._step = compile_outputs(outputs, reader.mesh)
 
-    def __call__(
-        self, params: Any, *, on_batch: Callable[[], None] = lambda: None
-    ) -> dict[str, float]:
+    def __call__(self, params: Any, *, on_batch: Hook = nothing) -> dict[str, float]:
         """See `ObjectiveEvaluator`."""
         arguments = {"towers": params, "classes": self._classes(params, self._tokens)}
         parts = stream_outputs(self._step, arguments, self._reader, on_batch=on_batch)

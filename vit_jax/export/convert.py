@@ -189,8 +189,6 @@ def input_settings(description: Description) -> tuple[InputSettings, list[str]]:
                 size = op.size if isinstance(op, ResizeSmall) else op.shape
                 covers = isinstance(op, ResizeSmall) and isinstance(size, tuple)
                 change = {"method": theirs, "resize": size, "covers": covers}
-                if not isinstance(op, Resize) and not covers and op.rounding != "down":
-                    notes.append("the long side is rounded down there: off by a pixel.")
                 if op.method in ("bilinear", "bicubic", "area"):  # nearest is the same
                     which = f"resizing by {op.method!r} becomes Pillow's {theirs}, antialiased"
                     equal = f"train with 'pillow_{theirs}' for equal ones"

@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from vit_jax.console import watched
 from vit_jax.data.datasets import Dataset
 from vit_jax.errors import UserError, naming
 from vit_jax.evaluators.classification import (
@@ -21,14 +22,8 @@ from vit_jax.evaluators.classification import (
     summarize_ranking,
 )
 from vit_jax.files.paths import to_path, write_json
+from vit_jax.inference import evaluation_tables
 from vit_jax.inference.class_order import match_classes, relabel
-from vit_jax.inference.evaluation_tables import (
-    per_class_scores,
-    write_average_precisions,
-    write_classes,
-    write_confusion,
-    write_examples,
-)
 from vit_jax.inference.images import example_names
 from vit_jax.inference.load import load_model
 from vit_jax.inference.model import Model
@@ -91,7 +86,9 @@ def evaluate(
     options |= {key: value for key, value in chosen.items() if value}
     data = model.open_dataset(**options, on_bad_image=on_bad_image)
     if prompts:
-        model = _zero_shot(model, source, data.class_names, prompts, **model_options)
+        with naming(f"prompts need the text tower {source}#txt"):
+            texts = load_model(f"{source}#txt", dtype=model_options.get("dtype", "float32"))
+        model = model.zero_shot(texts, data.class_names, prompts)
     elif model.description.probabilities_by == "none":
         raise UserError(f"{source}: its outputs are regression targets, not classes.")
     outputs = match_classes(
@@ -112,7 +109,7 @@ def evaluate(
     if output:  # fail now if it cannot be created
         folder.mkdir(parents=True, exist_ok=True)
     start = time.perf_counter()
-    competing = present_outputs(data, outputs) if only else None
+    competing = np.unique(outputs[data.labels()]) if only else None
     arrays = measure_examples(
         model, data, outputs, competing=competing, several=several, loss=loss, batch_size=batch_size
     )
@@ -129,7 +126,7 @@ def evaluate(
     names = dict(zip(outputs.tolist(), data.class_names, strict=True))
     names |= dict(enumerate(model.description.class_names))
     if not several:
-        results["per_class"] = per_class_scores(names, arrays)
+        results["per_class"] = evaluation_tables.per_class_scores(names, arrays)
     results |= {
         "model": model.source,
         "format": model.format,
@@ -143,22 +140,12 @@ def evaluate(
     if output:
         write_json(folder / "evaluation.json", results)
     if output and several:
-        write_average_precisions(folder, data.class_names, outputs, arrays)
+        evaluation_tables.write_average_precisions(folder, data.class_names, outputs, arrays)
     elif output:
-        write_classes(folder, results["per_class"])
-        write_examples(folder, example_names(data.source), names, arrays)
-        write_confusion(folder, names, arrays)
+        evaluation_tables.write_classes(folder, results["per_class"])
+        evaluation_tables.write_examples(folder, example_names(data.source), names, arrays)
+        evaluation_tables.write_confusion(folder, names, arrays)
     return results
-
-
-def _zero_shot(
-    model: Model, source: str, class_names: Sequence[str], prompts: Sequence[str], **options: Any
-) -> Model:
-    """A classifier of these classes, with the text tower beside the image tower."""
-    options = {"dtype": options["dtype"]} if "dtype" in options else {}
-    with naming(f"prompts need the text tower {source}#txt"):
-        texts = load_model(f"{source}#txt", **options)
-    return model.zero_shot(texts, class_names, prompts)
 
 
 class _SubsetClassification(Classification):
@@ -170,12 +157,6 @@ class _SubsetClassification(Classification):
 
     def predict(self, params: Any, batch: Any) -> jax.Array:
         return super().predict(params, batch)[:, self._outputs]
-
-
-def present_outputs(data: Dataset, outputs: np.ndarray) -> np.ndarray:
-    """The sorted outputs of the labels in the split; reads all labels but no images."""
-    labels = {int(data.source[i]["label"]) for i in range(data.num_examples)}
-    return np.unique(outputs[sorted(labels)])
 
 
 def measure_examples(
@@ -190,19 +171,24 @@ def measure_examples(
 ) -> dict[str, np.ndarray]:
     """`examples` of the evaluator for one label per image, or for several.
 
-    `outputs`: of the model, for each label of the data, [K]. `competing`: those that compete, see
-    `present_outputs`; None: all. `several`, `loss`, `batch_size`: see `evaluate`.
+    `outputs`: of the model, for each label of the data, [K]. `competing`: those that
+    compete, sorted; None: all. `several`, `loss`, `batch_size`: see `evaluate`.
     """
     if competing is None:
         competing = np.arange(model.num_outputs)
     places = np.searchsorted(competing, outputs).clip(max=len(competing) - 1)
     reader = model.reader(relabel(data, places, len(competing)), batch_size)
     task = Task.of(model.text_head or model.module)
+    evaluator: Any
     if several:
         task = dataclasses.replace(task, class_names=data.class_names)
-        return AveragePrecisionEvaluator(MultiLabel(task), reader).examples(model.placed_params)
-    by = model.description.probabilities_by
-    loss = loss or ("softmax" if by == "none" else by)
-    objective = _SubsetClassification(task, competing, loss=loss)
-    arrays = ClassificationEvaluator(objective, reader).examples(model.placed_params)
-    return arrays | {name: competing[arrays[name]] for name in ("label", "prediction")}
+        evaluator = AveragePrecisionEvaluator(MultiLabel(task), reader)
+    else:
+        by = model.description.probabilities_by
+        loss = loss or ("softmax" if by == "none" else by)
+        objective = _SubsetClassification(task, competing, loss=loss)
+        evaluator = ClassificationEvaluator(objective, reader)
+    with watched(None, "batch", -(-data.num_examples // reader.batch_size)) as bar:
+        arrays = evaluator.examples(model.placed_params, on_batch=bar.update)
+    moved = () if several else ("label", "prediction")
+    return arrays | {name: competing[arrays[name]] for name in moved}

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import logging
-import math
 import os
-import shutil
 import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -21,7 +19,6 @@ from vit_jax.files.paths import replacing, to_path
 from vit_jax.inference.images import example_names, find_images, input_chain
 from vit_jax.inference.load import load_model
 from vit_jax.models.features import check_features, feature_function
-from vit_jax.wording import size_text
 
 
 def extract_features(
@@ -96,15 +93,9 @@ def _write_rows(
     """Writes an `.npz` of arrays [N, ...] that arrive in parts [n, ...], and of small `others`.
 
     It appears complete or not at all. Rows are buffered in one file per array, in a hidden folder
-    beside the target: while they are packed, they are on disk twice; UserError if it is too small.
+    beside the target: while they are packed, they are on disk twice.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    sizes = [math.prod(spec.shape) * spec.dtype.itemsize for spec in specs.values()]
-    needed, free = 2 * sum(sizes), shutil.disk_usage(path.parent).free
-    if needed > free:
-        raise UserError(
-            f"--output={path}: needs {size_text(needed)}, but only {size_text(free)} are free."
-        )
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
         arrays: dict[str, Any] = {
             name: np.lib.format.open_memmap(f"{folder}/{name}.npy", "w+", spec.dtype, spec.shape)

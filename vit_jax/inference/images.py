@@ -49,16 +49,15 @@ def input_range(description: Description) -> tuple[np.ndarray, np.ndarray]:
 
     All our preprocessing is affine in the pixels, so this defines it.
     """
-    ends = []
-    for value in (0, 255):
-        pixel: Any = np.full((1, 1, description.image_shape[2]), value, np.uint8)
-        for op in parse(description.eval_preprocess).ops:
-            if isinstance(op, Normalize | ValueRange):
-                pixel = op.apply(pixel, np.random.default_rng(0))
-        if pixel.dtype == np.uint8:  # scaled to [-1, 1] on the device
-            pixel = pixel / 127.5 - 1.0
-        ends.append(np.asarray(pixel[0, 0], np.float32))
-    return ends[0], ends[1]
+    ends = np.array([[[0], [255]]], np.uint8)
+    pixels: Any = ends.repeat(description.image_shape[2], axis=2)  # [1, 2, C]
+    for op in parse(description.eval_preprocess).ops:
+        if isinstance(op, Normalize | ValueRange):
+            pixels = op.apply(pixels, np.random.default_rng(0))
+    if pixels.dtype == np.uint8:  # scaled to [-1, 1] on the device
+        pixels = pixels / 127.5 - 1.0
+    black, white = np.asarray(pixels[0], np.float32)
+    return black, white
 
 
 def at_image_size(description: Description, size: tuple[int, int]) -> Description:
@@ -73,10 +72,8 @@ def at_image_size(description: Description, size: tuple[int, int]) -> Descriptio
             raise UserError("both sides must be positive.")
         grid = create_model(**{"num_classes": 0, **description.model}).token_grid(size)
     ops = at_size(parse(description.eval_preprocess).ops, (before[0], before[1]), size)
-    shape = (*size, before[2])
-    return dataclasses.replace(
-        description, image_shape=shape, grid=grid, eval_preprocess=spell(ops)
-    )
+    shape, spec = (*size, before[2]), spell(ops)
+    return dataclasses.replace(description, image_shape=shape, grid=grid, eval_preprocess=spec)
 
 
 def find_images(arguments: Iterable[str]) -> list[str]:
@@ -90,9 +87,8 @@ def find_images(arguments: Iterable[str]) -> list[str]:
         warn_unused(argument, others)
         below = sorted((os.path.join(argument, name) for name in images), key=Path)
         if not below:
-            raise UserError(
-                f"{argument}: no images in this folder or below ({', '.join(EXTENSIONS)})."
-            )
+            kinds = ", ".join(EXTENSIONS)
+            raise UserError(f"{argument}: no images in this folder or below ({kinds}).")
         paths += below
     return paths
 

@@ -24,6 +24,7 @@ from vit_jax.inference.model import Model
 from vit_jax.models.create import VARIANTS, create_model
 from vit_jax.models.description import Description
 from vit_jax.parameters.table import abstract_params
+from vit_jax.pretrained.fit.adapt import adapt_params
 from vit_jax.pretrained.formats.stored import Stored
 from vit_jax.pretrained.load import read_source
 from vit_jax.trees import flatten_names, unflatten_names
@@ -73,31 +74,18 @@ def load_model(
     with reading(f"the description of {source}"):
         like = flatten_names(abstract_params(module, description.image_shape))
     logging.info("Preprocessing: %s", description.eval_preprocess)
-    params = stored.params
-    report: dict[str, Any] = {
-        "loaded": [name for name in like if name not in stored.changed],
-        "adapted": stored.changed,
-        "reset": [],
-        "dropped": stored.dropped,
-    }
-    shapes = [{name: tuple(x.shape) for name, x in arrays.items()} for arrays in (params, like)]
-    if shapes[0] == shapes[1]:
-        params = {name: params[name] for name in like}
-    else:
-        from vit_jax.pretrained.fit.adapt import adapt_params  # or an error that lists the arrays
-
-        params, report = adapt_params(
-            params,
-            like,
-            kinds=(stored.kind, description.model["name"]),
-            grid=description.grid,
-            source_grid=source_grid,
-            reset_head=False,
-            posemb=posemb,
-            source_posemb=stored.posemb,
-            dropped=stored.dropped,
-            changed=stored.changed,
-        )
+    params, report = adapt_params(
+        stored.params,
+        like,
+        kinds=(stored.kind, description.model["name"]),
+        grid=description.grid,
+        source_grid=source_grid,
+        reset_head=False,
+        posemb=posemb,
+        source_posemb=stored.posemb,
+        dropped=stored.dropped,
+        changed=stored.changed,
+    )
     return Model(
         module=module,
         params=unflatten_names(params),
@@ -139,16 +127,13 @@ def _create(
         if size is not None and size != image_shape[:2]:
             description = at_image_size(description, size)
         elif size is None and named and named != image_shape[:2]:
-            text = f"{source}: images of {_sides(image_shape[:2])} pixels, as its positions; its"
-            text += f" settings of images say {_sides(named)} (--image_size={named[0]},{named[1]})"
+            ours, theirs = ("x".join(map(str, sides)) for sides in (image_shape[:2], named))
+            text = f"{source}: images of {ours} pixels, as its positions; its settings of images"
+            text += f" say {theirs} (--image_size={named[0]},{named[1]})"
             logging.warning("%s.", text)
         if preprocess:
             description = dataclasses.replace(description, eval_preprocess=preprocess)
     return module, description, grid
-
-
-def _sides(size: tuple[int, ...]) -> str:
-    return "x".join(map(str, size))
 
 
 def attributes(module: Any, name: str) -> dict[str, Any]:

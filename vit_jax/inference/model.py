@@ -178,7 +178,7 @@ class Model:
             return {n: jnp.asarray(x.swapaxes(0, 1), jnp.float32) for n, x in internals.items()}
 
         examples = self._examples(images)
-        outputs = self._outputs(("look", *names), lambda: function, examples, batch_size)
+        outputs = self._outputs(("look", *names), function, examples, batch_size)
         parts = list(watched(outputs, "batch"))
         _raise_first_failure(examples)
         return {n: np.concatenate([part[n] for part in parts]).swapaxes(0, 1) for n in names}
@@ -199,9 +199,8 @@ class Model:
         features, head = [name for name in names if name != "labels"], self.text_head
         if head is None or features != ["logits"]:
             features = check_features(self.module, features, key)
-        make = functools.partial(feature_function, self.module, features)
-        labels = "labels" in names
-        parts = self._outputs(("features", *names), make, examples, batch_size, labels=labels)
+        function, labels = feature_function(self.module, features), "labels" in names
+        parts = self._outputs(("features", *names), function, examples, batch_size, labels=labels)
         if head and "logits" in features:
             return ({**part, "logits": np.asarray(head.logits(part["logits"]))} for part in parts)
         return parts
@@ -254,11 +253,9 @@ class Model:
         dropped = dict.fromkeys(flat.keys() - names, "dropped (--drop_head)")
         if not dropped:
             raise UserError(f"--drop_head: {self.source} has no head.")
-        report = {
-            **self.report,
-            "loaded": [name for name in self.report["loaded"] if name in names],
-            "dropped": {**self.report["dropped"], **dropped},
-        }
+        loaded = [name for name in self.report["loaded"] if name in names]
+        dropped = {**self.report["dropped"], **dropped}
+        report = {**self.report, "loaded": loaded, "dropped": dropped}
         params = unflatten_names({name: flat[name] for name in names})
         changed: Any = {"params": params, "description": description, "report": report}
         return dataclasses.replace(self, module=module, text_head=None, **changed)
@@ -317,20 +314,16 @@ class Model:
             is_input = getattr(images, "dtype", None) == np.int32
             return Inputs(np.asarray(images) if is_input else self.preprocess(images))
         if isinstance(images, np.ndarray | jax.Array) and np.issubdtype(images.dtype, np.floating):
-            size = self.description.image_shape
-            if images.shape[1:] != size:
-                raise UserError(
-                    f"float images must be model inputs, [B, {', '.join(map(str, size))}], not "
-                    f"{list(images.shape)}; `preprocess` takes uint8 pixels of any size."
-                )
-            black, white = input_range(self.description)
+            size, (black, white) = self.description.image_shape, input_range(self.description)
             low, high = np.minimum(black, white), np.maximum(black, white)
             span = high - low  # tolerance for noise
-            if not np.all((images >= low - span) & (images <= high + span)):
+            fits = images.shape[1:] == size
+            if not fits or not np.all((images >= low - span) & (images <= high + span)):
+                wanted = f"[B, {', '.join(map(str, size))}], {low.min():.3g} to {high.max():.3g}"
+                given = f"{list(images.shape)}, {np.min(images):.4g} to {np.max(images):.4g}"
+                hint = "`preprocess` takes uint8 pixels of any size"
                 raise UserError(
-                    f"float images must be model inputs, {low.min():.3g} to {high.max():.3g} for "
-                    f"black and white, not {np.min(images):.4g} to {np.max(images):.4g}; "
-                    "`preprocess` takes uint8 pixels."
+                    f"float images must be model inputs, {wanted}, not {given}; {hint}."
                 )
             examples: Any = Inputs(np.asarray(images))
         else:
@@ -342,18 +335,18 @@ class Model:
     def _outputs(
         self,
         key: Any,
-        make: Callable[[], Callable[[Any, jax.Array], dict[str, jax.Array]]],
+        function: Callable[[Any, jax.Array], dict[str, jax.Array]],
         examples: Any,
         batch_size: int,
         *,
         labels: bool = False,
     ) -> Iterator[dict[str, np.ndarray]]:
-        """Outputs of `make()(params, images)`, compiled once per `key`."""
+        """Outputs of `function(params, images)`, compiled once per `key`."""
         if key not in self._steps:
-            function = of_batches(make(), family_of(self.module).input)
+            apply = of_batches(function, family_of(self.module).input)
 
             def step(params: Any, batch: Any) -> dict[str, jax.Array]:
-                outputs = function(params, batch)
+                outputs = apply(params, batch)
                 return {**outputs, "labels": batch["label"]} if labels else outputs
 
             self._steps[key] = compile_outputs(step, self.mesh)

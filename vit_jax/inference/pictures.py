@@ -13,11 +13,13 @@ _DARKEST = 0.6  # of attention colours, over black pixels
 _MAX_POSITIONS = 7  # per side, whose similarities are drawn
 
 
-def _sheet(rows: int, columns: int, height: float, title: str = "") -> tuple[Any, Any]:
-    """A figure `height` inches high and its bare axes [rows, columns]."""
+def sheet(
+    rows: int, columns: int, height: float, title: str = "", width: float = _WIDTH
+) -> tuple[Any, Any]:
+    """A figure, in inches, and its bare axes [rows, columns]."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(_WIDTH, height), layout="constrained")
+    figure = Figure(figsize=(width, height), layout="constrained")
     if title:
         figure.suptitle(title, fontsize=10)
     bare: dict[str, Any] = {"xticks": [], "yticks": []}
@@ -32,7 +34,7 @@ def draw_filters(components: np.ndarray, shares: np.ndarray) -> Any:
     columns = min(7, len(components))
     rows = -(-len(components) // columns)
     title = f"Embedding filters, first {len(components)} principal components"
-    figure, axes = _sheet(rows, columns, rows * _WIDTH / columns + 0.8, title)
+    figure, axes = sheet(rows, columns, rows * _WIDTH / columns + 0.8, title)
     for axis in axes.flat[len(components) :]:
         axis.remove()
     for axis, component, share in zip(axes.flat, components, shares, strict=False):
@@ -54,7 +56,7 @@ def draw_positions(similarity: np.ndarray) -> Any:
     )
     cell = (_WIDTH - 1) / len(columns) * similarity.shape[2] / similarity.shape[3]
     title = "Cosine similarity of the position embeddings"
-    figure, axes = _sheet(len(rows), len(columns), min(len(rows) * cell + 0.9, 10), title)
+    figure, axes = sheet(len(rows), len(columns), min(len(rows) * cell + 0.9, 10), title)
     count = similarity.shape[0] * similarity.shape[1]
     others = similarity.reshape(count, count)[~np.eye(count, dtype=bool)]
     ends = {"vmin": others.min(initial=1), "vmax": others.max(initial=-1), "cmap": "viridis"}
@@ -97,7 +99,7 @@ def draw_rollout(images: np.ndarray, maps: np.ndarray, names: Sequence[str]) -> 
     captions = [_wrap(name, pairs * 2) for name in names]
     lines = max(caption.count("\n") + 1 for caption in captions)
     height = rows * (0.85 * _WIDTH / (2 * pairs) * aspect + 0.15 * lines + 0.1) + 0.5
-    figure, axes = _sheet(rows, 2 * pairs, height, "Attention rollout: what the output attends to")
+    figure, axes = sheet(rows, 2 * pairs, height, "Attention rollout: what the output attends to")
     cells, ends = axes.reshape(-1, 2), color_range(maps)
     for cell in cells[len(images) :].flat:
         cell.remove()
@@ -120,7 +122,7 @@ def draw_heads(images: np.ndarray, maps: np.ndarray, names: Sequence[str]) -> An
     height = len(images) * lines * (0.85 * _WIDTH / columns * aspect + room) + 0.5
     of = f"{shown} of {maps.shape[1]} heads" if shown < maps.shape[1] else f"{shown} heads"
     title = f"Attention in the last block, {of}"
-    figure, axes = _sheet(len(images) * lines, columns, height, title)
+    figure, axes = sheet(len(images) * lines, columns, height, title)
     ends = color_range(maps[:, :shown])
     for number, (image, heads) in enumerate(zip(images, maps, strict=True)):
         block = axes[number * lines : (number + 1) * lines]

@@ -15,6 +15,7 @@ from vit_jax.errors import import_extra
 from vit_jax.inference.images import Images, find_images
 from vit_jax.inference.load import load_model
 from vit_jax.inference.model import Model
+from vit_jax.inference.pictures import sheet
 from vit_jax.kinds import check_known
 from vit_jax.wording import escaped
 
@@ -100,7 +101,6 @@ def _class_lines(row: dict[str, Any], width: int) -> list[str]:
 def draw_predictions(rows: list[dict[str, Any]], path: str) -> None:
     """A sheet of the images, each above its most probable classes."""
     from matplotlib import font_manager, rcParams
-    from matplotlib.figure import Figure
 
     noto = (name for name in font_manager.get_font_names() if name.startswith("Noto Sans"))
     family = [*rcParams["font.family"], *sorted(noto)]  # for names in any script
@@ -108,9 +108,7 @@ def draw_predictions(rows: list[dict[str, Any]], path: str) -> None:
     columns = min(len(rows), 4)
     lines = -(-len(rows) // columns)
     height = 2.8 + 0.2 * len(rows[0]["predictions"])  # inches
-    figure = Figure(figsize=(3.2 * columns, height * lines), layout="constrained")
-    bare = {"xticks": [], "yticks": [], "frame_on": False}
-    axes = figure.subplots(lines, columns, squeeze=False, subplot_kw=bare)
+    figure, axes = sheet(lines, columns, height * lines, width=3.2 * columns)
     for axis, row in zip(axes.flat, rows, strict=False):
         pixels = decode_image(Path(row["image"]).read_bytes(), channels=3, exif=True)
         step = max(1, max(pixels.shape[:2]) // 600)  # enough for the sheet; 48 fit in memory

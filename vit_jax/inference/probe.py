@@ -55,10 +55,8 @@ def probe(
         check_known("--kinds", kind, OF_FEATURES)
     model = load_model(source, **model_options)
     options = {"data_dir": data_dir, "label_key": label_key, "on_bad_image": on_bad_image}
-    data = [
-        model.open_dataset(name=dataset, split=part, **options).check()
-        for part in (split, train_split)
-    ]
+    options["name"] = dataset
+    data = [model.open_dataset(split=part, **options).check() for part in (split, train_split)]
     for part in data:
         logging.info(part.summary)
     if count := data[0].shared(data[1]):
@@ -68,11 +66,10 @@ def probe(
     feature_of = vector_feature(model.module, feature, image_shape, model.params)
     features = Features(feature_step(of_batches(feature_of), model.mesh), *readers)
     own = {"few_shot": {"num_seeds": seeds}, "nearest_neighbors": {"num_neighbors": num_neighbors}}
-    evaluators = {}
-    for kind in kinds:
-        evaluators[kind] = OF_FEATURES[kind](
-            features, train_split=train_split, feature=feature, **own.get(kind, {})
-        )
+    shared = {"train_split": train_split, "feature": feature}
+    evaluators = {
+        kind: OF_FEATURES[kind](features, **shared, **own.get(kind, {})) for kind in kinds
+    }
     start = time.perf_counter()
     results: dict[str, Any] = {}
     for kind, evaluator in evaluators.items():
@@ -84,9 +81,8 @@ def probe(
         "model": model.source,
         "format": model.format,
         "dataset": dataset,
-        "train_split": train_split,
         "split": split,
-        "feature": feature,
+        **shared,
         "seeds": seeds,
         "num_neighbors": num_neighbors,
         **model_options,

@@ -12,16 +12,7 @@ import numpy as np
 
 from vit_jax.errors import UserError, import_extra
 from vit_jax.files.paths import to_path
-from vit_jax.inference import pictures
-from vit_jax.inference.analysis import (
-    cka_of_layers,
-    class_token_attention,
-    mean_distance,
-    position_similarity,
-    principal_filters,
-    rollout,
-    uniform_distance,
-)
+from vit_jax.inference import analysis, pictures
 from vit_jax.inference.images import at_image_size, find_images, input_range
 from vit_jax.inference.load import load_model
 from vit_jax.inference.model import Model
@@ -81,10 +72,8 @@ def visualize(
         logging.info("Without images, only %s are drawn.", " and ".join(OF_PARAMETERS))
     written = []
     to_path(output).mkdir(parents=True, exist_ok=True)
-    for name, draw in drawings.items():
-        if what and name not in what:
-            continue
-        figure = draw()
+    for name in [name for name in drawings if not what or name in what]:
+        figure = drawings[name]()
         if isinstance(figure, str):
             logging.info("No %s.png: %s.", name, figure)
             continue
@@ -111,13 +100,13 @@ def of_parameters(model: Model) -> dict[str, Drawing]:
         kernel = flat[name]
         if table.role_of(name) == "image":  # a ResNet convolves with standardised weights
             kernel = weight_standardize(kernel)
-        return pictures.draw_filters(*principal_filters(np.asarray(kernel)))
+        return pictures.draw_filters(*analysis.principal_filters(np.asarray(kernel)))
 
     def positions() -> Any:
         names = table.with_role("positions", flat)
         if not names:
             return "the model has no learned position embedding of each token"
-        similarity = position_similarity(flat[names[0]][0], model.description.grid)
+        similarity = analysis.position_similarity(flat[names[0]][0], model.description.grid)
         return pictures.draw_positions(similarity)
 
     return {"filters": filters, "positions": positions}
@@ -138,14 +127,16 @@ def of_images(
 
     def flow() -> Any:
         few = spread(images, _DRAWN["rollout"])
-        maps = rollout(model.attention(few, batch_size=batch_size), grid, class_token=has_token)
+        weights = model.attention(few, batch_size=batch_size)
+        maps = analysis.rollout(weights, grid, class_token=has_token)
         maps /= maps.mean(axis=(1, 2), keepdims=True)
         return draw_rollout(photos(model, few), maps, spread(names, _DRAWN["rollout"]))
 
     def heads() -> Any:
         few = spread(images, _DRAWN["heads"])
         weights = model.attention(few, batch_size=batch_size)
-        maps = class_token_attention(weights, grid, class_token=has_token) * weights.shape[-1]
+        maps = analysis.class_token_attention(weights, grid, class_token=has_token)
+        maps *= weights.shape[-1]
         return pictures.draw_heads(photos(model, few), maps, spread(names, _DRAWN["heads"]))
 
     def distances() -> Any:
@@ -161,10 +152,10 @@ def head_distances(
     grid = model.description.grid
     pixels = model.module.pixels_per_token
     sums = [  # in batches: the weights of 128 images would fill the memory
-        mean_distance(model.attention(part), grid, pixels) * len(part)
+        analysis.mean_distance(model.attention(part), grid, pixels) * len(part)
         for part in _parts(images, batch_size)
     ]
-    return np.sum(sums, axis=0) / len(images), uniform_distance(grid, pixels)
+    return np.sum(sums, axis=0) / len(images), analysis.uniform_distance(grid, pixels)
 
 
 def photos(model: Model, images: Sequence[Any], size: int = 256) -> np.ndarray:
@@ -189,7 +180,7 @@ def _cka(model: Model, other: Model, paths: list[str], batch_size: int) -> Any:
     if len(paths) < 4:
         return "CKA needs at least four images"
     layers = [_layers(m, paths, batch_size) for m in (model, other)]
-    return pictures.draw_cka(cka_of_layers(*layers), (model.source, other.source))
+    return pictures.draw_cka(analysis.cka_of_layers(*layers), (model.source, other.source))
 
 
 def _layers(model: Model, paths: list[str], batch_size: int) -> list[np.ndarray]:
