@@ -128,6 +128,15 @@ def test_damaged_images_are_reported_before_training(tmp_path, caplog):
         skipping.check()
 
 
+def test_a_class_whose_images_are_all_damaged_is_named(tmp_path, caplog):
+    root = fixtures_data.write_folder(tmp_path, {"train": {"a": 2, "b": 1, "c": 2}})
+    for path in (root / "train" / "b").iterdir():
+        path.write_bytes(b"no image")
+    options = {"name": str(root), "split": "train", "preprocess": "decode|resize(16)"}
+    create_dataset(**options, on_bad_image="skip").check()
+    assert "train: no images left of b." in caplog.text
+
+
 @pytest.mark.parametrize(
     ("paths", "split", "counts"),
     [

@@ -207,3 +207,9 @@ def test_a_file_is_there_as_a_whole_or_not_at_all(tmp_path: Path) -> None:
         _write_rows(path, specs, interrupted())
     assert [file.name for file in tmp_path.iterdir()] == ["f.npz"]
     assert path.read_bytes() == before
+
+
+def test_a_full_disk_is_said_at_once(tmp_path: Path) -> None:
+    specs = {"x": jax.ShapeDtypeStruct((10**12, 1000), np.float32)}
+    with pytest.raises(UserError, match=r"needs 8000000.0 GB, but only .* GB are free"):
+        _write_rows(tmp_path / "f.npz", specs, [])

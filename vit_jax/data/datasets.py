@@ -124,7 +124,17 @@ class Dataset:
         Decodes every image file (0.7 ms of one core each); of a TFDS set, only opens every file.
         UserError for a damaged file, unless it is an image and `on_bad_image` is "skip".
         """
-        return dataclasses.replace(self, source=self.source.check(self.on_bad_image))
+        checked = dataclasses.replace(self, source=self.source.check(self.on_bad_image))
+        if self.class_names and checked.num_examples < self.num_examples:
+            lost = sorted(self._classes() - checked._classes())
+            if names := list_names(self.class_names[label] for label in lost):
+                logging.warning(f"{self.name} {self.split}: no images left of {names}.")
+        return checked
+
+    def _classes(self) -> set[int]:
+        """The labels that occur."""
+        labels = self.labels()
+        return set(np.unique(labels) if labels.ndim == 1 else np.flatnonzero(labels.any(0)))
 
 
 Opened = tuple[Source, tuple[str, ...]]  # and the class names by label; () without labels

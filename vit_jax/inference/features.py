@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -93,9 +94,13 @@ def _write_rows(
     """Writes an `.npz` of arrays [N, ...] that arrive in parts [n, ...], and of small `others`.
 
     It appears complete or not at all. Rows are buffered in one file per array, in a hidden folder
-    beside the target: while they are packed, they are on disk twice.
+    beside the target: while they are packed, they are on disk twice; UserError if it is too small.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
+    needed = 2 * sum(spec.size * spec.dtype.itemsize for spec in specs.values()) / 1e9
+    free = shutil.disk_usage(path.parent).free / 1e9
+    if needed > free:  # a full disk would end the process: its files are mapped into memory
+        raise UserError(f"--output={path}: needs {needed:.1f} GB, but only {free:.1f} GB are free.")
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
         arrays: dict[str, Any] = {
             name: np.lib.format.open_memmap(f"{folder}/{name}.npy", "w+", spec.dtype, spec.shape)
