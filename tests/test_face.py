@@ -287,10 +287,10 @@ def test_what_is_no_image_is_one_line(workdir: Path, model: Any) -> None:
         model.predict([np.zeros((4, 4, 3), np.uint8), np.zeros((4, 4, 3))])
     with pytest.raises(UserError, match=r"image 0: a Pillow image of mode I;16 .*; pass its path"):
         model.predict(Image.fromarray(np.zeros((4, 4), np.uint16)))
-    with pytest.raises(UserError, match=r"model inputs, \[B, 16, 16, 3\], not \[16, 16, 3\]"):
+    with pytest.raises(UserError, match=r"\[B, 16, 16, 3\], -1 to 1, not \[16, 16, 3\]"):
         model.predict(np.zeros((16, 16, 3)))
     for value in (255.0, np.nan):
-        with pytest.raises(UserError, match="-1 to 1 for black and white, not .*uint8 pixels"):
+        with pytest.raises(UserError, match=r"-1 to 1, not \[1, 16, 16, 3\], .*uint8 pixels"):
             model.predict(np.full((1, 16, 16, 3), value))
     with pytest.raises(UserError, match="no images given"):
         model.predict([])
