@@ -80,28 +80,22 @@ def read_processor(
     usual_class, published = PUBLISHED.get(model_type, ("ViT", {}))
     name = str(settings.get("image_processor_type") or settings.get("feature_extractor_type") or "")
     own_class = next((start for start in _CLASSES if name.startswith(start)), "")
-    known = {**_USUAL, **_CLASSES[own_class or usual_class]}
-    assumed = []
-    if not settings:
-        known |= published
-    elif name and not own_class:
+    processor = own_class or usual_class
+    usual = {**_USUAL, **_CLASSES[processor], **({} if settings else published)}
+    known = usual | {key: value for key, value in settings.items() if value is not None}
+    resize, crop, assumed = _sizes(known, processor, image_size)
+    if name and not own_class:
         assumed += [f"image_processor_type={name} as {usual_class}ImageProcessor"]
-    usual = {**known}
-    known |= {key: value for key, value in settings.items() if value is not None}
-    names: dict[Any, str] = {number: name for name, number in PILLOW_METHODS.items()}
-    names |= {name: name for name in PILLOW_METHODS}
-    if (method := names.get(known["resample"], "")) == "":
-        method = names[usual["resample"]]
+    methods = {number: method for method, number in PILLOW_METHODS.items()}
+    if (method := methods.get(known["resample"], "")) == "":
+        method = methods[usual["resample"]]
         assumed += [f"{method} for resample={known['resample']!r}"]
-    resize, crop, notes = _sizes(known, own_class or usual_class, image_size)
-    assumed += notes
     others = [key for key, on in known.items() if key.startswith("do_") and on is True]
     if others := [key for key in others if key not in _USUAL and key not in _HARMLESS]:
         assumed += [f"{', '.join(others)} left out"]
-    mean, std = (
-        np.array(known[key] if known["do_normalize"] else default, float)
-        for key, default in (("image_mean", 0.0), ("image_std", 1.0))
-    )
+    mean, std = np.array(known["image_mean"], float), np.array(known["image_std"], float)
+    if not known["do_normalize"]:
+        mean, std = np.zeros(3), np.ones(3)
     # (factor x - mean) / std, in terms of x / 255.
     factor = float(known["rescale_factor"] if known["do_rescale"] else 1.0) / _RESCALE
     if not known["do_rescale"]:
@@ -116,24 +110,21 @@ def _sizes(
 ) -> tuple[int | Grid | None, Grid | None, list[str]]:
     """How an image is resized and cropped, and what is assumed of it."""
     crop = pair(known["crop_size"]) if known["do_center_crop"] else None
-    size = known["size"]
-    if isinstance(size, int) and _CLASSES[processor].get("size", 0) == {"shortest_edge": 224}:
+    size, resizes = known["size"], known["do_resize"]
+    if isinstance(size, int) and _CLASSES[processor] is CLIP:
         size = {"shortest_edge": size}
-    target = crop or image_size or pair(_USUAL["size"])
-    whole = f"the whole image resized to {target[0]}x{target[1]}"
-    if not known["do_resize"]:
-        if crop:
+    match size if resizes else None:
+        case None if crop:
             return None, crop, []
-        return target, None, [f"{whole}, if it is of another size (do_resize=False)"]
-    match size:
-        case {"shortest_edge": short} if set(size) == {"shortest_edge"}:
+        case {"shortest_edge": short} if len(size) == 1:
             short = positive(short)
-            if crop is None:
-                return short, (short, short), [f"a central crop, as size={size} has none"]
-            return short, crop, []
+            notes = [] if crop else [f"a central crop, as size={size} has none"]
+            return short, crop or (short, short), notes
         case int() | {"height": _, "width": _} | [_, _]:
             return pair(size), crop, []
-    return target, None, [f"{whole} for size={size}"]
+    height, width = crop or image_size or pair(_USUAL["size"])
+    why = f" for size={size}" if resizes else ", if it is of another size (do_resize=False)"
+    return (height, width), None, [f"the whole image resized to {height}x{width}{why}"]
 
 
 def to_preprocessor(inputs: InputSettings) -> dict[str, Any]:
