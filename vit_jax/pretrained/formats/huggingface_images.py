@@ -31,7 +31,6 @@ _USUAL: dict[str, Any] = {
     "size": 224,
     "resample": PILLOW_METHODS["bilinear"],
     "do_center_crop": False,
-    "crop_size": 224,
     "do_rescale": True,
     "rescale_factor": _RESCALE,
     "do_normalize": True,
@@ -102,14 +101,15 @@ def read_processor(
         assumed += ["pixels from 0 to 255, as do_rescale=False"]
     if not np.isclose(factor, 1.0, rtol=1e-3):
         mean, std = mean / factor, std / factor
-    return pillow_ops(resize, method, crop, mean, std, rounding="down"), assumed
+    inputs = InputSettings(method, resize, crop, mean.tolist(), std.tolist(), rounding="down")
+    return pillow_ops(inputs), assumed
 
 
 def _sizes(
     known: Mapping[str, Any], processor: str, image_size: Grid | None
 ) -> tuple[int | Grid | None, Grid | None, list[str]]:
     """How an image is resized and cropped, and what is assumed of it."""
-    crop = pair(known["crop_size"]) if known["do_center_crop"] else None
+    crop = pair(known.get("crop_size", 224)) if known["do_center_crop"] else None
     size, resizes = known["size"], known["do_resize"]
     if isinstance(size, int) and _CLASSES[processor] is CLIP:
         size = {"shortest_edge": size}
@@ -133,19 +133,17 @@ def to_preprocessor(inputs: InputSettings) -> dict[str, Any]:
         kind, size = "CLIPImageProcessor", {"shortest_edge": inputs.resize}
     else:
         kind = "ViTImageProcessor" if inputs.crop is None else "DeiTImageProcessor"
-        size = dict(zip(("height", "width"), inputs.resize, strict=True))
-    settings: dict[str, Any] = {
+        size = _sides(inputs.resize)
+    return {
+        **_USUAL,
         "image_processor_type": kind,
-        "do_resize": True,
         "size": size,
         "resample": PILLOW_METHODS[inputs.method],
-        "do_rescale": True,
-        "rescale_factor": _RESCALE,
-        "do_normalize": True,
         "image_mean": list(inputs.mean),
         "image_std": list(inputs.std),
+        **({"do_center_crop": True, "crop_size": _sides(inputs.crop)} if inputs.crop else {}),
     }
-    if inputs.crop is not None:
-        height, width = inputs.crop
-        settings |= {"do_center_crop": True, "crop_size": {"height": height, "width": width}}
-    return settings
+
+
+def _sides(size: Any) -> dict[str, int]:
+    return dict(zip(("height", "width"), size, strict=True))

@@ -158,10 +158,9 @@ def _read_inputs(inputs: Mapping[str, Any], size: tuple[int, int]) -> tuple[list
     if not 0 < share <= 1:
         assumed += [f"1.0 for crop_pct={share}"]
         share = 1.0
-    resized = tuple(math.floor(side / share) for side in size)
+    resized, covers = [math.floor(side / share) for side in size], known["crop_mode"] == "center"
     method, mean, std = known["interpolation"], known["mean"], known["std"]
-    ops = pillow_ops(resized, method, size, mean, std, covers=known["crop_mode"] == "center")
-    return ops, assumed
+    return pillow_ops(InputSettings(method, pair(resized), size, mean, std, covers)), assumed
 
 
 def to_config(
@@ -174,10 +173,11 @@ def to_config(
     """The `config.json`; `model_args` are those of one kind of model."""
     height, width, channels = description.image_shape
     model, num_classes = description.model, description.model["num_classes"]
-    if isinstance(inputs.resize, tuple):
-        share, mode = crop_pct(height, inputs.resize[0]), "center" if inputs.covers else "squash"
+    resize = inputs.resize or (height, width)
+    if isinstance(resize, tuple):
+        share, mode = crop_pct(height, resize[0]), "center" if inputs.covers else "squash"
     else:
-        share, mode = crop_pct(min(height, width), inputs.resize), "center"
+        share, mode = crop_pct(min(height, width), resize), "center"
     return {
         "architecture": architecture,
         "num_classes": num_classes,
