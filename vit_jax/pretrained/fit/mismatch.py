@@ -24,10 +24,9 @@ def describe_mismatch(arrays: Shapes, like: Shapes, original: Shapes, kinds: Kin
             if name in arrays and tuple(arrays[name].shape) != tuple(like[name].shape)
         ],
     }
-    lists = {kind: names for kind, names in problems.items() if names}
-    if not lists:
+    texts = (f"{len(n)} {kind} ({list_names(n)})" for kind, n in problems.items() if n)
+    if not (text := ", ".join(texts)):
         return ""
-    text = ", ".join(f"{len(names)} {kind} ({list_names(names)})" for kind, names in lists.items())
     if MODELS[kinds[0]].blocks != MODELS[kinds[1]].blocks:
         hints = [f"model.name={kinds[0]}, as in the file, with its sizes"]
     else:
@@ -35,8 +34,8 @@ def describe_mismatch(arrays: Shapes, like: Shapes, original: Shapes, kinds: Kin
         known = " ".join(hints)
         hints += [x for x in _size_hints(arrays, like, kinds) if x.partition("=")[0] not in known]
     hints = hints or ["check that the file is complete and matches the model (model.*)"]
-    text = f"the pre-trained parameters do not fit the model: {text}"
-    return f"{text}. To fix: {'; '.join(hints)}."
+    fix = "; ".join(hints)
+    return f"the pre-trained parameters do not fit the model: {text}. To fix: {fix}."
 
 
 def _option_hints(arrays: Shapes, like: Shapes, kinds: Kinds) -> list[str]:

@@ -18,6 +18,7 @@ from vit_jax.pretrained.formats.stored import Grid, pair, pillow_ops, positive
 PREPROCESSOR = "preprocessor_config.json"
 _RESCALE = 1 / 255
 _IMAGENET = {"image_mean": IMAGENET_MEAN, "image_std": IMAGENET_STD}
+_DINOV2 = {**_IMAGENET, "size": {"shortest_edge": 256}}
 CLIP = {
     "image_mean": [0.48145466, 0.4578275, 0.40821073],
     "image_std": [0.26862954, 0.26130258, 0.27577711],
@@ -49,13 +50,9 @@ _CLASSES: dict[str, dict[str, Any]] = {
 # By `model_type`, or the kind in `huggingface_names`: class, and what published files say.
 PUBLISHED: dict[str, tuple[str, dict[str, Any]]] = {
     "deit": ("DeiT", _IMAGENET),
-    "vit_mae": ("ViT", _IMAGENET),
-    "vit_msn": ("ViT", _IMAGENET),
-    "ijepa": ("ViT", _IMAGENET),
-    "beit": ("Beit", {}),
-    "data2vec-vision": ("Beit", {}),
-    "dinov2": ("Bit", {**_IMAGENET, "size": {"shortest_edge": 256}}),
-    "dinov2_with_registers": ("Bit", {**_IMAGENET, "size": {"shortest_edge": 256}}),
+    **dict.fromkeys(("vit_mae", "vit_msn", "ijepa"), ("ViT", _IMAGENET)),
+    **dict.fromkeys(("beit", "data2vec-vision"), ("Beit", {})),
+    **dict.fromkeys(("dinov2", "dinov2_with_registers"), ("Bit", _DINOV2)),
     "dinov3": ("DINOv3", {}),
     "clip": ("CLIP", {}),
     "siglip": ("Siglip", {}),

@@ -204,12 +204,7 @@ def _eva(model: dict[str, Any]) -> dict[str, Any]:
 
 
 def _beit(model: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "use_rel_pos_bias": True,
-        "use_abs_pos_emb": False,
-        "swiglu_mlp": model["mlp"] == "swiglu",
-        "scale_mlp": model["mlp_norm"],
-    }
+    return {"swiglu_mlp": model["mlp"] == "swiglu", "scale_mlp": model["mlp_norm"]}
 
 
 _POOLED = {"classifier": tuple(POOL)}
