@@ -14,7 +14,7 @@ import numpy as np
 
 from vit_jax.errors import UserError
 from vit_jax.models.description import Description, InputSettings
-from vit_jax.models.variants import HYBRIDS, KEYS, SIZES
+from vit_jax.models.variants import VIT
 from vit_jax.pretrained.formats import timm, vit_parts
 from vit_jax.pretrained.formats.names import write_table
 from vit_jax.pretrained.formats.stored import ONE_TABLE, Arrays, Holds, Written
@@ -38,11 +38,9 @@ def _architecture(model: dict[str, Any]) -> str:
         return "deit_base_distilled_patch16_224"
     if model.get("resnet_layers") is None:
         return "vit_base_patch16_224"
-    sizes = tuple(model[key] for key in KEYS)
-    size = next((name for name, row in SIZES.items() if row == sizes), "")
-    row = (size, tuple(model["resnet_layers"]), model["patch_size"])
+    model = {**model, "resnet_layers": tuple(model["resnet_layers"])}
     for name, architecture in _HYBRIDS.items():
-        if row == HYBRIDS[name] and model["resnet_width_factor"] == 1:
+        if {**model, **VIT[name], "resnet_width_factor": 1} == model:
             return f"{architecture}_224"
     raise UserError(f"timm has no such hybrid; --format=timm can write {', '.join(_HYBRIDS)}.")
 
