@@ -70,7 +70,7 @@ def test_several_changes_at_once() -> None:
     )
     adapted = report["adapted"]
     assert adapted == {
-        POSITIONS: "bicubic 2x2 -> 6x4, class token and its position dropped",
+        POSITIONS: "bicubic 2x2 -> 6x4, position of the class token dropped",
         "embedding/kernel": "float16 as float32, pseudo-inverse resize 16x16 -> 8x8, "
         "sum 3 -> 1 channels",
     }
@@ -132,7 +132,7 @@ def test_distilled_models() -> None:
 
     plain, report = adapt(loaded, small(), grid=(2, 2), reset_head=False, class_token="drop")
     np.testing.assert_array_equal(plain[POSITIONS], small()[POSITIONS])
-    assert report["adapted"] == {POSITIONS: "distillation token and its position dropped"}
+    assert report["adapted"] == {POSITIONS: "position of the distillation token dropped"}
     assert report["dropped"] == {
         "dist": "distillation token, dropped",
         "head_dist/kernel": "head of the dropped distillation token",

@@ -111,7 +111,7 @@ def test_a_damaged_config_is_said_by_the_workdir(tmp_path: Path) -> None:
     (tmp_path / "run/checkpoints/1/x").touch()
     (tmp_path / "run/config.json").write_text('{"model": 3}')
     adopted = adopt(config_for(str(source)), str(tmp_path / "run"))
-    assert adopted.dataset.preprocess.endswith("|value_range(0.0, 1.0)")
+    assert adopted.dataset.preprocess.endswith("|value_range(0.0)")
 
 
 def test_what_signs_an_address_is_neither_saved_nor_shown(tmp_path, monkeypatch, caplog):

@@ -87,7 +87,7 @@ CASES = [
     Case(BEIT, SIZES | SHARED, "modern_vit", "shared relative positions", BEIT),
     Case(BEIT, SIZES | TOKEN, "modern_vit", "learned positions, class token", BEIT),
     Case("BeitForMaskedImageModeling", SIZES | MASKED, "modern_vit", "without its head"),
-    Case("BeitModel", SIZES | RELATIVE | {"image_size": [32, 64]}, "", "rows for columns"),
+    Case("BeitModel", SIZES | RELATIVE | {"image_size": [32, 64]}, "", "not of a square grid"),
     Case("Data2VecVisionModel", SIZES, "modern_vit", "no norm after the blocks"),
     Case(DATA2VEC, SIZES | SHARED | RELATIVE, "modern_vit", "both relative positions", BEIT),
     Case("Dinov2Model", RATIO, "modern_vit", "", "Dinov2Model"),

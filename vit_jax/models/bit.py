@@ -153,17 +153,13 @@ class BiTResNet(ModelBase):
 
 
 def check(model: BiTResNet) -> None:
-    """Raises UserError for invalid units per stage or an epsilon that is not positive."""
+    """Raises UserError for invalid units per stage."""
     layers = model.resnet_layers
     is_tuple = isinstance(layers, tuple) and bool(layers)
     if not is_tuple or not all(isinstance(units, int) and units >= 1 for units in layers):
         raise UserError(
             f"model.resnet_layers={layers!r} must be the number of units of each stage, such "
             "as (3, 4, 6, 3) for an R50."
-        )
-    if not model.standardization_epsilon > 0.0:
-        raise UserError(
-            f"model.standardization_epsilon={model.standardization_epsilon} must be positive."
         )
 
 

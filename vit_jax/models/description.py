@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal
 
 HALF = (0.5, 0.5, 0.5)
 # How Pillow resizes, antialiased but for "nearest", and its numbers for that.
@@ -15,13 +15,13 @@ PILLOW_METHODS = {"nearest": 0, "lanczos": 1, "bilinear": 2, "bicubic": 3, "box"
 class InputSettings:
     """`eval_preprocess` in the form in which other libraries store it."""
 
-    method: str  # one of Pillow's: "bilinear", "bicubic", ...
-    resize: int | tuple[int, int]  # of the short side, or (height, width) of the whole image
+    method: str  # a key of `PILLOW_METHODS`
+    resize: int | tuple[int, int] | None  # the short side, or (height, width) of the whole image
     crop: tuple[int, int] | None  # (height, width) of the center crop afterwards
-    mean: tuple[float, ...] = HALF  # per channel, for pixels in [0, 1]; with `std` 0.5: [-1, 1]
-    std: tuple[float, ...] = HALF
+    mean: Sequence[float] = HALF  # per channel, for pixels in [0, 1]; with `std` 0.5: [-1, 1]
+    std: Sequence[float] = HALF
     covers: bool = False  # `resize` keeps the aspect ratio and covers (height, width)
-    rounding: str = "nearest"  # of the crop's corner
+    rounding: Literal["nearest", "down"] = "nearest"  # of the crop's corner
 
 
 @dataclasses.dataclass(frozen=True)

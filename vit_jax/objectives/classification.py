@@ -137,7 +137,6 @@ class Classification(_LabelObjective):
             )
         self._loss = LOSSES[loss]
         self.probabilities_by = "softmax" if loss == "softmax" else "sigmoid"
-        self._probabilities = PROBABILITIES[self.probabilities_by]
         self._label_smoothing = label_smoothing
 
     def prepare(self, batch: Batch) -> Batch:
@@ -169,7 +168,7 @@ class Classification(_LabelObjective):
             values["accuracy_top5"] = jnp.asarray(hits, jnp.float32)
         prediction = jnp.argmax(logits, axis=-1)
         values["prediction"] = jnp.asarray(prediction, jnp.int32)
-        values["confidence"] = jnp.max(self._probabilities(logits), axis=-1)
+        values["confidence"] = jnp.max(PROBABILITIES[self.probabilities_by](logits), axis=-1)
         return values
 
     def train_values(self, logits: jax.Array, batch: Batch) -> Metrics:

@@ -92,10 +92,7 @@ def _adopt_scale(config: ConfigDict, source: str, spec: str, rescales: bool) -> 
             text = f"{source} was trained on pixels in {theirs or usual}"
             logging.warning(f"{text}, but {key} has {ours or usual}.")
             continue
-        if isinstance(theirs, ValueRange):
-            text = f"value_range({theirs.low}, {theirs.high})"
-        else:
-            text = f"normalize({theirs.mean}, {theirs.std})"
+        text = spell([theirs])
         node[last] += f"|{text}"
         taken.append(f"{text} in {key}")
     return taken

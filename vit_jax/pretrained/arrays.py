@@ -16,8 +16,8 @@ import ml_dtypes
 import numpy as np
 from flax.serialization import msgpack_restore
 from flax.traverse_util import flatten_dict
-from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
+from safetensors import safe_open
+from safetensors.numpy import save
 
 from vit_jax.errors import UserError, as_user_error
 from vit_jax.files.paths import cache_dir, replacing
@@ -144,10 +144,4 @@ def write_safetensors(path: Path, arrays: Arrays, metadata: dict[str, str]) -> N
     # The library writes memory as it is laid out.
     contiguous = {name: np.asarray(array, order="C") for name, array in arrays.items()}
     with replacing(path) as temporary:
-        temporary.touch()
-        mode = temporary.stat().st_mode
-        try:
-            save_file(contiguous, temporary, metadata)
-        except SafetensorError as error:
-            raise UserError(f"cannot write {path}: {error}.") from error
-        temporary.chmod(mode)  # the library creates a file readable only by its owner
+        temporary.write_bytes(save(contiguous, metadata))

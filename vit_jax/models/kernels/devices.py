@@ -20,7 +20,7 @@ class Row(NamedTuple):
     devices: str  # regular expression of "platform kind"
     why: str
     figure: str
-    source: str  # "measured" or "counted"
+    source: str = "measured"  # or "counted"
 
 
 ROWS = (
@@ -30,7 +30,6 @@ ROWS = (
         "products give the dtype of their operands: on GPUs XLA does not fold the rounding into a "
         "product, and TPUs add gradients of weights over all devices as the product gives them",
         "H100, B/16: 45.0 GB are moved instead of 55.4",
-        "measured",
     ),
     Row(
         "unfused_products",
@@ -60,7 +59,6 @@ ROWS = (
         "products add their biases: those of queries, keys and values before the division into "
         "heads, where Flax adds them after it",
         "H100, B/16: 3,640 -> 3,760 images/s",
-        "measured",
     ),
     Row(
         "sums_of_matrices",
@@ -68,28 +66,24 @@ ROWS = (
         "x + y of matrices: in other shapes XLA lets the product that ends in y add to x in place, "
         "and copies x first, which is needed again",
         "H100, B/16: in the 3,640 -> 3,760 images/s above",
-        "measured",
     ),
     Row(
         "patches_as_product",
         "gpu .*",
         "cuDNN's convolution takes five times as long as the product",
         "H100, B/16: 3,395 -> 3,640 images/s, together with the next",
-        "measured",
     ),
     Row(
         "gelu_made_again",
         "gpu .*",
         "the backward pass makes GELU again, for which XLA would write tanh in float32",
         "H100, B/16: 3,395 -> 3,640 images/s, together with the one before",
-        "measured",
     ),
     Row(
         "gelu_in_products",
         "gpu .*",
         "GELU in the dtype of a product is a part of it, which cuBLAS computes in float32",
         "H100, B/16: 3,760 -> 3,812 images/s",
-        "measured",
     ),
     Row(
         "short_gelu_gradient",
@@ -104,7 +98,6 @@ ROWS = (
         "gpu NVIDIA.*",
         "attention by cuDNN: scores stay on the chip",
         "H100, B/16: 2,641 -> 3,395 images/s",
-        "measured",
     ),
     Row(
         "pallas",
@@ -120,7 +113,6 @@ ROWS = (
         "cpu .*",
         "attention by a few heads at a time: their scores stay in the cache",
         "AVX2, S/16 in float32, beside timm compiled: 0.84 -> 0.92",
-        "measured",
     ),
 )
 

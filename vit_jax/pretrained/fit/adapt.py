@@ -240,17 +240,18 @@ class _Fit:
         how = [] if source_grid == grid else [_resized(method, source_grid, grid)]
         dropped = [self._title(token) for token in tokens if token not in new]
         added = [self._title(token) for token in new if token not in tokens]
+        what = "offsets" if is_offsets else "position"
+        how += [f"{what} of the {title} dropped" for title in dropped]
+        how += [f"zero {what} of the {title} added" for title in added]
         if is_offsets:
-            how += [f"offsets of the {title} dropped" for title in dropped]
-            how += [f"zero offsets of the {title} added" for title in added]
             array = resize.interpolate_offsets(before, grid, source_grid, method)
             padded = np.pad(array, ((len(added), len(added)), (0, 0)))
             array = padded[len(dropped) : len(padded) - len(dropped)]
         else:
-            how += [f"{title} and its position dropped" for title in dropped]
-            how += [f"zero position of the {title} added" for title in added]
             array = resize.interpolate_posembed(before, grid, len(tokens), source_grid, method)
-            array = resize.replace_prefix(array, tokens, new)
+            zero = np.zeros_like(array[:, :1])  # [1, 1, D]
+            rows = [array[:, [tokens.index(t)]] if t in tokens else zero for t in new]
+            array = np.concatenate([*rows, array[:, len(tokens) :]], axis=1)  # [1, P' + N, D]
         if how:
             self._replace(name, array, ", ".join(how))
 

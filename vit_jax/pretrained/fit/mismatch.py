@@ -24,16 +24,18 @@ def describe_mismatch(arrays: Shapes, like: Shapes, original: Shapes, kinds: Kin
             if name in arrays and tuple(arrays[name].shape) != tuple(like[name].shape)
         ],
     }
-    lists = {kind: names for kind, names in problems.items() if names}
-    if not lists:
+    texts = (f"{len(n)} {kind} ({list_names(n)})" for kind, n in problems.items() if n)
+    if not (text := ", ".join(texts)):
         return ""
-    text = ", ".join(f"{len(names)} {kind} ({list_names(names)})" for kind, names in lists.items())
-    hints = _option_hints(arrays, like, kinds)
-    known = " ".join(hints)
-    hints += [x for x in _size_hints(arrays, like, kinds) if x.partition("=")[0] not in known]
+    if MODELS[kinds[0]].blocks != MODELS[kinds[1]].blocks:
+        hints = [f"model.name={kinds[0]}, as in the file, with its sizes"]
+    else:
+        hints = _option_hints(arrays, like, kinds)
+        known = " ".join(hints)
+        hints += [x for x in _size_hints(arrays, like, kinds) if x.partition("=")[0] not in known]
     hints = hints or ["check that the file is complete and matches the model (model.*)"]
-    text = f"the pre-trained parameters do not fit the model: {text}"
-    return f"{text}. To fix: {'; '.join(hints)}."
+    fix = "; ".join(hints)
+    return f"the pre-trained parameters do not fit the model: {text}. To fix: {fix}."
 
 
 def _option_hints(arrays: Shapes, like: Shapes, kinds: Kinds) -> list[str]:
@@ -49,8 +51,6 @@ def _option_hints(arrays: Shapes, like: Shapes, kinds: Kinds) -> list[str]:
         images = f"images of {counted(old, 'channel')} (now {new})"
         hints.append(f"pretrained.channels=sum, mean or tile, or {images}")
     tokens = {*ours.with_role("token", like)} ^ {*theirs.with_role("token", arrays)}
-    if not all(any(row.role == "token" for row in MODELS[kind].rows) for kind in kinds):
-        tokens = set()  # a ResNet never has one
     for token in sorted(tokens):
         how, has = ("drop", "has") if token in arrays else ("add", "has no")
         other = [f" or model.{key}={old}" for key, old, _ in _different(arrays, like, kinds)[:1]]
@@ -81,10 +81,8 @@ def _different(arrays: Shapes, like: Shapes, kinds: Kinds) -> list[tuple[str, An
 
 def _size_hints(arrays: Shapes, like: Shapes, kinds: Kinds) -> list[str]:
     """Hints about differences that only another model can resolve."""
-    different = _different(arrays, like, kinds)
     theirs, ours = map(table_of, kinds)
-    if MODELS[kinds[0]].blocks != MODELS[kinds[1]].blocks:
-        return [f"model.name={kinds[0]}, as in the file, with its sizes"]
+    different = _different(arrays, like, kinds)
     hints = [f"model.{key}={old} (now {new})" for key, old, new in different]
     if theirs.with_role("pre_logits", arrays) and not ours.with_role("pre_logits", like):
         hints.append("pretrained.reset_head=True (the kept head depends on pre_logits)")

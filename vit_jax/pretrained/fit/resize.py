@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -199,15 +199,6 @@ def find_source_grid(
         raise UserError(f"{text} (pretrained.grid, --grid).")
     text = f"pretrained.grid={(height, width)} needs {height * width} positions of patches"
     raise UserError(f"{text}; the file has {num_tokens}.")
-
-
-def replace_prefix(
-    posemb: np.ndarray, tokens: Sequence[str], new_tokens: Sequence[str]
-) -> np.ndarray:
-    """Replaces the rows before the grid, new ones zero: [1, P + N, D] -> [1, P' + N, D]."""
-    zero = np.zeros_like(posemb[:, :1])  # [1, 1, D]
-    rows = [posemb[:, [tokens.index(t)]] if t in tokens else zero for t in new_tokens]
-    return np.concatenate([*rows, posemb[:, len(tokens) :]], axis=1)
 
 
 def resize_patch_kernel(kernel: np.ndarray, patch: Grid) -> np.ndarray:

@@ -13,6 +13,7 @@ Any historical mixture can be read, such as with a prefix `opt/target/` (a whole
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from collections.abc import Collection
@@ -194,10 +195,7 @@ _BIG_TRANSFER = (
 )
 
 
-def to_big_transfer(params: Arrays) -> Arrays:
-    """Renames our flat names to those of Big Transfer's own files."""
-    return write_table(_BIG_TRANSFER, params, "npz_published")
-
+to_big_transfer = functools.partial(write_table, _BIG_TRANSFER, format="npz_published")
 
 _POOLED = ("token", "gap", "unpooled", "token_unpooled")
 # Our own names, which the official code reads too; its conventions are in no JSON file.

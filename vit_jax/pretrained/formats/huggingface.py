@@ -13,7 +13,7 @@ from vit_jax.pretrained.formats import vit_parts
 from vit_jax.pretrained.formats.huggingface_config import of_images, read_settings
 from vit_jax.pretrained.formats.huggingface_names import FOLDERS, TOWER, find_kind, names_table
 from vit_jax.pretrained.formats.names import numbers, read_table
-from vit_jax.pretrained.formats.stored import Arrays, Beside, Grid, Stored
+from vit_jax.pretrained.formats.stored import Arrays, Beside, Stored
 from vit_jax.wording import list_names
 
 # Models whose patches are not image patches.
@@ -54,10 +54,8 @@ def read(arrays: Arrays, beside: Beside) -> Stored:
     biases = _take_relative_biases(arrays, sorted(blocks), settings)
     table = names_table(kind, prefix, settings=settings)
     read_table(stored, arrays, table, stored.num_heads)
-    if biases:
-        grid = _square(stored)
-        for i, bias in biases.items():
-            vit_parts.read_relative_bias(stored, i, bias, grid)
+    for i, bias in biases.items():
+        vit_parts.read_relative_bias(stored, i, bias, beside.grid)
     is_beit = any(text.startswith(("beit", "data2vec")) for text in (prefix, str(model_type)))
     is_beit = is_beit or bool(biases) or any("/LayerScale_0/" in name for name in stored.params)
     kind = "beit" if kind == "vit" and is_beit else kind
@@ -76,16 +74,6 @@ def _drop_others(stored: Stored, arrays: Arrays, prefix: str) -> None:
         elif re.match(rf"({prefix}embeddings\.mask_token$|lm_head\.|decoder\.0\.)", name):
             del arrays[name]
             stored.dropped[name] = "only used in its pre-training task"
-
-
-def _square(stored: Stored) -> Grid | None:
-    """Rows and columns of patches; UserError if they differ, None if unknown."""
-    size, patch = stored.image_size, stored.params["embedding/kernel"].shape[:2]
-    grid = (size[0] // patch[0], size[1] // patch[1]) if size else None
-    if grid and grid[0] != grid[1]:
-        text = f"relative positions of {grid[0]}x{grid[1]} patches are not supported"
-        raise UserError(f"{text}: unless these are equal, transformers takes rows for columns.")
-    return grid
 
 
 def _take_relative_biases(

@@ -18,6 +18,7 @@ from vit_jax.pretrained.formats.stored import Grid, pair, pillow_ops, positive
 PREPROCESSOR = "preprocessor_config.json"
 _RESCALE = 1 / 255
 _IMAGENET = {"image_mean": IMAGENET_MEAN, "image_std": IMAGENET_STD}
+_DINOV2 = {**_IMAGENET, "size": {"shortest_edge": 256}}
 CLIP = {
     "image_mean": [0.48145466, 0.4578275, 0.40821073],
     "image_std": [0.26862954, 0.26130258, 0.27577711],
@@ -31,7 +32,6 @@ _USUAL: dict[str, Any] = {
     "size": 224,
     "resample": PILLOW_METHODS["bilinear"],
     "do_center_crop": False,
-    "crop_size": 224,
     "do_rescale": True,
     "rescale_factor": _RESCALE,
     "do_normalize": True,
@@ -50,13 +50,9 @@ _CLASSES: dict[str, dict[str, Any]] = {
 # By `model_type`, or the kind in `huggingface_names`: class, and what published files say.
 PUBLISHED: dict[str, tuple[str, dict[str, Any]]] = {
     "deit": ("DeiT", _IMAGENET),
-    "vit_mae": ("ViT", _IMAGENET),
-    "vit_msn": ("ViT", _IMAGENET),
-    "ijepa": ("ViT", _IMAGENET),
-    "beit": ("Beit", {}),
-    "data2vec-vision": ("Beit", {}),
-    "dinov2": ("Bit", {**_IMAGENET, "size": {"shortest_edge": 256}}),
-    "dinov2_with_registers": ("Bit", {**_IMAGENET, "size": {"shortest_edge": 256}}),
+    **dict.fromkeys(("vit_mae", "vit_msn", "ijepa"), ("ViT", _IMAGENET)),
+    **dict.fromkeys(("beit", "data2vec-vision"), ("Beit", {})),
+    **dict.fromkeys(("dinov2", "dinov2_with_registers"), ("Bit", _DINOV2)),
     "dinov3": ("DINOv3", {}),
     "clip": ("CLIP", {}),
     "siglip": ("Siglip", {}),
@@ -80,60 +76,52 @@ def read_processor(
     usual_class, published = PUBLISHED.get(model_type, ("ViT", {}))
     name = str(settings.get("image_processor_type") or settings.get("feature_extractor_type") or "")
     own_class = next((start for start in _CLASSES if name.startswith(start)), "")
-    known = {**_USUAL, **_CLASSES[own_class or usual_class]}
-    assumed = []
-    if not settings:
-        known |= published
-    elif name and not own_class:
+    processor = own_class or usual_class
+    usual = {**_USUAL, **_CLASSES[processor], **({} if settings else published)}
+    known = usual | {key: value for key, value in settings.items() if value is not None}
+    resize, crop, assumed = _sizes(known, processor, image_size)
+    if name and not own_class:
         assumed += [f"image_processor_type={name} as {usual_class}ImageProcessor"]
-    usual = {**known}
-    known |= {key: value for key, value in settings.items() if value is not None}
-    names: dict[Any, str] = {number: name for name, number in PILLOW_METHODS.items()}
-    names |= {name: name for name in PILLOW_METHODS}
-    if (method := names.get(known["resample"], "")) == "":
-        method = names[usual["resample"]]
+    methods = {number: method for method, number in PILLOW_METHODS.items()}
+    if (method := methods.get(known["resample"], "")) == "":
+        method = methods[usual["resample"]]
         assumed += [f"{method} for resample={known['resample']!r}"]
-    resize, crop, notes = _sizes(known, own_class or usual_class, image_size)
-    assumed += notes
     others = [key for key, on in known.items() if key.startswith("do_") and on is True]
     if others := [key for key in others if key not in _USUAL and key not in _HARMLESS]:
         assumed += [f"{', '.join(others)} left out"]
-    mean, std = (
-        np.array(known[key] if known["do_normalize"] else default, float)
-        for key, default in (("image_mean", 0.0), ("image_std", 1.0))
-    )
+    mean, std = np.array(known["image_mean"], float), np.array(known["image_std"], float)
+    if not known["do_normalize"]:
+        mean, std = np.zeros(3), np.ones(3)
     # (factor x - mean) / std, in terms of x / 255.
     factor = float(known["rescale_factor"] if known["do_rescale"] else 1.0) / _RESCALE
     if not known["do_rescale"]:
         assumed += ["pixels from 0 to 255, as do_rescale=False"]
     if not np.isclose(factor, 1.0, rtol=1e-3):
         mean, std = mean / factor, std / factor
-    return pillow_ops(resize, method, crop, mean, std, rounding="down"), assumed
+    inputs = InputSettings(method, resize, crop, mean.tolist(), std.tolist(), rounding="down")
+    return pillow_ops(inputs), assumed
 
 
 def _sizes(
     known: Mapping[str, Any], processor: str, image_size: Grid | None
 ) -> tuple[int | Grid | None, Grid | None, list[str]]:
     """How an image is resized and cropped, and what is assumed of it."""
-    crop = pair(known["crop_size"]) if known["do_center_crop"] else None
-    size = known["size"]
-    if isinstance(size, int) and _CLASSES[processor].get("size", 0) == {"shortest_edge": 224}:
+    crop = pair(known.get("crop_size", 224)) if known["do_center_crop"] else None
+    size, resizes = known["size"], known["do_resize"]
+    if isinstance(size, int) and _CLASSES[processor] is CLIP:
         size = {"shortest_edge": size}
-    target = crop or image_size or pair(_USUAL["size"])
-    whole = f"the whole image resized to {target[0]}x{target[1]}"
-    if not known["do_resize"]:
-        if crop:
+    match size if resizes else None:
+        case None if crop:
             return None, crop, []
-        return target, None, [f"{whole}, if it is of another size (do_resize=False)"]
-    match size:
-        case {"shortest_edge": short} if set(size) == {"shortest_edge"}:
+        case {"shortest_edge": short} if len(size) == 1:
             short = positive(short)
-            if crop is None:
-                return short, (short, short), [f"a central crop, as size={size} has none"]
-            return short, crop, []
+            notes = [] if crop else [f"a central crop, as size={size} has none"]
+            return short, crop or (short, short), notes
         case int() | {"height": _, "width": _} | [_, _]:
             return pair(size), crop, []
-    return target, None, [f"{whole} for size={size}"]
+    height, width = crop or image_size or pair(_USUAL["size"])
+    why = f" for size={size}" if resizes else ", if it is of another size (do_resize=False)"
+    return (height, width), None, [f"the whole image resized to {height}x{width}{why}"]
 
 
 def to_preprocessor(inputs: InputSettings) -> dict[str, Any]:
@@ -142,19 +130,17 @@ def to_preprocessor(inputs: InputSettings) -> dict[str, Any]:
         kind, size = "CLIPImageProcessor", {"shortest_edge": inputs.resize}
     else:
         kind = "ViTImageProcessor" if inputs.crop is None else "DeiTImageProcessor"
-        size = dict(zip(("height", "width"), inputs.resize, strict=True))
-    settings: dict[str, Any] = {
+        size = _sides(inputs.resize)
+    return {
+        **_USUAL,
         "image_processor_type": kind,
-        "do_resize": True,
         "size": size,
         "resample": PILLOW_METHODS[inputs.method],
-        "do_rescale": True,
-        "rescale_factor": _RESCALE,
-        "do_normalize": True,
         "image_mean": list(inputs.mean),
         "image_std": list(inputs.std),
+        **({"do_center_crop": True, "crop_size": _sides(inputs.crop)} if inputs.crop else {}),
     }
-    if inputs.crop is not None:
-        height, width = inputs.crop
-        settings |= {"do_center_crop": True, "crop_size": {"height": height, "width": width}}
-    return settings
+
+
+def _sides(size: Any) -> dict[str, int]:
+    return dict(zip(("height", "width"), size, strict=True))

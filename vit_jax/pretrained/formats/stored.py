@@ -13,7 +13,7 @@ import numpy as np
 from vit_jax.data.ops import CentralCrop, Decode, Normalize, Resize, ResizeSmall
 from vit_jax.errors import UserError
 from vit_jax.models.create import MODELS, create_model, recognise
-from vit_jax.models.description import HALF, Description, Similarity
+from vit_jax.models.description import HALF, Description, InputSettings, Similarity
 from vit_jax.models.variants import SIZES
 
 Arrays = dict[str, np.ndarray]
@@ -171,38 +171,21 @@ def positive(value: Any) -> int:
     return value
 
 
-def pillow_ops(
-    resize: int | tuple[int, ...] | None,
-    method: str,
-    crop: tuple[int, ...] | None,
-    mean: Any,
-    std: Any,
-    *,
-    covers: bool = False,
-    rounding: Any = "nearest",
-) -> list[Any]:
-    """What torchvision and transformers do with an image on Pillow.
-
-    Args:
-      resize: the short side, or (height, width): of the whole image, or that it `covers`.
-      method: a key of `PILLOW_METHODS`.
-      crop: (height, width) of the centre.
-      mean, std: of pixels in [0, 1], one or per channel.
-      rounding: of the crop's corner.
-    """
-    resample: Any = f"pillow_{method}"
+def pillow_ops(inputs: InputSettings) -> list[Any]:
+    """What torchvision and transformers do with an image on Pillow; one mean for all, or each."""
+    resize, crop, covers = inputs.resize, inputs.crop, inputs.covers
+    resample: Any = f"pillow_{inputs.method}"
     if isinstance(resize, tuple) and covers and len({*resize}) == 1:
         resize = resize[0]
     ops: list[Any] = [Decode()]
     if isinstance(resize, int):
         ops += [ResizeSmall(resize, resample, "down")]
     elif resize:
-        height, width = resize
-        covering = ResizeSmall((height, width), resample)
-        ops += [covering if covers else Resize(height, width, resample)]
+        ops += [ResizeSmall(resize, resample) if covers else Resize(*resize, resample)]
     if crop and (crop != resize or covers):
-        ops += [CentralCrop(crop[0], crop[1], rounding)]
-    mean, std = (tuple(np.broadcast_to(x, max(3, np.size(x))).tolist()) for x in (mean, std))
+        ops += [CentralCrop(*crop, inputs.rounding)]
+    scale: Any = (np.broadcast_to(x, max(3, np.size(x))) for x in (inputs.mean, inputs.std))
+    mean, std = (tuple(x.tolist()) for x in scale)
     return ops if mean == std == HALF else [*ops, Normalize(mean, std)]
 
 

@@ -110,7 +110,7 @@ def read_vit(arrays: Arrays, beside: Beside) -> Stored:
     stated = stored.num_heads or beside.num_heads
     has_name = timm_config.architecture_of(beside.settings) != ""
     if has_name and not stated and out is not None and after is not None:
-        stated = timm_config.usual_heads(len(out), after.shape[-1])
+        stated = timm_config.usual_heads(args, len(out), after.shape[-1])
     stored.num_heads = beside.heads_of(arrays, stated)
     if not beside.settings:
         _guess(stored, arrays)

@@ -55,17 +55,13 @@ _ARGUMENTS: tuple[tuple[str, dict[str, Any]], ...] = (
     (r"vit_pe_.*_gigantic_.*", {"rope_grid_offset": 0.0, "num_heads": 16}),
     (r"vit_pe_core_.*|test_vit3", {"pool_include_prefix": True}),
     (r"eva02_enormous_.*|vit_base_patch16_rpn_.*", {"use_post_norm": True}),
-    # Heads whose number follows from no other model of these sizes.
+    # Heads that follow from no other model of these sizes: their number, or width.
     (r"vit_base_patch16_gap_224|eva02_enormous_.*", {"num_heads": 16}),
     (r"vit_giant_patch16_(?:radio_v3|sapiens2)", {"num_heads": 24}),
-    (r"vit_huge_plus_patch16_dinov3.*", {"num_heads": 20}),
     (r"vit_(?:7b_patch16_dinov3|5b_patch16_sapiens2)", {"num_heads": 32}),
-    (r"aimv2_large_.*", {"num_heads": 8}),
-    (r"aimv2_huge_.*", {"num_heads": 12}),
-    (r"aimv2_1b_.*", {"num_heads": 16}),
-    (r"aimv2_3b_.*", {"num_heads": 24}),
-    (r"test_vit2?", {"num_heads": 2}),
-    (r"test_vit[34]", {"num_heads": 3}),
+    (r"vit_huge_plus_patch16_dinov3.*", {"head_width": 64}),
+    (r"aimv2_.*", {"head_width": 128}),
+    (r"test_vit\d?", {"head_width": 32}),
 )
 
 
@@ -84,10 +80,11 @@ def arguments_of(settings: Mapping[str, Any]) -> dict[str, Any]:
     return stated | (settings.get("model_args") or {})
 
 
-def usual_heads(width: int, mlp_dim: int) -> int:
-    """Of an architecture that is not in the table above."""
+def usual_heads(args: Mapping[str, Any], width: int, mlp_dim: int) -> int:
+    """Of an architecture whose arguments do not say it."""
     heads = {(width, mlp_dim): heads for width, _, mlp_dim, heads in SIZES.values()}
-    return heads.get((width, mlp_dim), max(width // 64, 1))
+    known = None if "head_width" in args else heads.get((width, mlp_dim))
+    return known or max(width // args.get("head_width", 64), 1)
 
 
 def read_settings(settings: dict[str, Any]) -> Stored:
@@ -158,10 +155,9 @@ def _read_inputs(inputs: Mapping[str, Any], size: tuple[int, int]) -> tuple[list
     if not 0 < share <= 1:
         assumed += [f"1.0 for crop_pct={share}"]
         share = 1.0
-    resized = tuple(math.floor(side / share) for side in size)
+    resized, covers = [math.floor(side / share) for side in size], known["crop_mode"] == "center"
     method, mean, std = known["interpolation"], known["mean"], known["std"]
-    ops = pillow_ops(resized, method, size, mean, std, covers=known["crop_mode"] == "center")
-    return ops, assumed
+    return pillow_ops(InputSettings(method, pair(resized), size, mean, std, covers)), assumed
 
 
 def to_config(
@@ -174,10 +170,11 @@ def to_config(
     """The `config.json`; `model_args` are those of one kind of model."""
     height, width, channels = description.image_shape
     model, num_classes = description.model, description.model["num_classes"]
-    if isinstance(inputs.resize, tuple):
-        share, mode = crop_pct(height, inputs.resize[0]), "center" if inputs.covers else "squash"
+    resize = inputs.resize or (height, width)
+    if isinstance(resize, tuple):
+        share, mode = crop_pct(height, resize[0]), "center" if inputs.covers else "squash"
     else:
-        share, mode = crop_pct(min(height, width), inputs.resize), "center"
+        share, mode = crop_pct(min(height, width), resize), "center"
     return {
         "architecture": architecture,
         "num_classes": num_classes,

@@ -14,7 +14,7 @@ import numpy as np
 
 from vit_jax.errors import UserError
 from vit_jax.models.description import Description, InputSettings
-from vit_jax.models.variants import HYBRIDS, SIZES
+from vit_jax.models.variants import VIT
 from vit_jax.pretrained.formats import timm, vit_parts
 from vit_jax.pretrained.formats.names import write_table
 from vit_jax.pretrained.formats.stored import ONE_TABLE, Arrays, Holds, Written
@@ -22,10 +22,7 @@ from vit_jax.pretrained.formats.timm_config import ASSUMED, GELUS, POOL, ROPES, 
 from vit_jax.pretrained.formats.vit_parts import renamed
 
 _ACTIVATIONS = {exact: act for act, exact in GELUS.items()}
-# timm's architectures, without the resolution; `model_args` has the rest.
-_SIZES = {"Ti": "tiny", "S": "small", "M": "medium", "B": "base", "L": "large", "H": "huge"}
-_PLAIN = "tiny_patch16 small_patch16 small_patch32 base_patch8 base_patch16 base_patch32 "
-_PLAIN += "large_patch14 large_patch16 large_patch32 huge_patch14"
+# timm's architectures of the hybrids; of other models `model_args` has all sizes.
 _HYBRIDS = {
     "R+Ti/16": "vit_tiny_r_s16_p8",
     "R26+S/32": "vit_small_r26_s32",
@@ -36,17 +33,14 @@ _HYBRIDS = {
 
 
 def _architecture(model: dict[str, Any]) -> str:
-    """timm's name of the closest model; UserError for a hybrid that timm lacks."""
+    """timm's name of a model that `model_args` make ours; UserError for a hybrid that it lacks."""
     if model["name"] == "deit":
         return "deit_base_distilled_patch16_224"
-    sizes = tuple(model[key] for key in ("hidden_size", "num_layers", "mlp_dim", "num_heads"))
-    size = next((name for name, row in SIZES.items() if row == sizes), "")
     if model.get("resnet_layers") is None:
-        name = f"{_SIZES.get(size)}_patch{model['patch_size']}"
-        return f"vit_{name if name in _PLAIN.split() else 'base_patch16'}_224"
-    row = (size, tuple(model["resnet_layers"]), model["patch_size"])
+        return "vit_base_patch16_224"
+    model = {**model, "resnet_layers": tuple(model["resnet_layers"])}
     for name, architecture in _HYBRIDS.items():
-        if row == HYBRIDS[name] and model["resnet_width_factor"] == 1:
+        if {**model, **VIT[name], "resnet_width_factor": 1} == model:
             return f"{architecture}_224"
     raise UserError(f"timm has no such hybrid; --format=timm can write {', '.join(_HYBRIDS)}.")
 
@@ -208,12 +202,7 @@ def _eva(model: dict[str, Any]) -> dict[str, Any]:
 
 
 def _beit(model: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "use_rel_pos_bias": True,
-        "use_abs_pos_emb": False,
-        "swiglu_mlp": model["mlp"] == "swiglu",
-        "scale_mlp": model["mlp_norm"],
-    }
+    return {"swiglu_mlp": model["mlp"] == "swiglu", "scale_mlp": model["mlp_norm"]}
 
 
 _POOLED = {"classifier": tuple(POOL)}

@@ -13,6 +13,7 @@ import numpy as np
 
 from vit_jax.errors import UserError
 from vit_jax.files.paths import reading
+from vit_jax.models.description import PILLOW_METHODS
 from vit_jax.pretrained.formats.huggingface_images import CLIP
 from vit_jax.pretrained.formats.huggingface_names import find_kind
 from vit_jax.pretrained.formats.names import CONV
@@ -135,13 +136,12 @@ def open_clip_settings(content: dict[str, Any]) -> tuple[dict[str, Any], dict[st
             "image_size": size,
             "patch_size": tower["patch_size"],
         }
-        processor: dict[str, Any] = {
+        sizes = {"shortest": {"shortest_edge": size}, "squash": {"height": size, "width": size}}
+        processor = {
             "image_processor_type": "CLIPImageProcessor",
-            "resample": method,
-            "size": {"shortest_edge": size} if mode == "shortest" else {mode: size},
+            "resample": PILLOW_METHODS[method],
+            "size": sizes.get(mode, {mode: size}),
             "crop_size": size,
             **{f"image_{key}": images[key] for key in ("mean", "std") if key in images},
         }
-        if mode == "squash":
-            processor |= {"size": {"height": size, "width": size}, "do_center_crop": False}
         return settings, processor
