@@ -181,11 +181,8 @@ TABLE_9_L16 = dict(
 
 def get_config(argument: str = "B/16,cifar10") -> ConfigDict:
     variant, dataset, resolution = parse_argument("finetune", argument)
-    if variant in VARIANTS:
-        return on_dataset(fine_tuning(variant), variant, dataset, resolution)
-    config = on_dataset(fine_tuning(variant), "", dataset, resolution)
-    config.pretrained.source = variant
-    return config
+    known = variant if variant in VARIANTS else ""
+    return on_dataset(fine_tuning(variant), known, dataset, resolution)
 
 
 def on_dataset(config: ConfigDict, variant: str, dataset: str, resolution: int) -> ConfigDict:
@@ -285,8 +282,11 @@ def find_task(dataset: str) -> Task:
 
 
 def fine_tuning(variant: str) -> ConfigDict:
-    """The common part of the recipes of the paper, AugReg and big_vision."""
-    return fine_tuning_of(sizes_of(variant))
+    """What recipes of fine-tuning share; training starts from `variant` if it is weights."""
+    config = fine_tuning_of(sizes_of(variant))
+    if variant not in VARIANTS:
+        config.pretrained.source = variant
+    return config
 
 
 def fine_tuning_of(sizes: Mapping[str, Any]) -> ConfigDict:

@@ -7,7 +7,8 @@
         --workdir=runs/photos
 
 The argument is VARIANT,FOLDER[,RESOLUTION][,multi_label][,scratch]:
-  VARIANT      a key of `models.create.VARIANTS`: the variant of the weights.
+  VARIANT      a key of `models.create.VARIANTS`: the variant of the weights; or the weights, a
+               file, folder, address or name of the zoo, which training starts from.
   FOLDER       with CLASS_NAME/*.jpg, of which a fifth is held out, or
                {train,test}/CLASS_NAME/*.jpg; any image that OpenCV can decode. Or a .csv or
                .parquet file with the columns `path`, `label` (or `labels`) and, if there are

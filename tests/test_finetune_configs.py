@@ -219,9 +219,10 @@ def test_weights_bring_their_model(tmp_path: Path) -> None:
     """A folder in VARIANT's place: sizes, what no array shows, and the start of training."""
     sizes = small("modern_vit:DINOv3")
     save_model(tmp_path / "weights", class_names=("a", "b"), **sizes)
-    config = finetune.get_config(f"{tmp_path}/weights,digits,24")
-    assert {key: config.model[key] for key in sizes} == sizes
-    assert config.pretrained.source == f"{tmp_path}/weights"
+    for recipe in (photos, finetune):
+        config = recipe.get_config(f"{tmp_path}/weights,digits,24")
+        assert {key: config.model[key] for key in sizes} == sizes
+        assert config.pretrained.source == f"{tmp_path}/weights"
     assert config.dataset.preprocess == "official_train(24)"
     assert finetune.get_config(f"{tmp_path}/weights,digits").dataset.preprocess.endswith("(384)")
     with pytest.raises(UserError, match="unknown model 'nowhere/at/all'"):
