@@ -20,10 +20,10 @@ from vit_jax.export.convert import FORMAT_NAMES, convert_checkpoint, input_setti
 from vit_jax.files.paths import write_arrays, write_json
 from vit_jax.inference.load import load_model
 from vit_jax.inference.model import Model
-from vit_jax.models.create import create_model
+from vit_jax.models.create import create_model, get_variant
 from vit_jax.models.vit import POSITIONS
 from vit_jax.pretrained.arrays import read_arrays
-from vit_jax.pretrained.formats import google
+from vit_jax.pretrained.formats import google, timm_write
 from vit_jax.pretrained.zoo.entries import entries
 from vit_jax.trees import flatten_names
 
@@ -295,3 +295,11 @@ def test_what_is_not_known_is_said_to_be_unknown(saved: Path, tmp_path: Path) ->
     text = card(saved, dataclasses.replace(load_model(saved), source=entry.name))
     assert f"\n- Published as: `{entry.name}` at {entry.url}" in text
     assert f"\n- Published accuracy: {entry.accuracy[0]}" in text
+
+
+def test_timms_name_of_the_closest_model() -> None:
+    """It is read by people; `model_args` have all sizes."""
+    for variant, name in (("Ti/16", "tiny_patch16"), ("H/14", "huge_patch14")):
+        assert timm_write._architecture(get_variant(variant)) == f"vit_{name}_224"
+    unusual = {**get_variant("S/16"), "num_layers": 3}
+    assert timm_write._architecture(unusual) == "vit_base_patch16_224"

@@ -14,7 +14,7 @@ import numpy as np
 
 from vit_jax.errors import UserError
 from vit_jax.models.description import Description, InputSettings
-from vit_jax.models.variants import VIT
+from vit_jax.models.variants import SIZES, VIT
 from vit_jax.pretrained.formats import timm, vit_parts
 from vit_jax.pretrained.formats.names import write_table
 from vit_jax.pretrained.formats.stored import ONE_TABLE, Arrays, Holds, Written
@@ -22,7 +22,10 @@ from vit_jax.pretrained.formats.timm_config import ASSUMED, GELUS, POOL, ROPES, 
 from vit_jax.pretrained.formats.vit_parts import renamed
 
 _ACTIVATIONS = {exact: act for act, exact in GELUS.items()}
-# timm's architectures of the hybrids; of other models `model_args` has all sizes.
+# timm's architectures, without the resolution; `model_args` has the rest.
+_SIZES = {"Ti": "tiny", "S": "small", "M": "medium", "B": "base", "L": "large", "H": "huge"}
+_PLAIN = "tiny_patch16 small_patch16 small_patch32 base_patch8 base_patch16 base_patch32 "
+_PLAIN += "large_patch14 large_patch16 large_patch32 huge_patch14"
 _HYBRIDS = {
     "R+Ti/16": "vit_tiny_r_s16_p8",
     "R26+S/32": "vit_small_r26_s32",
@@ -33,11 +36,14 @@ _HYBRIDS = {
 
 
 def _architecture(model: dict[str, Any]) -> str:
-    """timm's name of a model that `model_args` make ours; UserError for a hybrid that it lacks."""
+    """timm's name of the closest model; UserError for a hybrid that timm lacks."""
     if model["name"] == "deit":
         return "deit_base_distilled_patch16_224"
     if model.get("resnet_layers") is None:
-        return "vit_base_patch16_224"
+        sizes = tuple(model[key] for key in ("hidden_size", "num_layers", "mlp_dim", "num_heads"))
+        size = next((theirs for ours, theirs in _SIZES.items() if SIZES[ours] == sizes), "")
+        name = f"{size}_patch{model['patch_size']}"
+        return f"vit_{name if name in _PLAIN.split() else 'base_patch16'}_224"
     model = {**model, "resnet_layers": tuple(model["resnet_layers"])}
     for name, architecture in _HYBRIDS.items():
         if {**model, **VIT[name], "resnet_width_factor": 1} == model:
