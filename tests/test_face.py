@@ -18,7 +18,7 @@ import vit_jax
 from tests import tiny
 from tests.data.test_memory import Series
 from tests.saved_models import save_model
-from vit_jax import config
+from vit_jax import config, wording
 from vit_jax.errors import UserError
 
 
@@ -175,7 +175,7 @@ def test_a_project_may_have_a_package_configs_of_its_own(folder, tmp_path, monke
 
 def test_names_elsewhere_are_of_keys_that_exist() -> None:
     known = config.flatten(vit_jax.get_config())
-    for key in config.NAMES_ELSEWHERE:
+    for key in wording.NAMES_ELSEWHERE:
         assert key in known or " " in key
 
 

@@ -22,7 +22,7 @@ from vit_jax import ROOT
 from vit_jax import config as schema
 from vit_jax.arguments import create_parser, filled, split_overrides
 from vit_jax.errors import UserError
-from vit_jax.wording import nearest
+from vit_jax.wording import nearest, unknown_key
 
 
 def run_parser(doc: str | None, *, trains: bool = True) -> argparse.ArgumentParser:
@@ -181,7 +181,7 @@ def _override_error(error: BaseException, config: Any, overrides: Sequence[str])
     unknown = next((key for key in keys if key not in known), None)
     if unknown is None:
         return f"{' '.join(str(error.args[0] if error.args else error).split())} (see --help)"
-    return f"--config.{schema.unknown_key(unknown, known)} --help lists all."
+    return f"--config.{unknown_key(unknown, known)} --help lists all."
 
 
 def help_of_config(config: Any) -> str:

@@ -28,7 +28,7 @@ from vit_jax.objectives.create import OBJECTIVES
 from vit_jax.training.gradients import GRADIENTS
 from vit_jax.training.optimizer import OPTIMIZERS, create_optimizer
 from vit_jax.training.schedule import SCHEDULES, create_schedule
-from vit_jax.wording import nearest
+from vit_jax.wording import unknown_key
 
 # Sections without kinds. Each key has its default, or the type if it may be None, and
 # its line in --help.
@@ -230,53 +230,6 @@ class Section(ConfigDict):
                 raise UserError(f"{prefix}{option}={value!r} must be of type {kind}.") from None
             for other in self if self._key == "duration" and value is not None else ():
                 super().__setitem__(other, value if other == option else None)
-
-
-# What our keys are called elsewhere.
-NAMES_ELSEWHERE = {
-    "schedule.learning_rate": "lr base_lr peak_lr",
-    "schedule.warmup_steps": "warmup warmup_epochs",
-    "optimizer.name": "opt optim",
-    "optimizer.weight_decay": "wd decay",
-    "optimizer.clip_norm": "clip_grad grad_clip max_grad_norm clip",
-    "duration.epochs": "num_epochs max_epochs train_epochs",
-    "duration.steps": "max_steps total_steps num_steps train_steps",
-    "dataset.name": "data data_path dataset_name",
-    "dataset.batch_size": "bs batch train_batch_size",
-    "a number in dataset.preprocess and dataset.eval_preprocess, as official_train(384)": (
-        "image_size img_size resolution input_size size"
-    ),
-    "loader.num_workers": "workers dataloader_num_workers",
-    "train_step.polyak_decay": "ema ema_decay model_ema polyak",
-    "train_step.accumulation_steps": "gradient_accumulation_steps accum accum_steps accum_freq",
-    "model.stochastic_depth_rate": "drop_path drop_path_rate",
-    "model.dropout_rate": "dropout drop drop_rate",
-    "model.dtype": "amp precision fp16 bf16 mixed_precision",
-    "model.remat": "gradient_checkpointing grad_checkpointing",
-    "mix.mixup_alpha": "mixup mixup_prob",
-    "mix.cutmix_alpha": "cutmix cutmix_prob",
-    "objective.label_smoothing": "smoothing",
-    "pretrained.source": "checkpoint_path model_or_filename init_from weights",
-    "determined by the data set (or the objective), not set in the config": "num_classes",
-    "the flag --workdir": "output_dir",
-}
-
-
-def unknown_key(unknown: str, known: Mapping[str, Any]) -> str:
-    """What is said of a key that is not among the `known` ones, by dotted key."""
-    section, _, leaf = unknown.rpartition(".")
-    same = [key for key in known if key.rpartition(".")[0] == section]
-    kind = "the config"
-    if f"{section}.name" in same and section != "dataset":
-        kind = f"{section}.name={known[f'{section}.name']!r}"
-    elsewhere = [key for key in known if key.endswith(f".{leaf}")]
-    near = nearest(unknown, elsewhere or same or known)
-    ours = [key for key, names in NAMES_ELSEWHERE.items() if leaf in names.split()]
-    if ours and not elsewhere:
-        near = f" Here it is {ours[0]}."
-    elif len(elsewhere) == 1:
-        near = f" Did you mean {elsewhere[0]!r}?"
-    return f"{unknown} is not a key of {kind}.{near}"
 
 
 def section(key: str, name: str, **values: Any) -> ConfigDict:

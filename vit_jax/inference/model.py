@@ -320,11 +320,10 @@ class Model:
             fits = images.shape[1:] == size
             if not fits or not np.all((images >= low - span) & (images <= high + span)):
                 wanted = f"[B, {', '.join(map(str, size))}], {low.min():.3g} to {high.max():.3g}"
-                given = f"{list(images.shape)}, {np.min(images):.4g} to {np.max(images):.4g}"
-                hint = "`preprocess` takes uint8 pixels of any size"
-                raise UserError(
-                    f"float images must be model inputs, {wanted}, not {given}; {hint}."
-                )
+                given = f"{list(images.shape)}"
+                given += f", {np.min(images):.4g} to {np.max(images):.4g}" if images.size else ""
+                text = f"float images must be model inputs, {wanted}, not {given}"
+                raise UserError(f"{text}; `preprocess` takes uint8 pixels of any size.")
             examples: Any = Inputs(np.asarray(images))
         else:
             examples = Images(images if _is_batch(images) else [images], self.description)
