@@ -73,8 +73,8 @@ def add_sizes(parser: argparse.ArgumentParser) -> None:
         "--posemb",
         default="auto",
         metavar="METHOD",
-        help="how: as the library whose weights they are (auto), bilinear (the official code),"
-        " bicubic (timm), transformers, dinov2",
+        help="how: auto (as the library whose weights they are), bilinear (the official code),"
+        " bicubic (timm), transformers, dinov2, siglip2",
     )
     add("--num_heads", type=int, metavar="N", help="attention heads, if not stored in the file")
     add("--grid", type=pair, metavar="N,M", help="rows and columns of its tokens, if not square")
