@@ -94,7 +94,7 @@ KEYS: dict[str, dict[str, tuple[Any, str]]] = {
         "keep": ((), "keys such as model.gelu to keep even if the source differs"),
         "grid": (tuple, "(rows, columns) of its tokens, if not square"),
         "reset_head": (True, "new zero head; False keeps the checkpoint's"),
-        "posemb": ("auto", "as the library of the source, or a key of fit/resize.py:METHODS"),
+        "posemb": ("auto", "as its library | bilinear | bicubic | transformers | dinov2 | siglip2"),
         "resize_patches": (False, "allow another patch size, by pseudo-inverse"),
         "channels": ("", "if the number of input channels differs: sum | mean | tile"),
         "class_token": ("", "if only one of both has a class token: add | drop"),
