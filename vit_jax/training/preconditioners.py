@@ -63,13 +63,11 @@ def scale_by_factored_rms(
         for (path, gradient), *parts in zip(leaves, *moments, strict=True):
             leaf_update = stacked if table.is_stacked(path_name(path)) else one.update
             # Only shape and dtype of the parameter are used: the gradient has the same.
-            results.append(
-                leaf_update(gradient, optax.FactoredState(state.count, *parts), gradient)
-            )
+            leaf_state = optax.FactoredState(state.count, *parts)
+            results.append(leaf_update(gradient, leaf_state, gradient))
         new_updates, states = zip(*results, strict=True)
-        return treedef.unflatten(new_updates), gather(
-            treedef, states, optax.safe_increment(state.count)
-        )
+        count = optax.safe_increment(state.count)
+        return treedef.unflatten(new_updates), gather(treedef, states, count)
 
     return optax.GradientTransformation(init, update)
 
