@@ -67,7 +67,7 @@ def scale_by_factored_rms(
             results.append(leaf_update(gradient, leaf_state, gradient))
         new_updates, states = zip(*results, strict=True)
         count = optax.safe_increment(state.count)
-        return treedef.unflatten(new_updates), gather(treedef, states, count)
+        return jax.tree.unflatten(treedef, new_updates), gather(treedef, states, count)
 
     return optax.GradientTransformation(init, update)
 
