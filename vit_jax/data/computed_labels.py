@@ -72,11 +72,10 @@ def _intervals(bounds: tuple[float, ...], unit: str = "") -> tuple[str, ...]:
     return tuple(f"{low:g} to {high:g}{unit}" for low, high in itertools.pairwise(bounds))
 
 
-_COUNTS = tuple(f"{count} objects" for count in range(3, 11))
 _KITTI_NAMES = (*_intervals((0.0, *KITTI_DISTANCES[1:3]), " m"), "above 20 m", "no vehicle")
 
 COMPUTED_LABELS: dict[str, Label] = {
-    "vtab_clevr_count": Label(_COUNTS, _clevr_count, "clevr"),
+    "vtab_clevr_count": Label(tuple(f"{n} objects" for n in range(3, 11)), _clevr_count, "clevr"),
     "vtab_clevr_distance": Label(_intervals(CLEVR_DISTANCES), _clevr_distance, "clevr"),
     "vtab_dsprites_location": _dsprites("label_x_position", 32, "x"),
     "vtab_dsprites_orientation": _dsprites("label_orientation", 40, "orientation"),

@@ -174,12 +174,11 @@ def _render(field: Field, size: int, rng: np.random.Generator) -> np.ndarray:
     """Draws a glyph with random distortions, uint8 [size, size]."""
     canvas = size * -(-MIN_CANVAS // size)
     x, y, cells_per_pixel = _sample_points(field, canvas, rng)
-    half_stroke = rng.uniform(*HALF_STROKE) * canvas
     distance = cv2.remap(field.distance, x, y, cv2.INTER_LINEAR, None, cv2.BORDER_REPLICATE)
     # In pixels of the canvas.
     distance = distance.astype(np.float32) / np.float32(FIELD_UNIT * cells_per_pixel)
     own = field.half_stroke / cells_per_pixel
-    distance += max(half_stroke - own, -MAX_THINNING * own)
+    distance += max(rng.uniform(*HALF_STROKE) * canvas - own, -MAX_THINNING * own)
     # The edge fades from black to white over one pixel.
     image = (np.clip(distance + 0.5, 0.0, 1.0) * 255).astype(np.uint8)
     return cv2.resize(image, (size, size), interpolation=cv2.INTER_AREA)

@@ -94,8 +94,7 @@ class TfdsSource(Parts):
     def _file(self, name: str) -> Any:
         if name not in self._files:  # several threads may open it: one is kept
             allow_open_files(len(self._lengths))
-            expected = self._lengths[name]
-            self._files[name] = open_records(name, self._format, expected, self._offsets)
+            self._files[name] = open_records(name, self._format, self._lengths[name], self._offsets)
         return self._files[name]
 
 
@@ -198,7 +197,6 @@ def image_key(info: Any) -> str:
 
 def _label(info: Any, label_key: str) -> Label:
     """The stored or computed label; UserError if there is none."""
-    features = info.features
     where = f"dataset {info.full_name}"
     if label := COMPUTED_LABELS.get(label_key):
         if info.name == label.dataset:
@@ -207,11 +205,11 @@ def _label(info: Any, label_key: str) -> Label:
     labels = _features(info, tfds.features.ClassLabel)
     # The last is for imagenet2012_real, whose supervised key is a list of labels.
     usual = [label_key] if label_key else [_supervised(info)[1], "label", "original_label"]
-    chosen = next((key for key in usual if key in labels and features[key].num_classes), "")
+    chosen = next((key for key in usual if key in labels and info.features[key].num_classes), "")
     if not chosen:
         what = f"dataset.label_key={label_key!r} is not a ClassLabel" if label_key else "no label"
         computed = [key for key, row in COMPUTED_LABELS.items() if row.dataset == info.name]
         known = ", ".join([_listing(info), *computed])
         raise UserError(f"{where}: {what}; set dataset.label_key to a ClassLabel of: {known}.")
     compute = functools.partial(computed_labels.stored, key=chosen)
-    return Label(tuple(features[chosen].names), compute)
+    return Label(tuple(info.features[chosen].names), compute)

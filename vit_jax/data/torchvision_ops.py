@@ -92,7 +92,7 @@ class ColorJitter(PillowOp):
             raise ValueError(f"{self} must have amounts >= 0, and hue at most 0.5")
 
     def change(self, picture: Any, rng: np.random.Generator) -> Any:
-        from PIL import ImageEnhance
+        from PIL import Image, ImageEnhance
 
         kinds = ImageEnhance.Brightness, ImageEnhance.Contrast, ImageEnhance.Color
         amounts = self.brightness, self.contrast, self.saturation
@@ -102,16 +102,10 @@ class ColorJitter(PillowOp):
             if i < 3 and amounts[i]:
                 picture = kinds[i](picture).enhance(factors[i])
             elif i == 3 and self.hue and picture.mode == "RGB":  # the HSV round trip changes pixels
-                picture = _shift_hue(picture, turn)
+                bands = np.array(picture.convert("HSV"))
+                bands[:, :, 0] += np.uint8(int(turn * 255) % 256)  # wraps around
+                picture = Image.frombytes("HSV", picture.size, bands.tobytes()).convert("RGB")
         return picture
-
-
-def _shift_hue(picture: Any, turn: float) -> Any:
-    from PIL import Image
-
-    bands = np.array(picture.convert("HSV"))
-    bands[:, :, 0] += np.uint8(int(turn * 255) % 256)  # wraps around
-    return Image.frombytes("HSV", picture.size, bands.tobytes()).convert("RGB")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,6 +11,7 @@ import optax
 
 from vit_jax.errors import UserError
 from vit_jax.kinds import check_known
+from vit_jax.objectives.class_weights import create_class_weights
 from vit_jax.objectives.objective import Batch, Metrics, Objective, Task, masked_mean, scale_images
 
 
@@ -79,8 +80,6 @@ class _LabelObjective(Objective):
             )
         self._class_weights: Any = None  # [1, K]
         if class_weights:
-            from vit_jax.objectives.class_weights import create_class_weights  # few runs use it
-
             weights = create_class_weights(class_weights, task.class_names, task.read_labels)
             self._class_weights = weights[None]
 
@@ -166,8 +165,7 @@ class Classification(_LabelObjective):
             _, best = jax.lax.top_k(logits, 5)  # [B, 5]
             hits = jnp.any(best == batch["label"][:, None], axis=-1)
             values["accuracy_top5"] = jnp.asarray(hits, jnp.float32)
-        prediction = jnp.argmax(logits, axis=-1)
-        values["prediction"] = jnp.asarray(prediction, jnp.int32)
+        values["prediction"] = jnp.asarray(jnp.argmax(logits, axis=-1), jnp.int32)
         values["confidence"] = jnp.max(PROBABILITIES[self.probabilities_by](logits), axis=-1)
         return values
 

@@ -121,8 +121,7 @@ class Contrastive(Objective):
 
     def _values(self, params: Any, embeddings: Any, mask: jax.Array) -> Metrics:
         """Per example, [B] each; padding is excluded."""
-        cosines = embeddings[IMAGE] @ embeddings[TEXT].T  # [B, B]
-        logits = jnp.exp(params["t"][0]) * cosines
+        logits = jnp.exp(params["t"][0]) * (embeddings[IMAGE] @ embeddings[TEXT].T)  # [B, B]
         best = jnp.argmax(jnp.where(mask[None] > 0, logits, -jnp.inf), axis=1)
         hits = jnp.asarray(best == jnp.arange(len(mask)), jnp.float32)
         return {"loss": self._losses(params, logits, mask), "accuracy": hits}

@@ -66,8 +66,7 @@ class MaskedPatch(Objective):
                 f"objective.masked={masked} and objective.replaced={replaced} are shares of the "
                 "corrupted patches: they must not be negative, and add up to at most 1."
             )
-        self._side, self._corruption = TARGETS[target], corruption
-        self._masked, self._replaced = masked, replaced
+        self._corruption, self._masked, self._replaced = corruption, masked, replaced
         channels = task.image_shape[-1]
         num_colors = BINS**channels
         self.measures = ("loss",) if target == "pixels" else ("loss", "accuracy")
@@ -78,9 +77,8 @@ class MaskedPatch(Objective):
                 "with model.classifier='token_unpooled' (fine-tuned with 'token'), or 'unpooled' "
                 "(with 'gap')."
             )
-        self._patch = probe.pixels_per_token
-        height, width = self._patch
-        side = self._side
+        height, width = self._patch = probe.pixels_per_token
+        side = self._side = TARGETS[target]
         if side and (height % side or width % side):
             raise UserError(
                 f"objective.target={target!r} shrinks patches of {height}x{width} pixels to "
@@ -88,7 +86,6 @@ class MaskedPatch(Objective):
             )
         self.num_outputs = side**2 * num_colors if side else height * width * channels
         self.model = task.build_model(self.num_outputs)
-        self._num_prefix = len(self.model.prefix_tokens)
 
     def init(self, rng: jax.Array, batch: Batch) -> Any:
         images = scale_images(batch["image"])
@@ -144,7 +141,7 @@ class MaskedPatch(Objective):
         outputs = self.model.apply(
             {"params": params}, images, train=train, corruption=corruption, rngs=rngs
         )
-        outputs = outputs[:, self._num_prefix :]  # [B, P, K]
+        outputs = outputs[:, len(self.model.prefix_tokens) :]  # [B, P, K]
         patches = split_patches(images, self._patch)  # [B, P, h, w, C]
         if not self._side:
             targets = jnp.reshape(patches, outputs.shape)
@@ -153,8 +150,7 @@ class MaskedPatch(Objective):
         sides = (self._side, height // self._side, self._side, width // self._side)
         cells = jnp.reshape(patches, (batch_size, count, *sides, channels))
         colors = jnp.mean(cells, axis=(3, 5))  # [B, P, side, side, C]
-        colors = jnp.reshape(colors, (batch_size, count, -1, channels))  # [B, P, n, C]
-        targets = color_classes(colors)  # [B, P, n]
+        targets = jnp.reshape(color_classes(colors), (batch_size, count, -1))  # [B, P, n]
         logits = jnp.reshape(outputs, (*targets.shape, -1))  # [B, P, n, 8**C]
         loss = optax.softmax_cross_entropy_with_integer_labels(logits, targets)
         correct = jnp.asarray(jnp.argmax(logits, axis=-1) == targets, jnp.float32)

@@ -121,11 +121,10 @@ def _alternatives(pattern: str) -> list[str]:
 
 def scale_by_layer(decay: float, table: ParameterTable) -> optax.GradientTransformation:
     """Multiplies each update by the factor of its layer, see `layer_factors`."""
-
-    def scaled(update: jax.Array, _: Any, factor: np.ndarray) -> jax.Array:
-        return update * jnp.asarray(factor, update.dtype)
-
-    return _update_by_name(lambda params: layer_factors(params, decay, table), scaled)
+    return _update_by_name(
+        lambda params: layer_factors(params, decay, table),
+        lambda update, _, factor: update * jnp.asarray(factor, update.dtype),
+    )
 
 
 def add_multiplied_decay(

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import itertools
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -110,9 +110,8 @@ class ParameterTable:
         chosen = [name for name in names if self.role_of(name) == role]
         return sorted(chosen, key=lambda name: rows.index(self.find(name).row))
 
-    def image_kernel(self, names: Iterable[str]) -> str:
+    def image_kernel(self, names: Collection[str]) -> str:
         """Name of the convolution on the image; "" if there is none."""
-        names = list(names)
         kernels = self.with_role("image", names) or self.with_role("patches", names)
         return next(iter(kernels), "")
 

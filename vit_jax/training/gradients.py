@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-Batch = dict[str, jax.Array]
-Metrics = dict[str, jax.Array]
+from vit_jax.objectives.objective import Batch, Metrics
+
 Result = tuple[tuple[jax.Array, Metrics], Any]  # (loss, metrics), gradient
 ValueAndGrad = Callable[[Any, Batch, jax.Array], Result]  # of params, batch, rng
 # (value_and_grad, params, batch, rng, rate); accumulation and freezing are inside `value_and_grad`.

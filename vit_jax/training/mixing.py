@@ -12,9 +12,8 @@ import jax
 import jax.numpy as jnp
 
 from vit_jax.errors import UserError
-from vit_jax.objectives.objective import scale_images
+from vit_jax.objectives.objective import Batch, scale_images
 
-Batch = dict[str, jax.Array]
 Mixing = Callable[[Batch, jax.Array], Batch]
 
 

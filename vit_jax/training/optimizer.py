@@ -18,11 +18,7 @@ from vit_jax.errors import UserError
 from vit_jax.kinds import check_known
 from vit_jax.parameters.groups import add_multiplied_decay, freeze_parameters, scale_by_layer
 from vit_jax.parameters.table import ParameterTable
-from vit_jax.training.preconditioners import (
-    scale_by_factored_rms,
-    scale_by_muon,
-    scale_by_trust_ratio,
-)
+from vit_jax.training import preconditioners
 from vit_jax.training.schedule import Schedule
 from vit_jax.trees import path_name
 
@@ -31,7 +27,6 @@ DECAY_MASKS = {
     "kernels": r".*/kernel",
     "all": ".*",
 }
-MOMENTUM_DTYPES = ("float32", "bfloat16")
 
 
 def adamw(
@@ -82,7 +77,7 @@ def adafactor(
       b2: limit of the second moment's decay.
       factored_decay: exponent of that decay, which is 1 - t ** -0.8 in update t.
     """
-    scale = scale_by_factored_rms(factored_decay, b2, table)
+    scale = preconditioners.scale_by_factored_rms(factored_decay, b2, table)
     if not momentum:
         return scale
     return optax.chain(scale, optax.ema(momentum, debias=False, accumulator_dtype=momentum_dtype))
@@ -140,7 +135,7 @@ def lars(
       momentum: decay of the accumulated gradient.
       trust_coefficient: ratio of the norms of a kernel's scaled gradient and the kernel.
     """
-    scale = scale_by_trust_ratio(DECAY_MASKS["kernels"], table, trust_coefficient)
+    scale = preconditioners.scale_by_trust_ratio(DECAY_MASKS["kernels"], table, trust_coefficient)
     return optax.chain(scale, sgd(table, momentum_dtype, momentum=momentum))
 
 
@@ -178,7 +173,7 @@ def muon(
     def others(tree: Any) -> Any:
         return jax.tree.map(operator.not_, matrices(tree))
 
-    orthogonal = scale_by_muon(momentum, momentum_dtype, table)
+    orthogonal = preconditioners.scale_by_muon(momentum, momentum_dtype, table)
     adam = adamw(table, momentum_dtype, b1=b1, b2=b2, eps=eps)
     # optax.contrib.muon would add its labels to the paths of the moments, see freeze_parameters.
     return optax.chain(optax.masked(orthogonal, matrices), optax.masked(adam, others))
@@ -236,7 +231,7 @@ def create_optimizer(
     """
     check_known("optimizer.name", name, OPTIMIZERS)
     check_known("optimizer.decay_parameters", decay_parameters, DECAY_MASKS)
-    check_known("optimizer.momentum_dtype", momentum_dtype, MOMENTUM_DTYPES)
+    check_known("optimizer.momentum_dtype", momentum_dtype, ("float32", "bfloat16"))
     if decay_multipliers and not weight_decay:
         raise UserError("optimizer.decay_multipliers needs optimizer.weight_decay > 0; it is 0.")
     steps = [] if clip_norm is None else [optax.clip_by_global_norm(clip_norm)]
@@ -248,7 +243,7 @@ def create_optimizer(
         steps.insert(len(steps) - (coupled_decay or name == "lars"), decay)
     if name == "lamb":
         pattern = DECAY_MASKS[kwargs.get("adapted_parameters", "all")]
-        steps.append(scale_by_trust_ratio(pattern, table))
+        steps.append(preconditioners.scale_by_trust_ratio(pattern, table))
     steps.append(optax.scale_by_learning_rate(schedule))
     tx = optax.chain(*steps)
     if freeze:

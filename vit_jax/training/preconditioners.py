@@ -86,11 +86,8 @@ def scale_by_trust_ratio(
             name = path_name(path)
             if not re.fullmatch(pattern, name):
                 return leaf
-
-            def function(leaf: jax.Array, param: jax.Array) -> jax.Array:
-                return one.update(leaf, state, param)[0]
-
-            return (jax.vmap(function) if table.is_stacked(name) else function)(leaf, param)
+            stacked = jax.vmap(one.update, in_axes=(0, None, 0))
+            return (stacked if table.is_stacked(name) else one.update)(leaf, state, param)[0]
 
         return jax.tree_util.tree_map_with_path(scaled, updates, params), state
 
@@ -103,8 +100,7 @@ def scale_by_muon(
     """Orthogonalised and scaled momentum of kernels as matrices [inputs, outputs], see `muon`."""
 
     def matrix_axes(path: Any, leaf: jax.Array) -> MuonDimensionNumbers:
-        name = path_name(path)
-        parameter = table.find(name)
+        parameter = table.find(path_name(path))
         axes = range(int(parameter.is_stacked), leaf.ndim)
         # Query, key and value are [D, heads, D / heads]; other kernels have one output axis.
         num_inputs = 1 if parameter.row.axes[0] == "embed" else len(axes) - 1

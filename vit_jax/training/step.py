@@ -12,15 +12,9 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import PartitionSpec
 
+from vit_jax.objectives.objective import Batch, Metrics
 from vit_jax.parameters.sharding import BATCH_AXES, keep_batch_sharding
-from vit_jax.training.gradients import (
-    Batch,
-    Gradient,
-    Metrics,
-    Result,
-    ValueAndGrad,
-    plain_gradient,
-)
+from vit_jax.training.gradients import Gradient, Result, ValueAndGrad, plain_gradient
 from vit_jax.training.mixing import Mixing
 from vit_jax.trees import merge_trees
 
