@@ -83,7 +83,6 @@ def _facts(model: Model, batch: int | None, dtype: np.dtype[Any]) -> dict[str, s
     named = f"with {names} names in the JSON file" if names else "with unknown names"
     source, entry = Path(model.source), describe_source(model.source)
     published = f"`{entry.name}` at {entry.url}. {entry.note}".rstrip() if entry else "not known"
-    accuracy = "; ".join(map(str, entry.accuracy)) if entry else ""
     return {
         "Input": f"{dtype.name} [{shape}]{what}, {pixels}",
         **({"Grid of tokens or features": "{} x {}".format(*grid)} if grid else {}),
@@ -93,6 +92,6 @@ def _facts(model: Model, batch: int | None, dtype: np.dtype[Any]) -> dict[str, s
         **{f"`{k}`": f"`{v}`" for k, v in description.model.items() if v is not None},
         "Made from": f"`{source.name if source.exists() else model.source}`",
         "Published as": published,
-        "Published accuracy": accuracy or "not known",
+        "Published accuracy": "; ".join(map(str, entry.accuracy if entry else ())) or "not known",
         **dict(line.split(": ", 1) for line in report_text(model.report).splitlines()),
     }

@@ -71,12 +71,11 @@ def convert_checkpoint(
         check = check_same([(before, after)], destination, tolerance, "in the logits")
         notes = lost_conventions(format, model.description)
         facts = {"Elsewhere": " ".join(notes)} if notes else None
-        report = finish(path, target, model, format, check, facts=facts)
-    return {
-        **report,
-        "notes": notes,
-        "parameters_identical": fingerprint(model.params) == fingerprint(again.params),
-    }
+        return {
+            **finish(path, target, model, format, check, facts=facts),
+            "notes": notes,
+            "parameters_identical": fingerprint(model.params) == fingerprint(again.params),
+        }
 
 
 def check_destination(target: Path, format: str, *, is_file: bool = False) -> None:

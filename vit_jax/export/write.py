@@ -165,8 +165,7 @@ def compare(
 ) -> dict[str, Any]:
     """Compares what was read back with the model itself on seeded images."""
     unit = "standard deviations of the logits" if output == "logits" else "in probabilities"
-    is_float32 = model.module.dtype == jnp.float32
-    tolerance = TOLERANCES[format] if is_float32 else BFLOAT16_TOLERANCE
+    tolerance = TOLERANCES[format] if model.module.dtype == jnp.float32 else BFLOAT16_TOLERANCE
     rng, pairs = np.random.default_rng(0), []
     # A free batch must work for several sizes.
     for batch in images.shape[:1] if isinstance(images.shape[0], int) else (1, 3):

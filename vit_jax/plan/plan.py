@@ -159,8 +159,7 @@ def remedies(config: ConfigDict, topology: Topology) -> Iterator[Changes]:
     changes: Changes = {}
     momentum: Changes = {"optimizer.momentum_dtype": "bfloat16"}
     for more in (*order, momentum):
-        parts_of = [key.split(".") for key in more]
-        if [config[section][key] for section, key in parts_of] != [*more.values()]:
+        if changed(config, more).to_dict() != config.to_dict():
             changes |= more
             yield dict(changes)
 

@@ -254,7 +254,7 @@ def _sent(kind: str, n: int) -> float:
 def first_group(text: str, num_devices: int) -> list[int]:
     """Devices of a collective's first group, in one of three notations; all for a permutation."""
     if match := re.search(r"replica_groups=\{\{([\d,]+)\}", text):
-        return [int(device) for device in match[1].split(",")]
+        return _integers(match[1])
     if match := re.search(rf"replica_groups=\[\d+,(?P<size>\d+)\]<={_IDS}", text):
         return _device_ids(match)[: int(match["size"])].tolist()
     if match := _MESH.search(text):
@@ -267,7 +267,6 @@ def first_group(text: str, num_devices: int) -> list[int]:
 
 def _device_ids(match: re.Match[str]) -> np.ndarray:
     """Devices 0, 1, ... reshaped, transposed and flattened."""
-    sizes = [int(size) for size in match["ids"].split(",")]
+    sizes, order = _integers(match["ids"]), _integers(match["order"])
     ids = np.arange(math.prod(sizes)).reshape(sizes)
-    order = match["order"] and [int(axis) for axis in match["order"].split(",")]
     return (ids.transpose(order) if order else ids).ravel()

@@ -118,9 +118,7 @@ def _verdict(plan: Plan) -> list[str]:
         return [f"It compiles and needs {total:.3f} GiB per device; this machine may have less."]
     needs = f"{total:.3f} of the {plan.available_bytes / GIB:.3f} GiB of a device"
     needs = f"{needs} ({plan.filled:.0%})"
-    if plan.fits:
-        return [f"It fits: {needs}."]
-    line = f"It does not fit: it needs {needs}."
+    line = f"It fits: {needs}." if plan.fits else f"It does not fit: it needs {needs}."
     if plan.step is None:
         line = "It does not fit, according to the compiler."
     elif plan.too_close:

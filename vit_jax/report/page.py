@@ -100,13 +100,12 @@ def page(
     title: str, header: Iterable[object], sections: Sequence[tuple[str, str, Iterable[object]]]
 ) -> str:
     """The whole document, which loads nothing else; `sections`: id, title and content."""
-    style = Html(Path(__file__).with_name("page.css").read_text(encoding="utf-8"))
     head = tag(
         "head",
         tag("meta", charset="utf-8"),
         tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
         tag("title", title),
-        tag("style", style),
+        tag("style", Html(Path(__file__).with_name("page.css").read_text(encoding="utf-8"))),
     )
     links = [tag("li", tag("a", heading, href=f"#{key}")) for key, heading, _ in sections]
     elements = [

@@ -106,8 +106,7 @@ def draw(runs: Sequence[Run], panels: Sequence[str], *, x: str, smooth: float) -
         return figure
     handles = [Line2D([], [], lw=2, **style) for style in styles]
     place: Any = {"loc": "outside upper left", "frameon": False, "handlelength": 3}
-    legend = figure.legend(handles, legend_labels(runs), **place)
-    for text in legend.get_texts():
+    for text in figure.legend(handles, legend_labels(runs), **place).get_texts():
         text.set_parse_math(False)  # a $ belongs to a folder name or a regular expression
     return figure
 

@@ -122,9 +122,9 @@ class Run:
         return next((row for row in reversed(self.rows) if "elapsed_seconds" in row), {})
 
 
-def percent(share: float, digits: int = 1) -> str:
+def percent(share: float) -> str:
     """`93.0 %`, with a non-breaking space."""
-    return f"{100 * share:.{digits}f}\N{NO-BREAK SPACE}%"
+    return f"{100 * share:.1f}\N{NO-BREAK SPACE}%"
 
 
 def value_text(name: str, value: float, digits: int = 2) -> str:
