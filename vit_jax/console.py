@@ -88,12 +88,10 @@ def ensure_logging(*, to_stderr: bool = False) -> None:
         start_logging(to_stderr=to_stderr)
 
 
-def watched(
-    items: Iterable[Any] | None, unit: str, total: int | None = None, **options: Any
-) -> Any:
+def watched(items: Iterable[Any] | None, unit: str, total: int | None = None, **more: Any) -> Any:
     """A tqdm bar, on a terminal or in a notebook, of what takes more than five seconds."""
     shown = sys.stderr.isatty() or "ipykernel" in sys.modules
-    return tqdm(items, total=total, unit=unit, disable=not shown, delay=5, leave=False, **options)
+    return tqdm(items, total=total, unit=unit, disable=not shown, delay=5, leave=False, **more)
 
 
 def is_share(name: str) -> bool:

@@ -177,9 +177,8 @@ def resolve_split(split: str, known: Iterable[str], length: Callable[[str], int]
 def by_place(items: Any, what: str) -> Any:
     """The items so that `[i]` is the i-th, in pandas the one of that name; UserError if none is."""
     if isinstance(items, Mapping | Set | Iterator) or hasattr(items, "columns"):
-        raise UserError(
-            f"{what}: a {type(items).__name__} is no sequence; pass a list or a column."
-        )
+        kind = type(items).__name__
+        raise UserError(f"{what}: a {kind} is no sequence; pass a list or a column.")
     is_array = hasattr(items, "__array__") and np.ndim(items) == 1
     return list(items) if is_array and np.asarray(items).dtype.kind in "OSU" else items
 
