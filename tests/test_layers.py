@@ -23,8 +23,8 @@ TOPS = ("vit_jax", "configs", "scripts", "benchmarks")
 
 # A row names a module, or a package with all its files; the longest matching row decides.
 LAYERS: dict[int, tuple[str, ...]] = {
-    11: ("scripts", "benchmarks"),
-    10: (
+    12: ("scripts", "benchmarks"),
+    11: (
         "vit_jax.train",
         "vit_jax.cli",
         "vit_jax.launch",
@@ -34,14 +34,14 @@ LAYERS: dict[int, tuple[str, ...]] = {
         "vit_jax.sweep",
     ),
     # Recipes are plain numbers: they may look up names and sizes, and build nothing.
-    9: ("vit_jax.session", "configs", "vit_jax.command_line"),
-    8: ("vit_jax.run",),
-    7: ("vit_jax.start", "vit_jax.task"),
-    6: ("vit_jax.config", "vit_jax.inference", "vit_jax.data_preparation"),
-    5: ("vit_jax.training", "vit_jax.pretrained"),
-    4: ("vit_jax.workdir", "vit_jax.evaluators"),
-    3: ("vit_jax.data", "vit_jax.parameters"),
-    2: (
+    10: ("vit_jax.session", "configs", "vit_jax.command_line"),
+    9: ("vit_jax.run",),
+    8: ("vit_jax.start", "vit_jax.task"),
+    7: ("vit_jax.config", "vit_jax.inference", "vit_jax.data_preparation"),
+    6: ("vit_jax.training", "vit_jax.pretrained"),
+    5: ("vit_jax.workdir", "vit_jax.evaluators"),
+    4: ("vit_jax.data", "vit_jax.parameters"),
+    3: (
         "vit_jax.arguments",
         "vit_jax.console",
         "vit_jax.files",
@@ -50,11 +50,12 @@ LAYERS: dict[int, tuple[str, ...]] = {
         "vit_jax.multihost",
         "vit_jax.objectives",
     ),
-    1: ("vit_jax.kinds", "vit_jax.trees"),
-    0: ("vit_jax.errors", "vit_jax.wording"),
+    2: ("vit_jax.kinds", "vit_jax.trees"),
+    1: ("vit_jax.errors",),
+    0: ("vit_jax.wording",),
 }
 
-# Of rooms that a room above layer 1 imports there: folders and files directly in vit_jax/, and the
+# Of rooms that a room above layer 2 imports there: folders and files directly in vit_jax/, and the
 # other tops.
 MOST_PAIRS = 135
 
@@ -211,7 +212,7 @@ def test_few_rooms_import_each_other() -> None:
         for module, text in sources.items()
         if module != "vit_jax.__init__"
         for target, _ in imports_of(module, ast.parse(text), set(sources))
-        if target.partition(".")[0] in TOPS and (layer_of(target) or 0) > 1
+        if target.partition(".")[0] in TOPS and (layer_of(target) or 0) > 2
     }
     assert len({(a, b) for a, b in pairs if a != b}) <= MOST_PAIRS
 
@@ -219,9 +220,9 @@ def test_few_rooms_import_each_other() -> None:
 @pytest.mark.parametrize(
     ("module", "text", "expected"),
     [
-        ("files.paths", "import vit_jax.data.b", ":1: .*data.b, but layer 2 imports layer 3"),
-        ("files.paths", "def f():\n from .. import train", ":2: .*but layer 2 imports layer 10"),
-        ("data.sources", "import vit_jax.parameters.table", ":1: .*but both are in layer 3"),
+        ("files.paths", "import vit_jax.data.b", ":1: .*data.b, but layer 3 imports layer 4"),
+        ("files.paths", "def f():\n from .. import train", ":2: .*but layer 3 imports layer 11"),
+        ("data.sources", "import vit_jax.parameters.table", ":1: .*but both are in layer 4"),
         ("objectives.loss", "import vit_jax.models.vit", ":1: .*vit_jax.models never import each"),
         ("data.a", "import vit_jax.data.b", "import cycle: vit_jax.data"),
         ("data.a", "try: import PIL\nexcept ImportError: ...", ":1: import PIL inside"),

@@ -12,6 +12,8 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
+from vit_jax.wording import escaped
+
 _T = TypeVar("_T")
 
 REQUEUE_EXIT_CODE = 75  # EX_TEMPFAIL: the same command resumes the run
@@ -33,8 +35,11 @@ class UserError(ValueError):
     """A mistake in a config, a path or a file that the user can fix.
 
     The message is one line with the key, the value and the fix; the launcher prints it
-    without a traceback and exits with status 2.
+    without a traceback and exits with status 2. Escaped: names in it may contain anything.
     """
+
+    def __init__(self, message: str):
+        super().__init__(escaped(message))
 
 
 class TransientError(UserError):

@@ -40,12 +40,16 @@ def test_changed_missing_and_unreadable_files_are_named(folder):
     assert damaged_files(folder) == ["d/data", "empty", "index"]
 
 
-@pytest.mark.parametrize("method", ["open", "read_bytes"])  # of a file, of the manifest
-def test_what_cannot_be_read_now_is_not_called_damaged(folder, monkeypatch, method):
-    def fails(*_, **__):
-        raise OSError(errno.ESTALE, "no luck")
+@pytest.mark.parametrize("which", ["data", MANIFEST])
+def test_what_cannot_be_read_now_is_not_called_damaged(folder, monkeypatch, which):
+    opened = Path.open
 
-    monkeypatch.setattr(Path, method, fails)
+    def fails(path, *args, **kwargs):
+        if path.name == which:
+            raise OSError(errno.ESTALE, "no luck")
+        return opened(path, *args, **kwargs)
+
+    monkeypatch.setattr(Path, "open", fails)
     with pytest.raises(OSError, match="no luck"):
         damaged_files(folder)
 

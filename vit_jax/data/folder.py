@@ -23,6 +23,7 @@ from vit_jax.data import labelled, sources
 from vit_jax.data.labelled import LabelledSource, Listing
 from vit_jax.data.sources import Request, map_threads, split_names, split_word
 from vit_jax.errors import UserError
+from vit_jax.files.paths import read_file
 from vit_jax.wording import counted, list_names
 
 _EXTENSIONS = ".jpg .jpeg .jpe .jp2 .png .webp .gif .avif .bmp .dib .tif .tiff .pbm .pgm .ppm .pnm"
@@ -44,7 +45,7 @@ class FolderSource(LabelledSource):
     keeps_order: ClassVar[bool] = False
 
     def read(self, index: int) -> bytes:
-        return Path(self.describe(index)).read_bytes()
+        return read_file(self.describe(index))
 
     def describe(self, index: int) -> str:
         return os.path.join(self.root, os.fsdecode(bytes(self.places[index])))

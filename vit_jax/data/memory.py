@@ -8,7 +8,6 @@ import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import index as index_of
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,6 +18,7 @@ from vit_jax.data.labelled import LabelledSource, Listing
 from vit_jax.data.pillow_reader import is_transparent, pillow_pixels
 from vit_jax.data.sources import Request, by_place, describe, naming_splits
 from vit_jax.errors import UserError
+from vit_jax.files.paths import read_file
 
 _MAX_CLASSES = 1_000_000
 _PATHS = (str, os.PathLike)
@@ -140,7 +140,7 @@ class MemorySource(LabelledSource):
 
     def _content(self, image: Any) -> Any:
         if isinstance(image, _PATHS):
-            return Path(image).read_bytes()
+            return read_file(image)
         if hasattr(image, "convert"):
             image = pillow_pixels(image, exif=self.exif is not False)
             if self.exif is None and is_transparent(image):

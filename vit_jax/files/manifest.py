@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
-from vit_jax.files.paths import known_digests, names_below, write_atomically
+from vit_jax.files.paths import known_digests, names_below, parse_json, read_file, write_atomically
 
 MANIFEST = "checksums.json"
 _THREADS = 8
@@ -43,9 +43,9 @@ def write_manifest(
 def read_manifest(folder: Path) -> dict[str, Any] | None:
     """The manifest of a folder, or None if it is missing or damaged."""
     try:
-        manifest = json.loads(read_or_none((folder / MANIFEST).read_bytes) or b"")
+        manifest = parse_json(read_or_none(lambda: read_file(folder / MANIFEST)) or b"")
         intact = manifest.pop("sha256") == _digest_of_json(manifest)
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except (ValueError, KeyError, TypeError, AttributeError):
         return None
     return manifest if intact else None
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import csv
+import errno
 import importlib.util
 import io
 import itertools
@@ -32,6 +33,8 @@ GOOGLE = "https://storage.googleapis.com"
 _ADDRESS = re.compile(r"gs://[a-z0-9][a-z0-9._-]{1,220}[a-z0-9](/[^/?#*\[\]]+)+")
 # The last object that Orbax writes of a step, in place of a rename.
 COMMITTED = "commit_success.txt"
+LARGEST = 1 << 30  # bytes of a file that is read as a whole, such as an image
+LARGEST_TEXT = 64 << 20  # and of one with settings or a vocabulary
 
 
 def is_bucket(path: str | os.PathLike[str]) -> bool:
@@ -180,6 +183,30 @@ def _objects(folder: Path) -> Mapping[str, dict[str, Any]]:
     return {name.removeprefix(prefix): info for name, info in objects.items()}
 
 
+def check_file(path: str | os.PathLike[str]) -> None:
+    """Raises OSError for what is there but no file: a pipe may never answer, nor /dev/zero end."""
+    if not is_bucket(path) and os.path.exists(path) and not os.path.isfile(path):
+        raise OSError(errno.EISDIR, "it is a folder or a device, not a file", str(path))
+
+
+def read_file(path: str | os.PathLike[str], most: int = LARGEST) -> bytes:
+    """The bytes of a local file or an object; OSError also if it is no file or too large."""
+    check_file(path)
+    with to_path(path).open("rb") as file:
+        content = file.read(most + 1)  # not by its size, which files of the kernel lack
+    if len(content) > most:
+        raise OSError(errno.EFBIG, f"it has more than {most >> 20:,} MiB", str(path))
+    return content
+
+
+def parse_json(content: str | bytes) -> Any:
+    """The value of a JSON text; ValueError for another text, also one that is nested too deep."""
+    try:
+        return json.loads(content)
+    except RecursionError as error:
+        raise ValueError("it is nested too deep") from error
+
+
 UNFINISHED = ".unfinished"  # ends the names of files that are being written
 
 
@@ -216,10 +243,10 @@ def write_json(path: str | os.PathLike[str], value: Any) -> None:
 def read_json(path: str | os.PathLike[str]) -> Any:
     """Reads a JSON file; UserError if it is missing, unreadable or not JSON."""
     try:
-        return json.loads(to_path(path).read_bytes())
+        return parse_json(read_file(path, LARGEST_TEXT))
     except OSError as error:
         raise as_user_error(f"{path} cannot be read: {one_line(error)}.", error) from error
-    except (ValueError, RecursionError) as error:  # ValueError: from JSON or UTF-8
+    except ValueError as error:  # from JSON or UTF-8
         raise UserError(f"{path} is damaged, not a JSON file: {error}.") from error
 
 

@@ -20,6 +20,7 @@ from vit_jax.data.preprocess import Chain, parse
 from vit_jax.data.sized import at_size, spell
 from vit_jax.data.sources import ArraySpec, Source, by_place, describe
 from vit_jax.errors import UserError, naming
+from vit_jax.files.paths import read_file
 from vit_jax.models.create import create_model
 from vit_jax.models.description import Description
 
@@ -135,10 +136,7 @@ class Images:
         """The image as input of the first op."""
         image, decode = self._images[index], self._chain.ops[0]
         if isinstance(image, str | os.PathLike):
-            path = Path(os.path.expanduser(image))
-            if path.exists() and not path.is_file():
-                raise ValueError("it is a folder, a pipe or a device, not an image")
-            image = path.read_bytes()
+            image = read_file(image)
         elif hasattr(image, "convert"):
             image = pillow_pixels(image, exif=getattr(decode, "exif", True))
         stored: Any = image if isinstance(image, bytes) else np.asarray(image)

@@ -12,6 +12,7 @@ from typing import Any
 
 from vit_jax.data.decode import decode_image
 from vit_jax.errors import import_extra
+from vit_jax.files.paths import read_file
 from vit_jax.inference.images import Images, find_images
 from vit_jax.inference.load import load_model
 from vit_jax.inference.model import Model
@@ -110,7 +111,7 @@ def draw_predictions(rows: list[dict[str, Any]], path: str) -> None:
     height = 2.8 + 0.2 * len(rows[0]["predictions"])  # inches
     figure, axes = sheet(lines, columns, height * lines, width=3.2 * columns)
     for axis, row in zip(axes.flat, rows, strict=False):
-        pixels = decode_image(Path(row["image"]).read_bytes(), channels=3, exif=True)
+        pixels = decode_image(read_file(row["image"]), channels=3, exif=True)
         step = max(1, max(pixels.shape[:2]) // 600)  # enough for the sheet; 48 fit in memory
         axis.imshow(pixels[::step, ::step])
         axis.set_title(printable(Path(row["image"]).name)[-34:], **style)

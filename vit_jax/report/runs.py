@@ -6,7 +6,6 @@ import collections
 import contextlib
 import dataclasses
 import functools
-import json
 import math
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,7 +14,7 @@ import numpy as np
 
 from vit_jax.console import number_text
 from vit_jax.errors import UserError
-from vit_jax.files.paths import read_object, to_path
+from vit_jax.files.paths import parse_json, read_file, read_object, to_path
 from vit_jax.workdir.claim import RUNTIME_KEYS
 from vit_jax.workdir.description import CONFIG_FILE, PROVENANCE_FILE, RESULTS_FILE
 from vit_jax.workdir.metrics import METRICS_FILE, read_metrics
@@ -72,9 +71,9 @@ class Run:
     def starts(self) -> list[dict[str, Any]]:
         """The complete lines of `provenance.jsonl`: a killed run may have left part of one."""
         path, starts = self.folder / PROVENANCE_FILE, []
-        for line in path.read_bytes().splitlines() if path.exists() else ():
+        for line in read_file(path).splitlines() if path.exists() else ():
             with contextlib.suppress(ValueError):
-                starts.append(json.loads(line))
+                starts.append(parse_json(line))
         return [start for start in starts if isinstance(start, dict)]
 
     def curves_of(self, panel: str) -> dict[str, Curve]:

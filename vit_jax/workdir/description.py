@@ -126,7 +126,7 @@ def model_name(model: Mapping[str, Any]) -> str:
 def read_parameter_count(folder: Path) -> int:
     """Number of parameters of a run's model; 0 before `session.describe`."""
     path = folder / PARAMETERS_FILE
-    text = path.read_text("utf-8") if path.exists() else ""
+    text = paths.read_file(path).decode(errors="replace") if path.exists() else ""
     total = re.search(r"^Total: ([\d,]+)", text, re.MULTILINE)
     return int(total[1].replace(",", "")) if total else 0
 
@@ -154,7 +154,7 @@ def write_provenance(workdir: str, *, start_step: int) -> None:
     """Appends a line to `WORKDIR/provenance.jsonl` for this start of the run; process 0 only."""
     if jax.process_index() == 0:
         path = paths.to_path(workdir) / PROVENANCE_FILE
-        earlier = path.read_bytes().decode(errors="replace") if path.exists() else ""
+        earlier = paths.read_file(path).decode(errors="replace") if path.exists() else ""
         line = json.dumps({"start_step": start_step, **collect_provenance()})
         paths.write_atomically(path, f"{earlier}{line}\n")
 

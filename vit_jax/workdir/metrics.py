@@ -204,11 +204,11 @@ def _start_wandb(workdir: str, project: str, config: dict[str, Any]) -> Any:
 def read_metrics(workdir: str | os.PathLike[str]) -> list[dict[str, Any]]:
     """The rows of `metrics.jsonl`, numbers by name, without incomplete lines of a killed run."""
     path = to_path(workdir) / METRICS_FILE
-    text = path.read_bytes().decode(errors="replace") if path.exists() else ""
+    text = paths.read_file(path).decode(errors="replace") if path.exists() else ""
     rows = []
     for line in text.splitlines():
-        with contextlib.suppress(ValueError, RecursionError):
-            row = json.loads(line)
+        with contextlib.suppress(ValueError):
+            row = paths.parse_json(line)
             is_row = isinstance(row, dict) and type(row.get("step")) is int
             if is_row and all(type(value) in (int, float) for value in row.values()):
                 rows.append(row)
