@@ -296,3 +296,43 @@ def test_what_is_no_image_is_one_line(workdir: Path, model: Any) -> None:
         model.predict([])
     with pytest.raises(UserError, match="this model has no 'blok_0'"):
         model.features(workdir / "a.png", "blok_0")
+
+
+ODD = [None, {"a": 1}, [None], 2.5, b"x", object(), ["\x1b[31m"], np.zeros(3), True]
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda _, x: vit_jax.load_model(x),
+        lambda _, x: vit_jax.load_model("missing.npz", image_size="none" if x is None else x),
+        lambda _, x: vit_jax.get_config("configs/digits.py", x),
+        lambda _, x: vit_jax.create_model(x, num_classes=3),
+        lambda _, x: vit_jax.create_model("Ti/16", num_classes=3, dropout_rate=x),
+        lambda _, x: vit_jax.list_models(x),
+        lambda _, x: vit_jax.train_and_evaluate(x, "never"),
+        lambda _, x: vit_jax.train_and_evaluate(
+            vit_jax.get_config(), "never", dataset={"train": x}
+        ),
+        lambda _, x: vit_jax.visualize("missing.npz", x),
+        lambda _, x: vit_jax.look(x, {}, np.zeros((1, 8, 8, 3))),
+        lambda _, x: vit_jax.load_pretrained(x, like={}, kind="vit"),
+        lambda model, x: model.predict(x),
+        lambda model, x: model.answers(x),
+        lambda model, x: model.look([], what=x),
+        lambda model, x: model.open_dataset(name=x, split="train"),
+    ],
+)
+def test_an_argument_of_another_kind_is_one_line(model: Any, call: Any) -> None:
+    for odd in ODD:
+        with pytest.raises(UserError) as caught:
+            call(model, odd)
+        assert str(caught.value).isprintable()
+
+
+def test_kinds_that_mean_the_same_are_taken(workdir: Path) -> None:
+    for size in (np.int64(8), [8, 8]):
+        model = vit_jax.load_model(workdir / "run", image_size=size)
+        assert model.description.image_shape == (8, 8, 3)
+    with pytest.raises(TypeError, match="convert_checkpoint.. missing"):
+        vit_jax.convert_checkpoint("a", "b")  # Python's own message is clear

@@ -7,9 +7,13 @@ import errno
 import functools
 import importlib
 import inspect
+import numbers
 import os
 import re
-from collections.abc import Callable, Iterator
+import reprlib
+import types
+import typing
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from vit_jax.wording import escaped
@@ -121,15 +125,49 @@ class PreemptedError(Exception):
     """The run was asked to stop and has saved its state: the same command resumes it."""
 
 
+def accepts(hint: Any, value: Any) -> bool:
+    """Whether a value is of an annotated kind, or like it; dicts are not looked into."""
+    if isinstance(hint, types.UnionType):
+        return any(accepts(kind, value) for kind in typing.get_args(hint))
+    kind = typing.get_origin(hint) or hint
+    if kind in (int, float):  # numpy's too
+        kind = numbers.Integral if kind is int else numbers.Real
+        return isinstance(value, kind) and not isinstance(value, bool)
+    if kind in (tuple, list, Sequence):  # each for the others
+        is_list = isinstance(value, Sequence) and not isinstance(value, str | bytes)
+        return is_list and all(accepts(typing.get_args(hint)[0], item) for item in value)
+    if kind in (dict, Mapping):  # also a ConfigDict
+        return hasattr(value, "keys")
+    return kind is Any or isinstance(value, kind)
+
+
+def _check_kind(
+    who: str, parameter: inspect.Parameter, hints: Mapping[str, Any], value: Any
+) -> None:
+    hint = hints.get(parameter.name, Any)
+    hint = str | os.PathLike if hint is str else hint
+    several = parameter.kind is inspect.Parameter.VAR_POSITIONAL
+    if not all(accepts(hint, item) for item in (value if several else [value])):
+        given = f"{parameter.name}={reprlib.repr(value)}"
+        raise UserError(f"{who}: {given} must be {parameter.annotation}.")
+
+
 def with_short_errors(function: Callable[..., Any]) -> Callable[..., Any]:
     """A public function that raises errors for users from the caller's line, not from deep inside.
 
-    VIT_LOG_LEVEL=debug shows where they come from.
+    Also for an argument of another kind than it is annotated with. VIT_LOG_LEVEL=debug shows where
+    they come from.
     """
+    signature = inspect.signature(function)
+    hints = functools.cache(lambda: typing.get_type_hints(function))
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         try:
+            with contextlib.suppress(TypeError):  # Python says it in the call
+                bound = signature.bind(*args, **kwargs)
+                for name, value in bound.arguments.items():
+                    _check_kind(function.__name__, signature.parameters[name], hints(), value)
             return function(*args, **kwargs)
         except (UserError, TrainingDivergedError, PreemptedError) as error:
             if os.environ.get("VIT_LOG_LEVEL", "").lower() == "debug":

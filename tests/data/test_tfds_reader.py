@@ -1,6 +1,7 @@
 """Prepared TFDS directories: both formats, every way to name them, damaged and missing ones."""
 
 import json
+import os
 import pathlib
 import re
 import shutil
@@ -182,3 +183,77 @@ def test_formats_without_random_access_are_refused(data_dirs, tmp_path):
     info_file.write_text("{")
     with pytest.raises(UserError, match="cannot read its metadata"):
         open_cifar(tmp_path, "train")
+
+
+PLANTED = "planted_by_a_stranger.Image"
+
+
+def plant(folder, monkeypatch, **files):
+    """A prepared set whose metadata name a module that is beside it, and what it would leave."""
+    fixtures_data.tiny_tfds("cifar10", folder, {"train": 3}, file_format="array_record", shards=1)
+    directory = pathlib.Path(find_prepared("cifar10", str(folder)))
+    (folder / "planted_by_a_stranger.py").write_text(f"open({str(folder / 'ran')!r}, 'w')\n")
+    monkeypatch.syspath_prepend(str(folder))
+    for name, change in files.items():
+        path = directory / f"{name}.json"
+        path.write_text(json.dumps(change(json.loads(path.read_text()))))
+    return directory, folder / "ran"
+
+
+def with_image(features, image):
+    features["featuresDict"]["features"]["image"] = image
+    return features
+
+
+IMAGE = {"pythonClassName": PLANTED, "image": {"shape": {"dimensions": ["-1", "-1", "3"]}}}
+LEGACY = {"type": PLANTED, "content": {"shape": [None, None, 3]}}
+OWN = "tensorflow_datasets.core.features."
+HIDDEN = {"type": f"{OWN}features_dict.FeaturesDict", "content": json.dumps({"image": IMAGE})}
+
+
+@pytest.mark.parametrize(
+    ("file", "change"),
+    [
+        ("features", lambda x: with_image(x, IMAGE)),
+        ("features", lambda x: with_image(x, {"python_class_name": PLANTED, "image": {}})),
+        ("features", lambda _: LEGACY),
+        ("features", lambda _: HIDDEN | {"proto_cls": "tensorflow_datasets.FeaturesDict"}),
+        ("features", lambda _: {"type": f"{OWN}features_dict.FeaturesDict", "content": LEGACY}),
+        ("features", lambda _: {"pythonClassName": f"{OWN}..{PLANTED}", "image": {}}),
+        ("dataset_info", lambda x: {**x, "features": {"pythonClassName": PLANTED, "image": {}}}),
+    ],
+)
+def test_no_module_named_in_a_dataset_is_imported(tmp_path, monkeypatch, file, change):
+    directory, ran = plant(tmp_path, monkeypatch, **{file: change})
+    with pytest.raises(UserError, match="metadata .its feature '.*planted.*' is not one of TFDS's"):
+        open_prepared(str(directory), "train")
+    assert not ran.exists()
+
+
+def test_records_elsewhere_are_not_read(tmp_path, monkeypatch):
+    def change(info):
+        for split in info["splits"]:
+            split["filepathTemplate"] = "../other/{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}"
+        return info
+
+    directory, _ = plant(tmp_path, monkeypatch, dataset_info=change)
+    with pytest.raises(UserError, match="records are elsewhere, in .*/other"):
+        open_prepared(str(directory), "train")
+
+
+def test_metadata_have_bounds(tmp_path, monkeypatch):
+    def change(features):
+        label = features["featuresDict"]["features"]["label"]
+        label["classLabel"]["numClasses"] = "1000000000000"
+        return features
+
+    directory, _ = plant(tmp_path, monkeypatch, features=change)
+    with pytest.raises(UserError, match="no label"):
+        open_prepared(str(directory), "train")
+    os.mkfifo(directory / "label.labels.txt")
+    with pytest.raises(UserError, match="metadata .it is a folder or a device, not a file"):
+        open_prepared(str(directory), "train")
+    (directory / "label.labels.txt").unlink()
+    (directory / "features.json").write_text("[" * 100_000)
+    with pytest.raises(UserError, match="metadata .it is nested too deep"):
+        open_prepared(str(directory), "train")

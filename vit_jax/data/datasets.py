@@ -17,7 +17,7 @@ import numpy as np
 
 from vit_jax.data.preprocess import Chain, PythonOp, load_function, parse
 from vit_jax.data.sources import ArraySpec, Request, Source, check_columns, map_threads
-from vit_jax.errors import UserError, as_user_error, one_line
+from vit_jax.errors import UserError, as_user_error, one_line, with_short_errors
 from vit_jax.files.paths import to_path
 from vit_jax.kinds import check_known
 from vit_jax.wording import counted, list_names
@@ -225,6 +225,7 @@ READERS = {
 }
 
 
+@with_short_errors
 def create_dataset(
     *,
     name: str,

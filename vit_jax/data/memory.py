@@ -16,11 +16,10 @@ from vit_jax.data import labelled
 from vit_jax.data.datasets import READERS, Dataset, Reader, create_dataset
 from vit_jax.data.labelled import LabelledSource, Listing
 from vit_jax.data.pillow_reader import is_transparent, pillow_pixels
-from vit_jax.data.sources import Request, by_place, describe, naming_splits
+from vit_jax.data.sources import MOST_CLASSES, Request, by_place, describe, naming_splits
 from vit_jax.errors import UserError
 from vit_jax.files.paths import read_file
 
-_MAX_CLASSES = 1_000_000
 _PATHS = (str, os.PathLike)
 FORMS = "(images, labels), or an object with len(), [i] -> (image, label) and .classes"
 
@@ -106,8 +105,8 @@ def _labels(splits: Mapping[str, Any]) -> tuple[list[str] | None, Sequence[str] 
     if any(isinstance(label, str) for label in labels):
         return list(map(str, labels)), None
     low, high = min(labels), max(labels)
-    if not 0 <= low <= high < _MAX_CLASSES:
-        limits = f"use 0, 1, ... below {_MAX_CLASSES:,}, or names"
+    if not 0 <= low <= high < MOST_CLASSES:
+        limits = f"use 0, 1, ... below {MOST_CLASSES:,}, or names"
         raise UserError(f"dataset has labels from {low} to {high}; {limits}.")
     highest = max(label for data in naming_splits(splits) for label in data.labels)
     return [str(int(label)) for label in labels], tuple(map(str, range(1 + highest)))

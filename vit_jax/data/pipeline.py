@@ -15,7 +15,7 @@ import contextlib
 import functools
 import hashlib
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import grain
 import jax
@@ -34,6 +34,7 @@ Picks = Callable[[np.ndarray], np.ndarray]  # the examples at positions of a run
 _ROUNDS = 8
 
 
+@runtime_checkable
 class Examples(Protocol):
     """See datasets.Dataset."""
 

@@ -22,6 +22,7 @@ A = TypeVar("A")
 B = TypeVar("B")
 
 GRAMMAR = "'train', 'train[:98%]', 'train[300:600]', 'train[-50:]' and sums such as 'train+test'"
+MOST_CLASSES = 1_000_000
 # If one of these is requested but is not there, the first that is.
 HELD_OUT = ("validation", "val", "valid", "dev", "test")
 # What words mean in the names of splits.
@@ -176,7 +177,8 @@ def resolve_split(split: str, known: Iterable[str], length: Callable[[str], int]
 
 def by_place(items: Any, what: str) -> Any:
     """The items so that `[i]` is the i-th, in pandas the one of that name; UserError if none is."""
-    if isinstance(items, Mapping | Set | Iterator) or hasattr(items, "columns"):
+    is_other = isinstance(items, Mapping | Set | str | bytes) or hasattr(items, "columns")
+    if is_other or not hasattr(items, "__getitem__"):
         kind = type(items).__name__
         raise UserError(f"{what}: a {kind} is no sequence; pass a list or a column.")
     is_array = hasattr(items, "__array__") and np.ndim(items) == 1

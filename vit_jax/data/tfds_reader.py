@@ -7,6 +7,7 @@ import os
 import re
 import shlex
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,13 +19,23 @@ from vit_jax.data import computed_labels
 from vit_jax.data.computed_labels import COMPUTED_LABELS, Label
 from vit_jax.data.decode import decode_image
 from vit_jax.data.records import allow_open_files, open_records
-from vit_jax.data.sources import GRAMMAR, Part, Parts, map_threads
+from vit_jax.data.sources import GRAMMAR, MOST_CLASSES, Part, Parts, map_threads
 from vit_jax.errors import TransientError, UserError, as_user_error, one_line
-from vit_jax.files.paths import full_path, is_bucket, size_of, to_path
+from vit_jax.files.paths import (
+    LARGEST_TEXT,
+    check_file,
+    full_path,
+    is_bucket,
+    parse_json,
+    read_file,
+    size_of,
+    to_path,
+)
 from vit_jax.wording import nearest
 
 NAME = re.compile(r"(?P<name>[A-Za-z]\w*)(?:/(?P<config>[\w.-]+))?(?::(?P<version>\d+\.\d+\.\d+))?")
 INFO_FILE = "dataset_info.json"
+_OWN_FEATURE = re.compile(r"tensorflow_datasets\.core\.features\.\w+\.\w+")
 
 
 class TfdsSource(Parts):
@@ -150,6 +161,7 @@ def open_prepared(
     `label_key` is a feature or a key of COMPUTED_LABELS; "" means the supervised one, else `label`.
     """
     try:
+        _check_metadata(to_path(directory))
         info = tfds.builder_from_directory(directory).info
     except Exception as error:  # TFDS raises many kinds, with multi-line texts
         message = f"dataset {directory}: cannot read its metadata ({one_line(error)})."
@@ -165,7 +177,31 @@ def open_prepared(
         raise UserError(f"dataset.split={split!r}: {reason}; write {GRAMMAR}.") from None
     if not extents:
         raise UserError(f"dataset.split={split!r} selects no examples.")
+    folders = set(map(full_path, {os.path.dirname(extent.filename) for extent in extents}))
+    if away := folders - {full_path(directory)}:
+        raise UserError(f"dataset {directory}: its records are elsewhere, in {min(away)}.")
     return TfdsSource(info, extents, image, label), label.class_names if label else ()
+
+
+def _check_metadata(folder: Path) -> None:
+    """Raises ValueError for features that are not TFDS's own: it would import what a file names."""
+    for file in folder.iterdir():
+        check_file(file)
+    names = [name for name in (INFO_FILE, "features.json") if (folder / name).exists()]
+    waiting = [parse_json(read_file(folder / name, LARGEST_TEXT)) for name in names]
+    while waiting:
+        value = waiting.pop()
+        waiting += value if isinstance(value, list) else []
+        for key, part in value.items() if isinstance(value, dict) else ():
+            is_kind = key in ("type", "pythonClassName", "python_class_name")
+            if (
+                is_kind
+                and "." in part
+                and not (isinstance(part, dict) or _OWN_FEATURE.fullmatch(part))
+            ):
+                raise ValueError(f"its feature {part!r:.80} is not one of TFDS's own")
+            # TFDS before 4.4 stored JSON in JSON.
+            waiting.append(parse_json(part) if (key, type(part)) == ("content", str) else part)
 
 
 def _supervised(info: Any) -> tuple[Any, Any]:
@@ -205,7 +241,8 @@ def _label(info: Any, label_key: str) -> Label:
     labels = _features(info, tfds.features.ClassLabel)
     # The last is for imagenet2012_real, whose supervised key is a list of labels.
     usual = [label_key] if label_key else [_supervised(info)[1], "label", "original_label"]
-    chosen = next((key for key in usual if key in labels and info.features[key].num_classes), "")
+    counts = {key: info.features[key].num_classes or 0 for key in labels}
+    chosen = next((key for key in usual if 0 < counts.get(key, 0) <= MOST_CLASSES), "")
     if not chosen:
         what = f"dataset.label_key={label_key!r} is not a ClassLabel" if label_key else "no label"
         computed = [key for key, row in COMPUTED_LABELS.items() if row.dataset == info.name]

@@ -43,6 +43,8 @@ def is_bucket(path: str | os.PathLike[str]) -> bool:
 
 def to_path(path: str | os.PathLike[str]) -> Path:
     """A path with pathlib's methods, also of gs://; expands `~`. UserError: malformed, no gcsfs."""
+    if "\0" in os.fspath(path):
+        raise UserError(f"{path} is no path: it has a NUL character.")
     if not is_bucket(path):
         return Path(os.path.expanduser(path))
     text = os.fspath(path).rstrip("/")
@@ -310,5 +312,5 @@ def sync(path: Path) -> None:
 
 def check_local(key: str, path: str) -> None:
     """Raises a UserError for `gs://bucket/x`, which would become a folder named `gs:`."""
-    if "://" in path:
+    if "://" in path or "\0" in path:
         raise UserError(f"{key}={path!r}: only file system paths work; mount it first.")

@@ -107,6 +107,8 @@ class Images:
         self.failures: dict[int, str] = {}
         self._remarks: dict[str, str] = {}  # and the first image that each is about
         self._images = by_place(images, "images")
+        if not len(self._images):
+            raise UserError("no images given.")
         self._channels = description.image_shape[2]
         self._chain, spec = input_chain(description)
         self.element_spec = {"image": spec}

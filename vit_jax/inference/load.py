@@ -67,7 +67,8 @@ def load_model(
     quiet_libtpu()
     ensure_logging(to_stderr=True)
     stored = read_source(source, num_heads=num_heads, grid=grid)
-    size = (image_size, image_size) if isinstance(image_size, int) else image_size
+    if (size := image_size) is not None and not isinstance(size, Sequence):
+        size = int(size), int(size)
     module, description, source_grid = _create(str(source), stored, grid, size, dtype, preprocess)
     if stored.similarity:
         description = dataclasses.replace(description, similarity=stored.similarity)

@@ -17,6 +17,7 @@ import numpy as np
 
 from vit_jax.console import watched
 from vit_jax.data.datasets import Dataset, create_dataset
+from vit_jax.data.pipeline import Examples
 from vit_jax.data.preprocess import encode_texts
 from vit_jax.errors import UserError, methods_with_short_errors
 from vit_jax.evaluators.create import EvaluatorKeys
@@ -111,7 +112,7 @@ class Model:
         return predictions if _is_batch(images) else predictions[0]
 
     def answers(
-        self, examples: Any, *, top: int = 5, loss: str = "", batch_size: int = 32
+        self, examples: Examples, *, top: int = 5, loss: str = "", batch_size: int = 32
     ) -> Iterator[list[dict[str, Any]]]:
         """The most probable classes of each example: `class`, `output` (its number), `probability`.
 
@@ -184,7 +185,7 @@ class Model:
         return {n: np.concatenate([part[n] for part in parts]).swapaxes(0, 1) for n in names}
 
     def stream(
-        self, names: Sequence[str], examples: Any, batch_size: int, key: str = "--features"
+        self, names: Sequence[str], examples: Examples, batch_size: int, key: str = "--features"
     ) -> Iterator[dict[str, np.ndarray]]:
         """Features of examples, batch by batch on all devices: `{name: float32 [n, ...]}`.
 

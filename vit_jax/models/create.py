@@ -10,7 +10,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from vit_jax.errors import UserError
+from vit_jax.errors import UserError, accepts
 from vit_jax.kinds import Kinds, check_keys, check_known
 from vit_jax.models import variants
 from vit_jax.models.family import Family
@@ -82,7 +82,9 @@ def create_model(
 
 
 def family_of(module: Any) -> Family:
-    """The family of a module that `create_model` made."""
+    """The family of a module that `create_model` made; UserError for anything else."""
+    if getattr(module, "kind", None) not in MODELS:
+        raise UserError(f"model={module!r:.80} is not a model of create_model.")
     return MODELS[module.kind]
 
 
@@ -167,6 +169,8 @@ def _check_attributes(family: Family, module: Any) -> None:
     hints = typing.get_type_hints(family.module)
     for key in family.keys:
         value, hint = getattr(module, key), hints[key]
+        if not accepts(hint, value):
+            raise UserError(f"model.{key}={value!r} must be of type {hint}.")
         is_count = hint is int or (hint == int | None and value is not None)
         if is_count and (type(value) is not int or value < 1):
             raise UserError(f"model.{key}={value!r} must be an int of at least 1.")

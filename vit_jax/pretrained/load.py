@@ -16,6 +16,7 @@ from vit_jax.data.class_names import class_names
 from vit_jax.data.sized import at_size, size_of, spell
 from vit_jax.errors import UserError, as_user_error
 from vit_jax.files.paths import full_path, local_copy, read_object, reading, to_path
+from vit_jax.kinds import check_known
 from vit_jax.models.create import MODELS, recognise, variant_defaults
 from vit_jax.models.description import OBJECTIVE_PARAMETERS, Description, parts_from_json
 from vit_jax.parameters.table import table_of
@@ -32,7 +33,7 @@ from vit_jax.workdir.description import CHECKPOINTS, CONFIG_FILE, MODEL_FILE, PA
 def load_pretrained(
     source: str | os.PathLike[str],
     *,
-    like: Any,
+    like: Mapping[str, Any],
     kind: str,
     target_grid: tuple[int, int] | None = None,
     grid: tuple[int, int] | None = None,
@@ -63,6 +64,7 @@ def load_pretrained(
     from vit_jax.pretrained.fit.adapt import adapt_params, report_text
     from vit_jax.pretrained.infer import known_grid, model_sizes
 
+    check_known("kind", kind, MODELS)
     table, family = table_of(kind), MODELS[kind]
     scanned = any(map(table.is_stacked, flatten_names(like)))
     # Loaded arrays only need shapes; reset ones are taken from `like` unchanged.
