@@ -34,13 +34,7 @@ from vit_jax.workdir.description import (
     write_provenance,
     write_results,
 )
-from vit_jax.workdir.metrics import (
-    MetricWriter,
-    Profile,
-    check_wandb,
-    earlier_times,
-    evaluations_of,
-)
+from vit_jax.workdir.metrics import MetricWriter, Profile, check_wandb, earlier_times
 
 Results = dict[str, float]
 
@@ -129,6 +123,7 @@ class Session(contextlib.ExitStack):
         self._writer = MetricWriter(
             workdir,
             start_step=start_step,
+            is_evaluated=bool(self.evaluations_of(start_step)),
             tensorboard=log.tensorboard,
             wandb_project=log.wandb,
             config=to_plain(self._config),
@@ -159,8 +154,8 @@ class Session(contextlib.ExitStack):
         self.callback(self.profile.close)
 
     def evaluations_of(self, step: int) -> Results:
-        """What earlier sessions have measured of `step`."""
-        return run_on_first_process(lambda: evaluations_of(self.workdir, step))
+        """What earlier sessions have measured of `step`, says its checkpoint."""
+        return run_on_first_process(lambda: self.checkpoints.metrics_of(step))
 
     def log(
         self, pending: list[tuple[int, dict[str, jax.Array]]], learning_rate: jax.Array

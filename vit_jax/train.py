@@ -82,9 +82,8 @@ def train_and_evaluate(
         state = session.first_state(run)
         session.begin(run, int(state.step))
         ends = create_ending(
-            session.workdir,
+            session.checkpoints.history,
             **config.early_stopping,
-            start_step=int(state.step),
             total_steps=run.total_steps,
             on_evaluation=on_evaluation,
         )

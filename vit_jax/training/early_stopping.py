@@ -6,18 +6,17 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from vit_jax.workdir.metrics import is_lowest_best, read_metrics
+from vit_jax.workdir.metrics import is_lowest_best
 
 STOP = "stop"  # what a callback returns to end the run
 
 
 def create_ending(
-    workdir: str,
+    values: dict[int, float],
     *,
     metric: str,
     patience: int,
     min_delta: float,
-    start_step: int,
     total_steps: int,
     on_evaluation: Callable[[int, dict[str, float]], Any] | None,
 ) -> Callable[[int, Mapping[str, float]], dict[str, float]]:
@@ -25,11 +24,9 @@ def create_ending(
 
     To end it: `planned_steps`, and `early_stopping_best_step` if the metric is the reason.
 
-    Without a metric only the callback decides, see `train_and_evaluate`. Evaluations up to
-    `start_step` in the work directory count as if they had been made now.
+    Without a metric only the callback decides, see `train_and_evaluate`. `values` of the metric by
+    step, from the checkpoint, count as if they had been measured now; new ones are added.
     """
-    rows = [row for row in read_metrics(workdir) if row["step"] <= start_step]
-    values = {row["step"]: row[metric] for row in rows if metric in row}
 
     def ending(step: int, results: Mapping[str, float]) -> dict[str, float]:
         asked = on_evaluation is not None and on_evaluation(step, dict(results)) == STOP

@@ -69,6 +69,8 @@ class CheckpointManager:
         self._orbax = orbax_parts.async_checkpointer(self._handler)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._saving: Future[None] | None = None
+        # Of the metric that may end the run, by step: saved with each state, as it decides, too.
+        self.history: dict[int, float] = {}
 
     def _create_folder(self) -> None:
         """And removes remains of killed saves. Runs on process 0."""
@@ -93,7 +95,8 @@ class CheckpointManager:
         Raises UserError if this or the previous checkpoint could not be written.
         """
         self.wait()  # the handler still needs the metrics of the save in progress
-        self._handler.note = {"step": step, "metrics": metrics or {}}
+        history = sorted(self.history.items())
+        self._handler.note = {"step": step, "metrics": metrics or {}, "history": history}
         with self._saving_errors(step):
             args = ocp.args.Composite(**{ITEM: ocp.args.PyTreeSave(state)})
             self._orbax.save(self._folder / str(step), args=args)
@@ -116,9 +119,14 @@ class CheckpointManager:
             manifest = read_manifest(item)
             if manifest is not None and not manifest["note"].get("metrics"):
                 note = {**manifest["note"], "metrics": metrics}
+                note["history"] = sorted(self.history.items())
                 write_manifest(item, note, known=manifest["files"])
 
         run_on_first_process(write)
+
+    def metrics_of(self, step: int) -> dict[str, float]:
+        """The metrics of a step on disk; {} if it was saved without them."""
+        return _note(self._folder / str(step)).get("metrics", {})
 
     def wait(self) -> None:
         """Blocks until the save in progress is committed; raises UserError if it failed."""
@@ -188,13 +196,20 @@ class CheckpointManager:
             # Not a rename: `checkpoints` may be a link to another disk.
             paths.move(self._folder / str(step), target)
             _LOG.warning("Moved it to %s.", target)
+        if intact is not None:
+            self.history = dict(_note(self._folder / str(intact)).get("history", ()))
         return intact
+
+
+def _note(step: Path) -> dict[str, Any]:
+    """What was saved with a state."""
+    manifest = read_manifest(step / ITEM)
+    return manifest["note"] if manifest else {}
 
 
 def _score(step: Path, metric: str) -> float:
     """The metric with which a step was saved; NaN without."""
-    manifest = read_manifest(step / ITEM)
-    return manifest["note"].get("metrics", {}).get(metric, math.nan) if manifest else math.nan
+    return _note(step).get("metrics", {}).get(metric, math.nan)
 
 
 def _best_first(folder: Path, metric: str, mode: str) -> list[int]:

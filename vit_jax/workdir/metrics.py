@@ -53,6 +53,7 @@ class MetricWriter(contextlib.AbstractContextManager["MetricWriter"]):
 
     Args:
       start_step: completed updates.
+      is_evaluated: whether its evaluations are known; else they will be written again.
       tensorboard: whether to write event files to `WORKDIR/tensorboard`.
       wandb_project: on Weights & Biases; "": none. UserError if it cannot be started.
       config: of the run; shown in TensorBoard (as text) and W&B.
@@ -63,6 +64,7 @@ class MetricWriter(contextlib.AbstractContextManager["MetricWriter"]):
         workdir: str,
         *,
         start_step: int,
+        is_evaluated: bool = False,
         tensorboard: bool,
         wandb_project: str = "",
         config: dict[str, Any] | None = None,
@@ -77,7 +79,9 @@ class MetricWriter(contextlib.AbstractContextManager["MetricWriter"]):
         def start() -> None:
             if wandb_project:  # first, as this may fail
                 self._wandb = _start_wandb(workdir, wandb_project, config or {})
-            rows = (row for row in read_metrics(workdir) if row["step"] <= start_step)
+            rows = [row for row in read_metrics(workdir) if row["step"] <= start_step]
+            if not is_evaluated:
+                rows = [r for r in rows if r["step"] < start_step or not any("/" in k for k in r)]
             kept = "".join(json.dumps(row) + "\n" for row in rows)
             paths.write_atomically(self._path, kept)
             folder = self._path.parent
@@ -213,12 +217,6 @@ def read_metrics(workdir: str | os.PathLike[str]) -> list[dict[str, Any]]:
             if is_row and all(type(value) in (int, float) for value in row.values()):
                 rows.append(row)
     return rows
-
-
-def evaluations_of(workdir: str, step: int) -> dict[str, float]:
-    """The evaluations of `step` that an earlier session wrote, as `NAME/METRIC`."""
-    rows = [row for row in read_metrics(workdir) if row["step"] == step and "loss" not in row]
-    return {key: value for row in rows for key, value in row.items() if "/" in key}
 
 
 def earlier_times(workdir: str, start_step: int, kinds: tuple[str, ...]) -> dict[str, float]:
