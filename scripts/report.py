@@ -6,7 +6,8 @@
 
 The page is one file: it opens offline and can be sent by mail. Unfinished runs have one, too;
 the page says what is missing. Mistakes are from up to --max_examples evaluation images, evenly
-spaced in the split.
+spaced in the split. Data of a path outside of the run are only opened if --max_examples is given:
+the run may be somebody else's.
 """
 
 from vit_jax import launch
@@ -28,7 +29,6 @@ if __name__ == "__main__":
     add(
         "--max_examples",
         type=int,
-        default=2000,
         metavar="N",
         help="maximum number of evaluation images (default 2000; 0 skips them)",
     )

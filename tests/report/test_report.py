@@ -97,7 +97,8 @@ def workdir(tmp_path_factory: pytest.TempPathFactory, photos: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def page_file(tmp_path_factory: pytest.TempPathFactory, workdir: Path) -> Path:
-    return write_report(str(workdir), output=str(tmp_path_factory.mktemp("page") / "page.html"))
+    output = tmp_path_factory.mktemp("page") / "page.html"
+    return write_report(str(workdir), output=str(output), max_examples=2000)
 
 
 @pytest.fixture(scope="module")
@@ -334,6 +335,24 @@ def test_a_run_without_one_label_per_image(changed: Path, tmp_path: Path) -> Non
     assert text in text_of(section(page, "predictions"))
     assert "over 8 images" in text_of(section(page, "inside"))
     assert len(section(page, "inside").findall(".//img")) == CHARTS + 8
+
+
+def test_data_that_only_the_run_names_are_not_opened(changed: Path, tmp_path: Path) -> None:
+    text = text_of(section(report(changed, tmp_path), "predictions"))
+    assert re.search(
+        r"Not shown. The data, '/.*', are outside of the run: --max_.*=2000 opens", text
+    )
+    for name, is_elsewhere in {
+        "cifar10_corrupted/fog_1:1.0.0": False,
+        "glyphs(size=32, classes='ab')": False,
+        f"{changed}/data/{{0..3}}.tar": False,
+        f"{changed}/../photos": True,
+        "photos/{0..3}.tar": True,
+        "gs://bucket/photos.csv": True,
+        "vit_jax": True,  # a folder here
+    }.items():
+        assert of_model._is_elsewhere(str(changed), name, "") == is_elsewhere
+    assert of_model._is_elsewhere(str(changed), "cifar10", "/data")
 
 
 def test_some_examples_many_classes_and_no_matplotlib(workdir, tmp_path, monkeypatch):

@@ -13,6 +13,7 @@ import importlib.util
 import io
 import itertools
 import json
+import math
 import os
 import re
 import shutil
@@ -261,6 +262,8 @@ def read_object(path: str | os.PathLike[str], **kinds: type | UnionType) -> dict
         if not isinstance(found, kind) or (type(found) is bool and kind is not bool):
             what = f"{key!r} is missing or has the wrong type"
             raise UserError(f"{path} is damaged, {what}; restore or delete it.")
+    if odd := [k for k, x in value.items() if isinstance(x, float) and not math.isfinite(x)]:
+        raise UserError(f"{path} is damaged, {odd[0]!r} is {value[odd[0]]}; restore or delete it.")
     return value
 
 

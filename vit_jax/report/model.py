@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import re
 from typing import Any
 
 import cv2
@@ -11,6 +13,7 @@ import numpy as np
 from vit_jax.data.preprocess import check_no_code
 from vit_jax.errors import UserError, import_extra
 from vit_jax.evaluators.create import EvaluatorKeys
+from vit_jax.files.paths import is_bucket
 from vit_jax.inference.class_order import match_classes
 from vit_jax.inference.evaluate import measure_examples
 from vit_jax.inference.evaluation_tables import confusion_matrix
@@ -25,6 +28,8 @@ from vit_jax.wording import counted
 from vit_jax.workdir.description import CONFIG_FILE, PARAMS_FILE
 
 MOST_CLASSES = 30  # of a confusion matrix; with more, a list of pairs
+_EXAMPLES = 2000
+_NAME = re.compile(r"\w+(/[\w.-]+)?(:[\d.]+)?|\w+\(.*\)")  # of data that are no path
 _PAIRS = 20
 _MISTAKES = 12
 _PIXELS = 224  # of an image's height
@@ -61,7 +66,15 @@ class Sample:
         return self.names[index]
 
 
-def load_subject(run: Run, max_examples: int) -> tuple[Model, Any]:
+def _is_elsewhere(folder: str, name: str, data_dir: str) -> bool:
+    """Whether data are in a place that only the config of a run names: it may be a stranger's."""
+    is_path = os.path.exists(name) or not _NAME.fullmatch(name)
+    places = [folder, *([name] if is_path else []), *([data_dir] if data_dir else [])]
+    run, *data = (p if is_bucket(p) else os.path.realpath(os.path.expanduser(p)) for p in places)
+    return not all(place.startswith(f"{run}/") for place in data)
+
+
+def load_subject(run: Run, max_examples: int | None) -> tuple[Model, Any]:
     """The model, and its evaluation dataset with a `Sample`, or a UserError in its place.
 
     Raises UserError if there are no parameters yet, or they cannot be read.
@@ -79,16 +92,19 @@ def load_subject(run: Run, max_examples: int) -> tuple[Model, Any]:
     preprocess = keys.preprocess or training["eval_preprocess"]
     check_no_code(str(run.folder / CONFIG_FILE), preprocess)
     model = load_model(source, preprocess=preprocess)
-    if not max_examples:
-        return model, UserError("Skipped by --max_examples=0.")
     options: Any = {**keys.data(training), "on_bad_image": training["on_bad_image"]}
+    if max_examples is None and _is_elsewhere(source, options["name"], options["data_dir"]):
+        data = f"The data, {options['name']!r}, are outside of the run"
+        return model, UserError(f"{data}: --max_examples={_EXAMPLES} opens them.")
+    if max_examples == 0:
+        return model, UserError("Skipped by --max_examples=0.")
     try:
         opened = model.open_dataset(**options, needs_label=bool(model.class_names))
         if opened.on_bad_image == "skip":  # this reads every image
             opened = opened.check()
     except UserError as error:
         return model, error
-    sample: Any = Sample(opened, max_examples)
+    sample: Any = Sample(opened, max_examples or _EXAMPLES)
     return model, dataclasses.replace(opened, source=sample)
 
 

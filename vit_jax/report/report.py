@@ -34,7 +34,7 @@ def write_report(
     workdir: str,
     *,
     output: str = "",
-    max_examples: int = 2000,
+    max_examples: int | None = None,
     recipe: str = "",
     against: Mapping[str, float] | None = None,
 ) -> Path:
@@ -45,7 +45,8 @@ def write_report(
     Args:
       workdir: of the run, local or at gs://.
       output: file to write; "" is `WORKDIR/report.html`.
-      max_examples: evaluation examples to predict; 0 skips what needs the model.
+      max_examples: evaluation examples to predict; 0: none. By default 2,000, but none of data
+        outside of the run, which somebody else may have named: a number asks for them.
       recipe: the recipe to compare with, `configs/x.py:argument`; "" is the one in the command.
       against: accuracies of other models on the examples of the main evaluation, by name.
 

@@ -106,7 +106,7 @@ def log_results(
             text += f"; best {number_text(name, best[name])} at step {best['step']:,}"
         logging.info(f"{text}.")
     logging.info(f"Parameters: {paths.to_path(workdir) / PARAMS_FILE}")
-    script = f"python scripts/report.py {shlex.quote(workdir)}"
+    script = f"python scripts/report.py {shlex.quote(workdir)} --max_examples=2000"
     logging.info(f"Next: {script}, or scripts/predict.py, or scripts/evaluate.py")
 
 
@@ -136,7 +136,7 @@ def finished_results(workdir: str, total_steps: int) -> dict[str, float] | None:
     folder = paths.to_path(workdir)
     if not (folder / RESULTS_FILE).exists() or not (folder / PARAMS_FILE).exists():
         return None
-    results = paths.read_object(folder / RESULTS_FILE)
+    results = paths.read_object(folder / RESULTS_FILE, step=int)
     return results if results.get("planned_steps", results.get("step")) == total_steps else None
 
 
