@@ -5,10 +5,12 @@ import base64
 import datetime
 import hashlib
 import ipaddress
+import socket
 import ssl
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -202,3 +204,52 @@ def test_in_a_notebook_where_a_loop_is_running(server: FileServer, tmp_path: Pat
 
     put(server)
     assert asyncio.run(cell()).read_bytes() == BODY
+
+
+def test_a_drip_is_given_up(server, tmp_path, monkeypatch):
+    monkeypatch.setattr(download_module, "WINDOW", 0.2)
+    put(server, faults=[{"drip": 0.01}])
+    refused(server, tmp_path, "under 16384 bytes in 0.2 s; given up")
+    assert server.requests == ["/", "/file.npz"]
+    monkeypatch.setattr(download_module, "LEAST", 2)
+    put(server, BODY[:60], faults=[{"drip": 0.01}])
+    assert get(server, tmp_path).read_bytes() == BODY[:60]  # slow, but it goes on
+
+
+def test_headers_that_never_end(server, tmp_path, monkeypatch):
+    monkeypatch.setattr(download_module, "WINDOW", 0.1)
+    put(server, faults=[{"wait": True}] * 9)
+    refused(server, tmp_path, "failed .*, attempt 3")
+
+
+def test_a_host_that_does_not_exist_is_asked_for_once(server, tmp_path, monkeypatch):
+    asked: list[str] = []
+    find = socket.getaddrinfo
+
+    def getaddrinfo(host: str, *args: Any, **kwargs: Any) -> Any:
+        if host == "127.0.0.1":
+            return find(host, *args, **kwargs)
+        asked.append(host)
+        raise socket.gaierror(-2, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+    with pytest.raises(UserError, match="models.invalid/ cannot be reached .Name or service"):
+        download("http://models.invalid/file.npz", tmp_path / "cache/file.npz")
+    assert asked == ["models.invalid"]
+    put(server, faults=[{"location": "http://moved.invalid/file.npz"}])
+    refused(server, tmp_path, "connection failed .Name or service not known.*, attempt 1;")
+    assert asked == ["models.invalid", "moved.invalid"]
+
+
+@pytest.mark.parametrize(
+    ("address", "follows"),
+    [("https://b/x", True), ("http://b/x?sig=1", False), ("ftp://b/x", False), ("file:/x", False)],
+)
+def test_no_redirect_leaves_https(address: str, follows: bool) -> None:
+    request = urllib.request.Request("https://a/x")
+    arguments: Any = (request, None, 302, "Found", {}, address)
+    if follows:
+        assert download_module._Redirects().redirect_request(*arguments).full_url == address
+    else:
+        with pytest.raises(UserError, match=r"^https://a/x: it redirects to [a-z]+:[^?]*x\.$"):
+            download_module._Redirects().redirect_request(*arguments)

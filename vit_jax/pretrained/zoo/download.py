@@ -6,6 +6,7 @@ import base64
 import hashlib
 import logging
 import re
+import socket
 import ssl
 import tempfile
 import time
@@ -18,13 +19,15 @@ from typing import Any
 
 from vit_jax.console import watched
 from vit_jax.errors import UserError, as_user_error, one_line
-from vit_jax.files.network import cause_of, check_reachable
+from vit_jax.files.network import cause_of, check_reachable, within
 from vit_jax.files.paths import sync
 from vit_jax.wording import unsigned
 
 ATTEMPTS = 7
 PAUSE = 1.0  # seconds before the second attempt; doubled before each later one
 SILENCE = 30.0  # seconds without a byte
+# Seconds, and the bytes that must arrive in them.
+WINDOW, LEAST = 60.0, 16 << 10
 LARGEST = 64 * 2**30  # bytes, if the size is not known beforehand
 
 
@@ -64,7 +67,7 @@ def _fetch_with_retries(url: str, *arguments: Any) -> None:
         except (urllib.error.URLError, HTTPException, ConnectionError, TimeoutError) as error:
             cause = cause_of(error)
             reason = f"the connection failed ({one_line(cause)})"
-            is_transient = not isinstance(cause, ssl.SSLCertVerificationError)
+            is_transient = not isinstance(cause, ssl.SSLCertVerificationError | socket.gaierror)
             is_transient = is_transient and "Tunnel connection failed: 4" not in str(cause)
             if isinstance(error, urllib.error.HTTPError):
                 error.close()
@@ -86,17 +89,29 @@ def _read(response: Any) -> bytes:
         raise ConnectionError(one_line(error)) from error
 
 
+class _Redirects(urllib.request.HTTPRedirectHandler):
+    """Follows no redirect from https to http, where anybody may answer."""
+
+    def redirect_request(self, request: Any, *args: Any) -> Any:
+        address = args[-1]
+        if urllib.parse.urlsplit(address).scheme not in ("https", request.type):
+            raise UserError(f"{unsigned(request.full_url)}: it redirects to {unsigned(address)}.")
+        return super().redirect_request(request, *args)
+
+
 def _fetch(url: str, path: Path, low: int, high: int, sha256: str) -> None:
     """Writes `path`, in one attempt; UserError if the content is not as expected."""
     shown = unsigned(url)
     headers = {"User-Agent": "vit_jax", "Accept-Encoding": "identity"}
     request = urllib.request.Request(url, headers=headers)
     digests = {"sha256": hashlib.sha256(), "md5": hashlib.md5()}
-    opener = urllib.request.build_opener()  # a global one would keep the first proxy
-    with opener.open(request, timeout=SILENCE) as response, open(path, "wb") as file:
+    opener = urllib.request.build_opener(_Redirects())  # a global one would keep the first proxy
+    answer = within(WINDOW, lambda: opener.open(request, timeout=SILENCE))
+    with answer as response, open(path, "wb") as file:
         total = response.length
         if total is not None and not low <= total <= high:
             raise UserError(f"{shown} has {total:,} bytes instead of {low:,} to {high:,}.")
+        began, before = time.monotonic(), 0
         with watched(None, "B", total, unit_scale=True) as bar:
             while chunk := _read(response):
                 bar.update(file.write(chunk))
@@ -104,6 +119,10 @@ def _fetch(url: str, path: Path, low: int, high: int, sha256: str) -> None:
                     digest.update(chunk)
                 if file.tell() > high:
                     raise UserError(f"{shown} has more than {high:,} bytes; discarded.")
+                if time.monotonic() - began > WINDOW:
+                    if file.tell() < before + LEAST:
+                        raise UserError(f"{shown}: under {LEAST} bytes in {WINDOW:g} s; given up.")
+                    began, before = time.monotonic(), file.tell()
         if total is not None and file.tell() < total:
             raise ConnectionError(f"{file.tell():,} of {total:,} bytes")
         wrong = "" if file.tell() >= low else "it is too short"
