@@ -11,6 +11,7 @@ import jax
 import numpy as np
 import pytest
 
+import vit_jax
 from tests import fixtures_data, tiny
 from tests.saved_models import save_model
 from vit_jax import train as train_module
@@ -372,6 +373,27 @@ def test_a_mistake_does_not_lock_the_workdir(tmp_path: Path) -> None:
         config.evaluators = {}  # its compilation would be traced too
     assert train_and_evaluate(config, workdir)
     assert list((tmp_path / "run" / "profile").rglob("*.xplane.pb"))
+
+
+def test_a_workdir_has_a_name_that_checkpoints_can_have(finished: Path, tmp_path: Path) -> None:
+    latin1 = os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9")
+    for name, refused in {
+        "": "workdir='' is not a folder",
+        latin1: r"workdir='.*caf\\udce9': the names of folders must be UTF-8",
+        "a\0b": "NUL",
+    }.items():
+        with pytest.raises(UserError, match=refused):
+            train_and_evaluate(tiny.config(), name)
+    circle = tmp_path / "circle"
+    circle.symlink_to(circle)
+    with pytest.raises(UserError, match="Workdir .*circle/run cannot be written: Too many levels"):
+        train_and_evaluate(tiny.config(), str(circle / "run"))
+    shutil.copytree(finished, latin1)
+    assert vit_jax.load_model(latin1).num_outputs == 10  # needs no checkpoint
+    with pytest.raises(UserError, match="must be UTF-8"):
+        vit_jax.load_model(f"{latin1}/checkpoints")
+    with pytest.raises(UserError, match="must be UTF-8"):
+        vit_jax.convert_checkpoint(finished, f"{latin1}/orbax", format="orbax")
 
 
 def test_every_example_counts_once() -> None:

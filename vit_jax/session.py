@@ -17,6 +17,7 @@ from ml_collections import ConfigDict
 
 from vit_jax.console import Progress, ensure_logging, numbers_text
 from vit_jax.errors import PreemptedError, TrainingDivergedError, UserError
+from vit_jax.files.paths import check_utf8
 from vit_jax.multihost.agreement import PreemptionNotice, run_on_first_process
 from vit_jax.multihost.watchdog import Watchdog
 from vit_jax.parameters.sharding import create_mesh, to_host
@@ -56,6 +57,7 @@ class Session(contextlib.ExitStack):
         self._began = time.monotonic()
         if not workdir:
             raise UserError("workdir='' is not a folder; give one for this run.")
+        check_utf8("workdir", workdir)
         self._config, self.workdir = config, os.path.expanduser(workdir)
         self._watchdog = watchdog or Watchdog()
 

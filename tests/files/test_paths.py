@@ -6,7 +6,14 @@ import pathlib
 import pytest
 
 from vit_jax.errors import UserError
-from vit_jax.files.paths import parse_json, read_file, read_json, read_object, to_path
+from vit_jax.files.paths import (
+    parse_json,
+    read_file,
+    read_json,
+    read_object,
+    to_path,
+    write_atomically,
+)
 
 
 @pytest.fixture
@@ -53,3 +60,12 @@ def test_a_path_and_a_message_hold_no_control_characters() -> None:
     with pytest.raises(UserError, match=r"a\\x00b is no path"):
         to_path("a\0b")
     assert str(UserError("x\x1b[2J\0\r\n\u202e\udcff")) == r"x\x1b[2J\x00\r\n\u202e\udcff"
+
+
+def test_what_is_no_file_is_not_replaced(odd: dict[str, pathlib.Path]) -> None:
+    for name in ("waits", "endless", "folder"):
+        before = odd[name].lstat()
+        with pytest.raises(OSError, match="a folder or a device, not a file"):
+            write_atomically(odd[name], "")
+        assert odd[name].lstat() == before
+    assert not list(odd["folder"].parent.glob("*.unfinished"))

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from vit_jax.errors import UserError, as_user_error, one_line
-from vit_jax.files.paths import cached_copy, is_bucket, size_of, to_path
+from vit_jax.files.paths import cached_copy, check_file, is_bucket, size_of, to_path
 
 
 class TFRecordReader:
@@ -48,6 +48,7 @@ def index_tfrecord(filename: str) -> np.ndarray:
 def open_records(name: str, file_format: str, expected: int, offsets: dict[str, np.ndarray]) -> Any:
     """Opens a file that must hold `expected` records; UserError if it is missing or damaged."""
     try:
+        check_file(name)
         size_of(to_path(name))  # array_record has no clear error for a missing file
         if file_format == "array_record":
             from array_record.python import array_record_module

@@ -35,6 +35,7 @@ from vit_jax.wording import nearest
 
 NAME = re.compile(r"(?P<name>[A-Za-z]\w*)(?:/(?P<config>[\w.-]+))?(?::(?P<version>\d+\.\d+\.\d+))?")
 INFO_FILE = "dataset_info.json"
+_FEATURE_KEYS = ("type", "pythonClassName", "python_class_name")
 _OWN_FEATURE = re.compile(r"tensorflow_datasets\.core\.features\.\w+\.\w+")
 
 
@@ -185,23 +186,20 @@ def open_prepared(
 
 def _check_metadata(folder: Path) -> None:
     """Raises ValueError for features that are not TFDS's own: it would import what a file names."""
-    for file in folder.iterdir():
+    for file in folder.glob("*.txt"):  # names of classes
         check_file(file)
-    names = [name for name in (INFO_FILE, "features.json") if (folder / name).exists()]
-    waiting = [parse_json(read_file(folder / name, LARGEST_TEXT)) for name in names]
+    files = filter(lambda file: file.exists(), (folder / INFO_FILE, folder / "features.json"))
+    waiting = [parse_json(read_file(file, LARGEST_TEXT)) for file in files]
     while waiting:
         value = waiting.pop()
         waiting += value if isinstance(value, list) else []
         for key, part in value.items() if isinstance(value, dict) else ():
-            is_kind = key in ("type", "pythonClassName", "python_class_name")
-            if (
-                is_kind
-                and "." in part
-                and not (isinstance(part, dict) or _OWN_FEATURE.fullmatch(part))
-            ):
+            if not isinstance(part, str):
+                waiting.append(part)
+            elif key == "content":  # TFDS before 4.4 stored JSON in JSON
+                waiting.append(parse_json(part))
+            elif key in _FEATURE_KEYS and "." in part and not _OWN_FEATURE.fullmatch(part):
                 raise ValueError(f"its feature {part!r:.80} is not one of TFDS's own")
-            # TFDS before 4.4 stored JSON in JSON.
-            waiting.append(parse_json(part) if (key, type(part)) == ("content", str) else part)
 
 
 def _supervised(info: Any) -> tuple[Any, Any]:

@@ -19,7 +19,7 @@ from vit_jax.data import preprocess
 from vit_jax.data.ops import CentralCrop, Decode, Normalize, Resize, ResizeSmall, ValueRange
 from vit_jax.errors import UserError
 from vit_jax.export.card import write_card
-from vit_jax.files.paths import check_local, write_json
+from vit_jax.files.paths import check_local, check_utf8, write_json
 from vit_jax.inference.load import load_model
 from vit_jax.inference.model import Model
 from vit_jax.kinds import check_known
@@ -58,6 +58,7 @@ def convert_checkpoint(
     """
     check_known("--format", format, FORMAT_NAMES)
     check_local("destination", destination)
+    check_utf8("destination", destination)
     target = Path(os.path.expanduser(destination))
     check_destination(target, format, is_file=format != ORBAX and not FORMATS[format].is_folder)
     model = load_model(source, **model_options)

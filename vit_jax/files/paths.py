@@ -73,7 +73,8 @@ def http_server() -> str:
 
 def full_path(path: str | os.PathLike[str]) -> Path:
     """The absolute path with links resolved."""
-    return to_path(path) if is_bucket(path) else to_path(path).resolve()
+    # Not Path.resolve, which raises RuntimeError for a circle of links.
+    return to_path(path) if is_bucket(path) else Path(os.path.realpath(to_path(path)))
 
 
 def bucket_files() -> Any:
@@ -221,6 +222,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
             yield local
         return
     path = Path(path)
+    check_file(path)  # nor is /dev/null replaced
     temporary = path.with_name(f"{path.name}.{os.getpid()}{UNFINISHED}")
     try:
         yield temporary
@@ -311,6 +313,13 @@ def sync(path: Path) -> None:
             raise
     finally:
         os.close(descriptor)
+
+
+def check_utf8(key: str, path: str | os.PathLike[str]) -> None:
+    """Raises a UserError for a name that is not UTF-8: TensorStore takes no other."""
+    full = os.path.abspath(path)
+    if full.encode(errors="ignore").decode() != full:
+        raise UserError(f"{key}={os.fspath(path)!r}: the names of folders must be UTF-8.")
 
 
 def check_local(key: str, path: str) -> None:

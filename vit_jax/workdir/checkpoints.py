@@ -260,6 +260,7 @@ def restore_params(path: str | os.PathLike[str]) -> dict[str, Any]:
     With the buffers of the state and with adapters merged. `path` is a workdir, its `checkpoints`
     folder (the newest intact step is used) or one step. UserError if there is none intact.
     """
+    paths.check_utf8("checkpoint", path)
     folder = paths.full_path(path)
     if folder.name.isdecimal() and (folder / ITEM).is_dir():
         folder, steps = folder.parent, [int(folder.name)]
