@@ -61,7 +61,7 @@ def read_or_none(read: Callable[[], T]) -> T | None:
         except (FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError):
             return None
         except OSError as error:
-            if error.errno != errno.EIO:  # a bad sector if it fails again
+            if error.errno not in (errno.EIO, errno.ELOOP):  # a bad sector if it fails again
                 raise
     return None
 

@@ -276,6 +276,8 @@ def reading(name: str, problem: str = "has a value of the wrong type") -> Iterat
         yield
     except UserError:
         raise
+    except OSError as error:
+        raise as_user_error(f"{error.filename or name}: {one_line(error)}.", error) from error
     except (TypeError, ValueError, AttributeError, LookupError, ArithmeticError) as error:
         raise UserError(f"{name} {problem} ({error!r}).") from error
 
