@@ -12,7 +12,7 @@ import functools
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +20,6 @@ from vit_jax.data.labelled import LabelledSource, Listing, number_images
 from vit_jax.data.sources import Request, check_columns
 from vit_jax.errors import UserError, one_line
 from vit_jax.files.paths import check_file, parse_json, read_file, read_object, reading
-
-_IMAGE = re.compile("struct<bytes: (large_)?binary, path: (large_)?string>")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -120,18 +118,16 @@ def open_saved(request: Request) -> tuple[ArrowSource, tuple[str, ...]]:
     image = "image" if "image" in images else images[0]
     texts = [field.name for field in schema if str(field.type).endswith("string")]
     check_columns(request.path, request.columns, texts)
-    has_labels = request.needs_label or bool(request.label_key)
-    key = _label_key(where, features, request.label_key) if has_labels else image
+    has_labels = request.needs_label or request.label_key
+    key = _label_key(where, features, request.label_key) if has_labels else ""
     with reading(where, "has other columns than it says"):
         for table in tables.values():
-            kind = table.select([image, key, *request.columns]).schema.field(0).type
-            if not _IMAGE.fullmatch(str(kind)):
+            kind = table.select([image, key or image, *request.columns]).schema.field(0).type
+            if not re.fullmatch("struct<bytes: (large_)?binary, path: (large_)?string>", str(kind)):
                 raise ValueError(f"{image} is {kind}")
     places, splits = number_images({split: table.num_rows for split, table in tables.items()})
-    labels, classes = None, names.get(key)
-    if has_labels:
-        where = f"{where}: {key}"
-        labels = list(_labels(where, tables, key, classes))
+    where, classes = f"{where}: {key}".removesuffix(": "), names.get(key)
+    labels = list(_labels(where, tables, key, classes)) if key else None
     source = ArrowSource(places, {}, files, image, request.columns)
     return Listing(where, source, splits, labels, classes=classes).open(request.split)
 
@@ -147,9 +143,7 @@ def _label_key(where: str, features: Mapping[str, Any], label_key: str) -> str:
     return chosen
 
 
-def _labels(
-    where: str, tables: Mapping[str, Any], key: str, names: Sequence[str] | None
-) -> Iterator[str]:
+def _labels(where: str, tables: Mapping[str, Any], key: str, names: Any) -> Iterator[str]:
     """The text of each label, "" if it is missing; UserError for one that is no class."""
     known: dict[Any, str] = {None: "", -1: "", **dict(enumerate(names))} if names else {}
     for split, table in tables.items():
@@ -157,5 +151,5 @@ def _labels(
             is_simple = value is None or isinstance(value, str | int | float)
             if not is_simple or (known and value not in known):
                 raise UserError(f"{where} is {value!r:.80} in {split}[{row}], which is no class.")
-            text = "" if value is None or value != value else str(value)
-            yield known[value] if known else sys.intern(text)
+            is_missing = value is None or value != value
+            yield known[value] if known else "" if is_missing else sys.intern(str(value))

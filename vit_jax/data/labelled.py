@@ -33,7 +33,6 @@ from vit_jax.errors import UserError
 from vit_jax.wording import counted, escaped, list_names
 
 TEST_SHARE = 0.2  # of images without splits
-_LONGEST_NAME = 1000  # characters of a class
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -145,8 +144,7 @@ class Listing:
                     raise UserError(f"{self.where}: a classifier needs two classes, not {count}.")
             for split, names in texts.items():
                 if unknown := sorted(names.difference(self.classes)):
-                    few = list_names(f"{name:.80}" for name in unknown)
-                    lacks = f"'train' lacks the classes {few} of {split!r}"
+                    lacks = f"'train' lacks the classes {list_names(unknown):.400} of {split!r}"
                     raise UserError(f"{self.where}: {lacks}.")
             encoded, size = _encode(labels, self.classes, self.several), len(self.classes)
             columns = {**self.source.columns, "label": encoded}
@@ -163,8 +161,7 @@ class Listing:
         chosen = [ordered(part.name)[part.start : part.stop] for part in parts]
         rows = np.concatenate([*map(np.sort, chosen)] if self.source.keeps_order else chosen)
         source, total = self.source.keep(rows), len(self.source)
-        labels = source.columns.get("label", np.array([]))
-        if missing := 0 if self.several else int(np.sum(labels < 0)):
+        if missing := 0 if self.several else int(np.sum(source.columns.get("label", 0) < 0)):
             count = counted(missing, "example")
             raise UserError(f"{self.where}: {count} of {split!r} without a label.")
         if source.drawn and len(rows) < total:
@@ -181,8 +178,7 @@ class Listing:
         """The images of a split in their order, int64 [n]; see above."""
         rows = same = np.array(self.splits[split], np.int64)
         if len(self.files):
-            files = np.asarray(self.files)[rows]
-            _, first, codes = np.unique(files, return_index=True, return_inverse=True)
+            _, first, codes = np.unique(np.asarray(self.files)[rows], True, True)
             same = rows[first[codes]]
 
         # What stays if the data are moved: a relative path, or the first two numbers and names.
@@ -235,8 +231,8 @@ def _check_classes(where: str, names: Sequence[str], num_examples: int) -> None:
     """
     forms: dict[Any, str] = {}
     for name, number in itertools.zip_longest(names, class_numbers(names)):
-        if escaped(name) != name or len(name) > _LONGEST_NAME:
-            limits = f"a single line of UTF-8 of at most {_LONGEST_NAME:,} characters"
+        if escaped(name) != name or len(name) > 1000:
+            limits = "a single line of UTF-8, at most 1,000 characters"
             raise UserError(f"{where}: class {name!a:.80} must be {limits}.")
         form = unicodedata.normalize("NFC", name) if number is None else number
         if form in forms:

@@ -231,7 +231,7 @@ def evaluate_calls(
         node = ast.parse(text.strip(), mode="eval").body
         ast.unparse(node)  # finds what is nested too deep
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        reason = error.msg if isinstance(error, SyntaxError) else one_line(error)
+        reason = getattr(error, "msg", error)
         raise UserError(f"{key} {text!r}: {reason}; expected e.g. 'a|b(224)|c(d=1)'.") from None
     terms = []
     while isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr):

@@ -90,9 +90,7 @@ def open_table(request: Request) -> tuple[TableSource, tuple[str, ...]]:
 
 def _read(path: str, known: Set[str]) -> tuple[list[str], dict[str, list[Any]]]:
     """Names of all columns, and the text in each row of those in `known`; tuples of `labels`."""
-    check_file(path)
-    rows = (_parquet if path.lower().endswith(".parquet") else _csv)(path, known)
-    names = next(rows)
+    names = next(rows := _rows(path, known))
     wanted = [name for name in names if name in known]
     if twice := [name for name in wanted if wanted.count(name) > 1]:
         raise ValueError(f"it has several columns {twice[0]!r}; keep one")
@@ -104,33 +102,30 @@ def _read(path: str, known: Set[str]) -> tuple[list[str], dict[str, list[Any]]]:
     return names, cells
 
 
-def _csv(path: str, known: Set[str]) -> Iterator[list[Any]]:
+def _rows(path: str, known: Set[str]) -> Iterator[Any]:
     """Names of all columns, then the values of those in `known` in each row."""
-    with open(path, newline="", encoding="utf-8-sig") as file:
-        header = file.readline()
-        file.seek(0)
-        reader = csv.reader(file, delimiter=max(",;\t", key=header.count), strict=True)
+    check_file(path)
+    if path.lower().endswith(".parquet"):
+        from pyarrow import parquet  # only needed for Parquet files
+
+        with parquet.ParquetFile(path, page_checksum_verification=True) as file:
+            yield (names := file.schema_arrow.names)
+            table = file.read([name for name in names if name in known])
+            table.validate(full=True)
+            if table.num_rows != (count := file.metadata.num_rows):
+                raise ValueError(f"it has {table.num_rows} of its {count} rows")
+        yield from zip(*table.to_pydict().values(), strict=True)
+        return
+    with open(path, newline="", encoding="utf-8-sig") as text:
+        header = text.readline()
+        text.seek(0)
+        reader = csv.reader(text, delimiter=max(",;\t", key=header.count), strict=True)
         yield (names := [name.strip() for name in next(reader, [])])
         places = [i for i, name in enumerate(names) if name in known]
         for number, row in enumerate(filter(None, reader), start=1):
             if len(row) != len(names):
                 raise ValueError(f"row {number} has {len(row)} values for {len(names)} columns")
             yield [row[i] for i in places]
-
-
-def _parquet(path: str, known: Set[str]) -> Iterator[Any]:
-    """Like `_csv`."""
-    from pyarrow import parquet  # only needed for Parquet files
-
-    with parquet.ParquetFile(path, page_checksum_verification=True) as file:
-        yield (names := file.schema_arrow.names)
-        left = file.metadata.num_rows
-        for batch in file.iter_batches(columns=[name for name in names if name in known]):
-            batch.validate(full=True)
-            yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)
-            left -= batch.num_rows
-        if left:
-            raise ValueError(f"{left} of its {file.metadata.num_rows} rows are missing")
 
 
 def _labels(value: Any, where: str) -> tuple[str, ...]:

@@ -23,7 +23,6 @@ from vit_jax.files.paths import LARGEST_TEXT, read_file
 
 CHARACTERS = "characters"
 _END, _UNKNOWN, _FIRST = 1, 2, 3  # of `characters`, as in T5's vocabularies; 0 is padding
-_LONGEST = 1 << 16  # tokens of a text
 
 
 class Vocabulary(NamedTuple):
@@ -43,8 +42,8 @@ class Tokenize(Op):
     length: int = 16
 
     def __post_init__(self) -> None:
-        if not 1 <= self.length <= _LONGEST:
-            raise ValueError(f"length={self.length} must be from 1 to {_LONGEST:,}")
+        if not 1 <= self.length <= 1 << 16:
+            raise ValueError(f"length={self.length} must be from 1 to 65,536")
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -109,8 +108,7 @@ def _wordpiece(data: bytes) -> Vocabulary:
     pieces = data.decode("utf-8-sig").replace("\r\n", "\n").rstrip("\n").split("\n")
     numbers = {piece: i for i, piece in enumerate(pieces)}
     if len(numbers) < len(pieces):
-        twice = next(piece for i, piece in enumerate(pieces) if numbers[piece] != i)
-        raise ValueError(f"it has {twice!r:.80} twice")
+        raise ValueError(f"only {len(numbers)} of its {len(pieces)} pieces differ")
     if missing := {"[CLS]", "[UNK]"} - numbers.keys():
         raise ValueError(f"it has no {min(missing)}")
     tokenizer = package.Tokenizer(package.models.WordPiece(numbers, unk_token="[UNK]"))
