@@ -225,6 +225,7 @@ def test_columns_of_one_name_in_parquet(tmp_path):
 
 
 def test_flipped_bits_of_parquet_lose_no_row(tmp_path):
+    """With checksums of pages no value changes either."""
     file, count = tmp_path / "t.parquet", 40
     rows = pyarrow.table({"path": [f"{i}" for i in range(count)], "label": ["a", "b"] * 20})
     for checked in (False, True):
@@ -251,3 +252,12 @@ def test_one_long_cell_does_not_widen_all(tmp_path):
     dataset = opened(write_table(tmp_path / "t.csv", rows), "train+test")
     assert len(pickle.dumps(dataset.source)) < 1 << 20
     assert "a" * 4000 in dataset.source.relative_paths()
+
+
+def test_a_table_that_may_be_cut_is_doubted(tmp_path, caplog):
+    name, file = write_table(tmp_path / "t.csv", columns("path", "label")), tmp_path / "t.csv"
+    opened(name)
+    assert "is the file whole?" not in caplog.text
+    file.write_text(file.read_text()[:-2])  # the csv module writes \r\n
+    opened(name)
+    assert "t.csv: its last line has no end; is the file whole?" in caplog.text

@@ -8,6 +8,7 @@ any number of classes (text separated by `|`; in Parquet also a list); `split`, 
 from __future__ import annotations
 
 import csv
+import logging
 import os
 import sys
 from collections.abc import Iterable, Iterator, Set
@@ -126,6 +127,9 @@ def _rows(path: str, known: Set[str]) -> Iterator[Any]:
             if len(row) != len(names):
                 raise ValueError(f"row {number} has {len(row)} values for {len(names)} columns")
             yield [row[i] for i in places]
+        end: Any = text.buffer
+        if names and end.seek(-1, os.SEEK_END) and end.read() not in b"\r\n":
+            logging.warning(f"{path}: its last line has no end; is the file whole?")
 
 
 def _labels(value: Any, where: str) -> tuple[str, ...]:
