@@ -224,6 +224,20 @@ def test_columns_of_one_name_in_parquet(tmp_path):
         opened(str(tmp_path / "t.parquet"))
 
 
+def test_rows_of_parquet_are_in_proportion_to_its_bytes(tmp_path):
+    rows = {"path": ["a"] * 100_000, "label": ["b"] * 100_000}
+    with pytest.raises(UserError, match="100,000 rows in [0-9,]+ bytes cannot differ"):
+        opened(write_table(tmp_path / "t.parquet", rows))
+
+
+def test_many_splits_are_not_all_named(tmp_path):
+    rows = {"path": [f"{i}" for i in range(5000)], "split": [f"s{i}" for i in range(5000)]}
+    name = write_table(tmp_path / "t.csv", rows | {"label": ["a", "b"] * 2500})
+    with pytest.raises(UserError, match="known splits: s0, s1, .* and 4980 more") as error:
+        opened(name, "train")
+    assert len(str(error.value)) < 1000
+
+
 def test_flipped_bits_of_parquet_lose_no_row(tmp_path):
     """With checksums of pages no value changes either."""
     file, count = tmp_path / "t.parquet", 40

@@ -111,9 +111,11 @@ def _rows(path: str, known: Set[str]) -> Iterator[Any]:
 
         with parquet.ParquetFile(path, page_checksum_verification=True) as file:
             yield (names := file.schema_arrow.names)
+            if (count := file.metadata.num_rows) > 8 * (size := os.path.getsize(path)):
+                raise ValueError(f"{count:,} rows in {size:,} bytes cannot differ")
             table = file.read([name for name in names if name in known])
             table.validate(full=True)
-            if table.num_rows != (count := file.metadata.num_rows):
+            if table.num_rows != count:
                 raise ValueError(f"it has {table.num_rows} of its {count} rows")
         yield from zip(*table.to_pydict().values(), strict=True)
         return
