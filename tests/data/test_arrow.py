@@ -4,7 +4,9 @@
 `datasets` 5.2 was seen to write (read by hand in that version's folders too).
 """
 
+import contextlib
 import json
+import os
 import pickle
 
 import cv2
@@ -12,6 +14,7 @@ import numpy as np
 import pyarrow
 import pytest
 
+from vit_jax.data.arrow import _table
 from vit_jax.data.datasets import create_dataset
 from vit_jax.data.pipeline import eval_batches
 from vit_jax.errors import UserError
@@ -117,6 +120,13 @@ def test_numbers_and_text_are_classes_by_their_value(tmp_path, key, names):
     ("change", "label_key", "message"),
     [
         ({"label": [0, -1, 2]}, "", r"1 example of 'train' without a label"),
+        ({"label": [0, 2**32, 2]}, "", r"label is 4294967296 in train\[1\], which is no class"),
+        ({"label": [0, -(2**32), 2]}, "", r"label is -4294967296 in train\[1\], which is no class"),
+        ({"label": [0.5, 1.0, 2.0]}, "", r"label is 0.5 in train\[0\], which is no class"),
+        ({"label": ["cat", "dog", "emu"]}, "", r"label is 'cat' in train\[0\], which is no class"),
+        ({"label": [[0], [1], [2]]}, "", r"label is \[0\] in train\[0\], which is no class"),
+        ({"code": [[0], [1], [2]]}, "code", r"code is \[0\] in train\[0\], which is no class"),
+        ({"code": [0.5, float("nan"), 1]}, "code", "1 example of 'train' without a label"),
         ({"label": [0, None, 2]}, "", r"1 example of 'train' without a label"),
         ({}, "image", "label_key='image' must be one of label, caption, code"),
         ({}, "lable", "label_key='lable' must be one of"),
@@ -136,6 +146,11 @@ def test_an_image_may_be_a_path(tmp_path):
     for index in (1, 2):
         with pytest.raises(UserError, match=rf"example {index} of .*: the image is missing"):
             dataset.example(index, np.random.default_rng(0))
+    for path in ("../a.png", str(tmp_path / "d" / "a.png"), "x/../../a.png"):
+        given["image"] = [{"bytes": None, "path": path}] * 3
+        dataset = opened(save(tmp_path / path.replace("/", "-"), given))
+        with pytest.raises(UserError, match=f"'{path}' is outside of the folder"):
+            dataset.example(0, np.random.default_rng(0))
 
 
 def test_damaged_folders_are_named(tmp_path):
@@ -149,6 +164,90 @@ def test_damaged_folders_are_named(tmp_path):
         opened(name)
     with pytest.raises(UserError, match="no Image feature; its columns: image, label"):
         opened(save(tmp_path / "f", columns(3), features={}))
+
+
+@pytest.mark.parametrize(
+    ("state", "message"),
+    [
+        ({"_data_files": ["a"]}, "state.json has a value of the wrong type"),
+        ({"_data_files": [{"filename": None}]}, "state.json has a value of the wrong type"),
+        (
+            {"_data_files": [{"filename": "a"}, {"filename": "./a"}]},
+            "state.json lists a file twice",
+        ),
+        ({"_data_files": [{"filename": "../a"}]}, "lists a file twice, or one outside of"),
+        ({"_data_files": [{"filename": "/etc/passwd"}]}, "lists a file twice, or one outside of"),
+        ({"_data_files": [{"filename": "no"}]}, "no is not an Arrow stream: .*[Nn]o such file"),
+        ({"_data_files": [{"filename": "pipe"}]}, "pipe is not an Arrow stream: it is a folder or"),
+        ({"_data_files": [{"filename": "."}]}, "twice, or one outside of|not an Arrow stream"),
+    ],
+)
+def test_only_files_of_the_folder_are_read(tmp_path, state, message):
+    name = save(tmp_path / "d", columns(3))
+    os.mkfifo(tmp_path / "d" / "pipe")
+    (tmp_path / "d" / "state.json").write_text(json.dumps(state))
+    with pytest.raises(UserError, match=message):
+        opened(name)
+
+
+def test_a_stream_without_its_end_is_refused(tmp_path):
+    """Cut anywhere, also between batches, or ended by a flipped bit before its last batch."""
+    name, file = save(tmp_path / "d", columns(9)), tmp_path / "d" / "data-00000-of-00001.arrow"
+    content = file.read_bytes()
+    ends = [i for i in range(len(content)) if content.startswith(b"\xff\xff\xff\xff", i)]
+    assert len(ends) == 5  # schema, three batches, the end
+    cuts = [content[:end] for end in (0, 4, *ends, len(content) - 1)]
+    ended = [content[: end + 4] + bytes(4) + content[end + 8 :] for end in ends[:-1]]
+    for damaged in (*cuts, *ended, content + b"x", content + content):
+        file.unlink()  # other tables may map it
+        file.write_bytes(damaged)
+        _table.cache_clear()
+        with pytest.raises(UserError, match=r"\.arrow is not an Arrow stream"):
+            opened(name)
+
+
+def test_no_flipped_bit_ends_the_process(tmp_path):
+    name, file = save(tmp_path / "d", columns(9)), tmp_path / "d" / "data-00000-of-00001.arrow"
+    content, rng = file.read_bytes(), np.random.default_rng(0)
+    for place in [110, 203, 249, *rng.integers(len(content), size=200)]:
+        damaged = bytearray(content)
+        damaged[place] ^= 1 << rng.integers(8)
+        file.unlink()
+        file.write_bytes(damaged)
+        _table.cache_clear()
+        with contextlib.suppress(UserError):
+            dataset = opened(name)
+            assert dataset.num_examples == 9
+            for i in range(9):
+                with contextlib.suppress(ValueError):
+                    dataset.source[i]
+
+
+@pytest.mark.parametrize(
+    ("features", "message"),
+    [
+        ([1], "says nothing usable of its columns"),
+        ({"image": 1, "label": [FEATURES["label"]]}, "has no Image feature"),
+        (FEATURES | {"label": {"names": 5, "_type": "ClassLabel"}}, "says nothing usable"),
+        ({"label": FEATURES["label"], "photo": {"_type": "Image"}}, "other columns than it says"),
+        ({"label": FEATURES["label"], "code": {"_type": "Image"}}, "code is int64"),
+    ],
+)
+def test_what_is_said_of_columns_may_be_wrong(tmp_path, features, message):
+    with pytest.raises(UserError, match=message):
+        opened(save(tmp_path / "d", columns(3), features=features))
+
+
+def test_columns_of_one_name_are_refused(tmp_path):
+    name, file = save(tmp_path / "d", columns(3)), tmp_path / "d" / "data-00000-of-00001.arrow"
+    table = pyarrow.ipc.open_stream(file.read_bytes()).read_all()
+    for key in ("label", "image"):
+        doubled = table.append_column(key, table[key])
+        with pyarrow.ipc.new_stream(str(file), doubled.schema) as writer:
+            writer.write_table(doubled)
+        _table.cache_clear()
+        with pytest.raises(UserError, match=f"Field .*{key}.* exists 2 times"):
+            opened(name)
 
 
 def test_parts_of_sorted_examples_have_every_class(tmp_path):

@@ -103,3 +103,15 @@ def test_another_alphabet():
         assert len({drawing.tobytes() for drawing in face}) == 40
     with pytest.raises(UserError, match="alphabet='greek' must be one of latin, greek_cyrillic"):
         create_dataset(name="glyphs(alphabet='greek')", split="train", preprocess="decode")
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("glyphs(num_examples=1000000000000)", r"num_examples=1000000000000 is not below 2\^31"),
+        (f"glyphs(seed={'9' * 5000})", "has more than 4,096 characters"),
+    ],
+)
+def test_numbers_have_bounds(name, message):
+    with pytest.raises(UserError, match=message):
+        create_dataset(name=name, split="train", preprocess="decode")

@@ -1,13 +1,18 @@
 """The rules that all readers of labelled images share: splits, order, classes, labels."""
 
 import dataclasses
+import hashlib
+import itertools
 import logging
+import pickle
 
 import numpy as np
 import pytest
 
+from vit_jax.data.datasets import Dataset
 from vit_jax.data.folder import FolderSource
 from vit_jax.data.labelled import LabelledSource, Listing, rows_by
+from vit_jax.data.preprocess import Chain
 from vit_jax.errors import UserError
 
 
@@ -69,7 +74,8 @@ def test_the_classes_are_those_of_train_or_else_of_all_splits():
 
 def test_labels_may_be_several_or_unwanted():
     source, _ = listing([["sky"], ["sea", "sky"], []], several=True).open("train")
-    np.testing.assert_array_equal(source.columns["label"], [[0, 1], [1, 1], [0, 0]])
+    several = [source[i]["label"] for i in range(3)]
+    np.testing.assert_array_equal(several, [[0, 1], [1, 1], [0, 0]])
     plain = dataclasses.replace(source, columns={})
     source, classes = Listing("x", plain, {"train": [0, 1]}, None).open("train")
     assert (source[0], classes) == ({"image": "0"}, ())
@@ -85,6 +91,7 @@ def test_labels_may_be_several_or_unwanted():
             "'train' lacks the classes c, d of 'val'",
         ),
         ({"labels": ["a\nb", "c"]}, "class 'a.*nb' must be a single line of UTF-8"),
+        ({"labels": ["x" * 1001, "c"]}, "class 'x+ must be a single line of UTF-8, at most 1,000"),
         ({"labels": ["caf\u00e9", "cafe\u0301"]}, "look the same; rename one"),
         ({"labels": ["\udcff", "c"]}, "must be a single line of UTF-8"),
         ({"labels": ["003", "17", "3.0"]}, "'003' and '3.0' are the same number; rename one"),
@@ -236,6 +243,33 @@ def test_files_are_the_same_by_any_path(tmp_path):
     (tmp_path / "2.jpg").symlink_to("a/1.jpg")
     names = ("a/1.jpg", "a/../a/1.jpg", "b/1.jpg", "2.jpg", "a//1.jpg", "b/missing.jpg")
     source = FolderSource(np.array([*map(str.encode, names)]), {}, str(tmp_path))
-    assert source.real_paths() == [f"{tmp_path.resolve()}/a/1.jpg"] * 5 + [
-        f"{tmp_path.resolve()}/a/missing.jpg"
-    ]
+    assert [*map(source.file_ids().tolist().index, source.file_ids())] == [0, 0, 0, 0, 0, 5]
+
+
+def test_several_labels_take_memory_by_their_number():
+    given = [[f"c{i}", f"c{(7 * i) % 5000}"] for i in range(5000)]
+    source, classes = listing(given, several=True).open("train")
+    assert len(pickle.dumps(source)) < 1 << 20  # and not 5,000 x 5,000 bytes
+    for i in (0, 17, 4999):
+        label = source[i]["label"]
+        assert label.shape == (5000,)
+        assert {classes[j] for j in np.flatnonzero(label)} == {*given[i]}
+    dataset = Dataset("x", "train", source, Chain(()), classes)
+    assert dataset.labels()[17].tolist() == source[17]["label"].tolist()
+
+
+def test_the_order_is_kept():
+    """A hash of what the first version gave: runs that resume go on with it."""
+    digest = hashlib.sha256()
+    for drawn, count in itertools.product((False, True), (0, 1, 2, 5, 300)):
+        names = [f"{'abc'[i % 3]}/{i * 7 % 13 if i % 2 else i}".encode() for i in range(count)]
+        files = [f"f{i * i % 41}" for i in range(count)]
+        for chosen, groups in itertools.product(
+            (files, ()), (["g"[i % 5 :] for i in range(count)], ())
+        ):
+            source = Names(np.array(names, np.bytes_), {}, drawn=drawn)
+            splits = dict.fromkeys(("train", "test"), range(count))
+            listed = Listing("x", source, splits, None, groups=groups, files=chosen)
+            for split in splits:
+                digest.update(np.asarray(listed._ordered(split), "<i8").tobytes())
+    assert digest.hexdigest()[:16] == "71e2291a89e745dc"

@@ -71,7 +71,19 @@ def test_what_named_pipelines_stand_for(named, ops):
         ("decode(channels=2)", "channels=2 must be one of 1, 3"),
         ("resize(1000000000)", "height=1000000000 must be from 1 to 8192 pixels"),
         ("resize(4, method='a|b')", r"method='a\|b' must be one of bilinear"),
-        ("randaug(2, 21)", r"magnitude=21.0\) must have a layer and a magnitude in \[0, 20\]"),
+        (
+            "randaug(2, 21)",
+            r"magnitude=21.0\) must have 1 to 100 layers and a magnitude in \[0, 20",
+        ),
+        ("randaug(101)", r"must have 1 to 100 layers"),
+        (f"resize({'-' * 3000}1)", "recursion"),
+        (f"decode{'.a' * 1000}", "recursion"),
+        (f"decode{'()' * 1000}", "recursion"),
+        (f"timm_eval({'9' * 400})", r"size=9{40} is not below 2\^31"),
+        ("decode|value_range(-1e999, 1)", r"low=-inf is not below 2\^31"),
+        ("decode|random_affine(scale=(1, 1e300))", r"scale=1e\+300 is not below 2\^31"),
+        ("decode({[]: 1})", "arguments must be literals"),
+        ("decode\udcff", "surrogates not allowed"),
         ("random_affine(degrees=-1)", "degrees=-1.0.* must have degrees, translate and shear >= 0"),
         ("resize(size)", r"'resize\(size\)': arguments must be literals"),
         ("os['system']('x')", "is not a name"),
@@ -108,3 +120,9 @@ def test_reduced_decoding_is_for_random_boxes():
     with pytest.raises(UserError, match=r"a random crop must follow decode\(reduced=True\)"):
         parse("decode(reduced=True)|resize(8, 8)")
     assert parse("official_train(8, reduced=True)").ops[0].reduced
+
+
+def test_a_chain_has_a_bound():
+    with pytest.raises(UserError, match=r"'(flip_lr\|){10}'... has more than 4,096 characters"):
+        parse("|".join(["flip_lr"] * 100_000))
+    assert len(parse("|".join(["decode", *["flip_lr"] * 99])).ops) == 100

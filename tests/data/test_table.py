@@ -1,6 +1,9 @@
 """Tables of images: what is read from CSV and Parquet, splits, and what is refused."""
 
+import contextlib
 import csv
+import os
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -126,6 +129,14 @@ def test_the_fingerprint_knows_the_labels(tmp_path):
         ("path,label a,x b,", "no label in row 2, the first of 1"),
         ("path,label a,b,c", "row 1 has 3 values for 2 columns"),
         ("", "no column 'path' or 'file_name', but none"),
+        ("path,label,label a,x,y", "it has several columns 'label'"),
+        ("split,path,label,split a,b,x,b", "it has several columns 'split'"),
+        ("path,label,labels a,x,y", "has both 'label' and 'labels'; keep one"),
+        ("path,file_name,label a,a,x", "has both 'path' and 'file_name'; keep one"),
+        ('path,label "a,x b,y', "cannot be read: unexpected end of data"),
+        (f"path,label a,x {'b' * 5000},y", "path in row 2 has a NUL or more than 4,096 bytes"),
+        ("path,label a\0,x b,y", "path in row 1 has a NUL|line contains NUL"),
+        (f"path,label a,x {'b' * 200_000},y", "cannot be read: field larger than field limit"),
     ],
 )
 def test_mistakes_are_one_line(tmp_path, content, message):
@@ -194,3 +205,73 @@ def test_splits_in_any_spelling(tmp_path):
     name = write_table(tmp_path / "t.csv", {**rows, "split": ["Training"] * 2 + ["TEST"] * 2})
     paths = [opened(name, split).source.relative_paths() for split in ("train", "test", "TEST")]
     assert [*map(sorted, paths)] == [["a.png", "b.png"], ["c.png", "d.png"], ["c.png", "d.png"]]
+
+
+@pytest.mark.parametrize("ending", ["csv", "tsv", "parquet"])
+def test_a_table_is_a_file(tmp_path, ending):
+    os.mkfifo(tmp_path / f"pipe.{ending}")
+    (tmp_path / f"folder.{ending}").mkdir()
+    (tmp_path / f"zero.{ending}").symlink_to("/dev/zero")
+    for kind in ("pipe", "folder", "zero"):
+        with pytest.raises(UserError, match="cannot be read: it is a folder or a device"):
+            opened(str(tmp_path / f"{kind}.{ending}"))
+
+
+def test_columns_of_one_name_in_parquet(tmp_path):
+    table = pyarrow.table([["a", "b"]] * 3, names=["path", "label", "label"])
+    parquet.write_table(table, tmp_path / "t.parquet")
+    with pytest.raises(UserError, match="several columns 'label'"):
+        opened(str(tmp_path / "t.parquet"))
+
+
+def test_rows_of_parquet_are_in_proportion_to_its_bytes(tmp_path):
+    rows = {"path": ["a"] * 100_000, "label": ["b"] * 100_000}
+    with pytest.raises(UserError, match="100,000 rows in [0-9,]+ bytes cannot differ"):
+        opened(write_table(tmp_path / "t.parquet", rows))
+
+
+def test_many_splits_are_not_all_named(tmp_path):
+    rows = {"path": [f"{i}" for i in range(5000)], "split": [f"s{i}" for i in range(5000)]}
+    name = write_table(tmp_path / "t.csv", rows | {"label": ["a", "b"] * 2500})
+    with pytest.raises(UserError, match="known splits: s0, s1, .* and 4980 more") as error:
+        opened(name, "train")
+    assert len(str(error.value)) < 1000
+
+
+def test_flipped_bits_of_parquet_lose_no_row(tmp_path):
+    """With checksums of pages no value changes either."""
+    file, count = tmp_path / "t.parquet", 40
+    rows = pyarrow.table({"path": [f"{i}" for i in range(count)], "label": ["a", "b"] * 20})
+    for checked in (False, True):
+        parquet.write_table(rows, file, row_group_size=15, write_page_checksum=checked)
+        good, content = opened(str(file), "train+test"), file.read_bytes()
+        rng = np.random.default_rng(0)
+        for place in rng.integers(len(content), size=150):
+            damaged = bytearray(content)
+            damaged[place] ^= 1 << rng.integers(8)
+            file.write_bytes(damaged)
+            with contextlib.suppress(UserError):
+                dataset = opened(str(file), "train+test")
+                assert dataset.num_examples == count
+                if checked:
+                    assert dataset.source.relative_paths() == good.source.relative_paths()
+                    np.testing.assert_array_equal(dataset.labels(), good.labels())
+
+
+def test_one_long_cell_does_not_widen_all(tmp_path):
+    rows = {
+        "path": [f"{i}" for i in range(3000)] + ["a" * 4000],
+        "label": ["a", "b", "c" * 900] * 1000 + ["a"],
+    }
+    dataset = opened(write_table(tmp_path / "t.csv", rows), "train+test")
+    assert len(pickle.dumps(dataset.source)) < 1 << 20
+    assert "a" * 4000 in dataset.source.relative_paths()
+
+
+def test_a_table_that_may_be_cut_is_doubted(tmp_path, caplog):
+    name, file = write_table(tmp_path / "t.csv", columns("path", "label")), tmp_path / "t.csv"
+    opened(name)
+    assert "is the file whole?" not in caplog.text
+    file.write_text(file.read_text()[:-2])  # the csv module writes \r\n
+    opened(name)
+    assert "t.csv: its last line has no end; is the file whole?" in caplog.text

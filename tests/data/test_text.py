@@ -1,6 +1,7 @@
 """Texts as ids, against the libraries that the vocabularies come from."""
 
 import io
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -144,6 +145,8 @@ def test_names_of_glyphs() -> None:
         ("vocab.txt", None, "cannot be read: No such file"),
         ("vocab.txt", b"[PAD]\n[UNK]\n", r"cannot be read: it has no \[CLS\]"),
         ("vocab.txt", b"\xff\n", "cannot be read"),
+        ("vocab.txt", b"", r"cannot be read: it has no \[CLS\]"),
+        ("vocab.txt", b"[CLS]\n[UNK]\na\nb\na\n", "cannot be read: only 4 of its 5 pieces differ"),
         ("spiece.model", b"junk", "cannot be read|needs the package sentencepiece"),
         ("vocab.bpe", b"", r"neither 'characters' nor a .txt or .model"),
     ],
@@ -155,7 +158,42 @@ def test_a_vocabulary_that_is_none_is_named(tmp_path, name, content, message):
     with pytest.raises(UserError, match=f"vocab='{path}' .*({message})|{message}") as caught:
         vocab_size(str(path))
     assert "\n" not in str(caught.value)
-    with pytest.raises(UserError, match="length=0 must be at least 1"):
-        parse("decode|tokenize(length=0)")
+    for length in (0, 1 << 17):
+        with pytest.raises(UserError, match=f"length={length} must be from 1 to 65,536"):
+            parse(f"decode|tokenize(length={length})")
     with pytest.raises(UserError, match="gs://b.*not a folder in a bucket"):
         vocab_size("gs://b/vocab.txt")
+
+
+def test_a_vocabulary_is_a_file(tmp_path):
+    for kind in ("txt", "model"):
+        os.mkfifo(tmp_path / f"pipe.{kind}")
+        (tmp_path / f"zero.{kind}").symlink_to("/dev/zero")
+        with open(tmp_path / f"large.{kind}", "wb") as file:
+            file.truncate(1 << 30)
+        for name, reason in (("pipe", "a device"), ("zero", "a device"), ("large", "64 MiB")):
+            with pytest.raises(UserError, match=f"cannot be read: it .*{reason}"):
+                vocab_size(str(tmp_path / f"{name}.{kind}"))
+
+
+def test_lines_of_other_systems(wordpieces: str) -> None:
+    other = Path(wordpieces).with_name("other.txt")
+    content = Path(wordpieces).read_bytes()
+    other.write_bytes(b"\xef\xbb\xbf" + content.replace(b"\n", b"\r\n"))
+    assert vocab_size(str(other)) == len(PIECES)
+    text = "The CATS sat"
+    np.testing.assert_array_equal(
+        create_tokenizer(str(other), 9)(text), create_tokenizer(wordpieces, 9)(text)
+    )
+
+
+def test_a_cut_sentencepiece_model_is_refused(sentencepieces: str, tmp_path: Path) -> None:
+    """Also between two pieces, where the package reads a smaller model."""
+    pb = pytest.importorskip("sentencepiece.sentencepiece_model_pb2")
+    content = Path(sentencepieces).read_bytes()
+    pieces = pb.ModelProto(pieces=pb.ModelProto.FromString(content).pieces[:30]).SerializeToString()
+    assert content.startswith(pieces)
+    for count in (1, 100, len(pieces), len(content) // 2):
+        (tmp_path / f"{count}.model").write_bytes(content[:count])
+        with pytest.raises(UserError, match="cannot be read"):
+            vocab_size(str(tmp_path / f"{count}.model"))

@@ -9,17 +9,17 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import json
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+import sys
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from vit_jax.data.labelled import LabelledSource, Listing, number_images
 from vit_jax.data.sources import Request, check_columns
 from vit_jax.errors import UserError, one_line
-from vit_jax.files.paths import read_object
+from vit_jax.files.paths import check_file, parse_json, read_file, read_object, reading
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -42,10 +42,11 @@ class ArrowSource(LabelledSource):
         stored = self._stored(self.image, index) or {}
         if (content := stored.get("bytes")) is not None:
             return content
-        if not stored.get("path"):
+        if not (path := stored.get("path")):
             raise ValueError("the image is missing")
-        folder = os.path.dirname(self.files[self.places[index]["split"]][0])
-        return Path(folder, stored["path"]).read_bytes()
+        if os.path.isabs(path) or ".." in Path(path).parts:
+            raise ValueError(f"its file {path!r} is outside of the folder; save the image itself")
+        return read_file(Path(self.files[self.places[index]["split"]][0]).parent / path)
 
     def identity(self) -> Iterable[str]:
         """Split, name and size of every file."""
@@ -56,15 +57,23 @@ class ArrowSource(LabelledSource):
 
 @functools.lru_cache(maxsize=16)  # per process; a memory-mapped file costs no memory
 def _table(files: tuple[str, ...]) -> Any:
+    """The rows of all files; UserError: damaged, cut, or of different columns."""
     import pyarrow
 
     tables = []
     for file in files:
         try:
-            tables.append(pyarrow.ipc.open_stream(pyarrow.memory_map(file)).read_all())
-        except (OSError, pyarrow.ArrowInvalid) as error:
+            check_file(file)
+            stream = pyarrow.memory_map(file)
+            tables.append(pyarrow.ipc.open_stream(stream).read_all())
+            tables[-1].validate(full=True)  # wrong offsets end the process; 2 ms per GB of images
+            stream.seek(-8, os.SEEK_CUR)
+            if stream.read() != b"\xff\xff\xff\xff\0\0\0\0":  # pyarrow needs no end mark
+                raise ValueError("its end is missing, or not after its last batch; copy it again")
+            table = pyarrow.concat_tables(tables)
+        except (OSError, ValueError, pyarrow.ArrowException) as error:
             raise UserError(f"{file} is not an Arrow stream: {one_line(error)}.") from error
-    return pyarrow.concat_tables(tables)
+    return table
 
 
 def _files(path: Path) -> dict[str, tuple[str, ...]]:
@@ -73,12 +82,16 @@ def _files(path: Path) -> dict[str, tuple[str, ...]]:
         names = read_object(path / "dataset_dict.json", splits=list)["splits"]
         folders = {str(name): path / str(name) for name in names}
     else:
-        name = read_object(path / "state.json").get("_split") or "train"
+        name = str(read_object(path / "state.json").get("_split") or "train")
         folders = {name if re.fullmatch(r"[\w-]+", name) else "train": path}
     files = {}
     for split, folder in folders.items():
         data = read_object(folder / "state.json", _data_files=list)["_data_files"]
-        files[split] = tuple(str(folder / str(file["filename"])) for file in data)
+        with reading(f"{folder}/state.json"):
+            names = [os.path.normpath(folder / file["filename"]) for file in data]
+        if len({*names}) < len(names) or not all(name.startswith(f"{path}/") for name in names):
+            raise UserError(f"{folder}/state.json lists a file twice, or one outside of {path}.")
+        files[split] = tuple(names)
     return {split: names for split, names in files.items() if names}
 
 
@@ -94,20 +107,27 @@ def open_saved(request: Request) -> tuple[ArrowSource, tuple[str, ...]]:
         raise UserError(f"{where} has no Arrow files.")
     tables = {split: _table(names) for split, names in files.items()}
     schema = next(iter(tables.values())).schema
-    metadata = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
-    features = metadata.get("info", {}).get("features", {})
+    with reading(where, "says nothing usable of its columns"):
+        told = parse_json((schema.metadata or {}).get(b"huggingface", b"{}"))
+        told = told.get("info", {}).get("features", {}).items()
+        features = {key: feature for key, feature in told if isinstance(feature, dict)}
+        names = {key: [*map(str, f["names"])] for key, f in features.items() if f.get("names")}
     images = [key for key, feature in features.items() if feature.get("_type") == "Image"]
     if not images:
         raise UserError(f"{where} has no Image feature; its columns: {', '.join(schema.names)}.")
     image = "image" if "image" in images else images[0]
-    texts = [key for key in schema.names if str(schema.field(key).type).endswith("string")]
+    texts = [field.name for field in schema if str(field.type).endswith("string")]
     check_columns(request.path, request.columns, texts)
+    has_labels = request.needs_label or request.label_key
+    key = _label_key(where, features, request.label_key) if has_labels else ""
+    with reading(where, "has other columns than it says"):
+        for table in tables.values():
+            kind = table.select([image, key or image, *request.columns]).schema.field(0).type
+            if not re.fullmatch("struct<bytes: (large_)?binary, path: (large_)?string>", str(kind)):
+                raise ValueError(f"{image} is {kind}")
     places, splits = number_images({split: table.num_rows for split, table in tables.items()})
-    labels, classes = None, None
-    if request.needs_label or request.label_key:
-        key = _label_key(where, features, request.label_key)
-        where = f"{where}: {key}"
-        labels, classes = _labels(where, tables.values(), key, features[key])
+    where, classes = f"{where}: {key}".removesuffix(": "), names.get(key)
+    labels = list(_labels(where, tables, key, classes)) if key else None
     source = ArrowSource(places, {}, files, image, request.columns)
     return Listing(where, source, splits, labels, classes=classes).open(request.split)
 
@@ -123,14 +143,13 @@ def _label_key(where: str, features: Mapping[str, Any], label_key: str) -> str:
     return chosen
 
 
-def _labels(
-    where: str, tables: Iterable[Any], key: str, feature: Mapping[str, Any]
-) -> tuple[list[str], Sequence[str] | None]:
-    """Labels of all examples and names of classes; see `Listing`."""
-    values = [value for table in tables for value in table[key].to_pylist()]
-    names = feature.get("names")
-    if names is None:
-        return ["" if value is None else str(value) for value in values], None
-    if (highest := max((value for value in values if value is not None), default=-1)) >= len(names):
-        raise UserError(f"{where} {highest} has no name; there are {len(names)} names.")
-    return ["" if value is None or value < 0 else names[value] for value in values], names
+def _labels(where: str, tables: Mapping[str, Any], key: str, names: Any) -> Iterator[str]:
+    """The text of each label, "" if it is missing; UserError for one that is no class."""
+    known: dict[Any, str] = {None: "", -1: "", **dict(enumerate(names))} if names else {}
+    for split, table in tables.items():
+        for row, value in enumerate(table[key].to_pylist()):
+            is_simple = value is None or isinstance(value, str | int | float)
+            if not is_simple or (known and value not in known):
+                raise UserError(f"{where} is {value!r:.80} in {split}[{row}], which is no class.")
+            is_missing = value is None or value != value
+            yield known[value] if known else "" if is_missing else sys.intern(str(value))

@@ -46,8 +46,9 @@ class RandAug(ImageOp):
     magnitude: float = 10.0
 
     def __post_init__(self) -> None:
-        if self.num_layers < 1 or not 0 <= self.magnitude <= MAX_MAGNITUDE:
-            raise ValueError(f"{self} must have a layer and a magnitude in [0, {MAX_MAGNITUDE:g}]")
+        if not 1 <= self.num_layers <= 100 or not 0 <= self.magnitude <= MAX_MAGNITUDE:
+            limits = f"1 to 100 layers and a magnitude in [0, {MAX_MAGNITUDE:g}]"
+            raise ValueError(f"{self} must have {limits}")
 
     def apply(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         if image.dtype != np.uint8:

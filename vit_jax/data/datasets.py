@@ -100,7 +100,10 @@ class Dataset:
 
     def labels(self) -> np.ndarray:
         """Labels of all examples, [N] or [N, K]; reads every record if they are not indexed."""
-        if (known := getattr(self.source, "columns", {}).get("label")) is not None:
+        source: Any = self.source
+        if (known := getattr(source, "columns", {}).get("label")) is not None:
+            if known.dtype == object:  # several for each
+                known = np.array([source.column("label", i) for i in range(len(known))])
             return known
         count = counted(self.num_examples, "example")
         logging.getLogger(__name__).info("%s: reading the labels of %s.", self.name, count)
@@ -159,8 +162,8 @@ def _later(name: str) -> Callable[[Request], Opened]:
 
 
 def _is_saved(name: str, _data_dir: str) -> bool:
-    folder = Path(os.path.expanduser(name))
-    return bool(name) and any((folder / file).is_file() for file in _ARROW_FILES)
+    folder = os.path.expanduser(name)
+    return bool(name) and any(os.path.isfile(os.path.join(folder, file)) for file in _ARROW_FILES)
 
 
 def _is_folder(name: str, data_dir: str) -> bool:

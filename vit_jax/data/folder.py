@@ -92,8 +92,8 @@ def open_folder(request: Request) -> tuple[FolderSource, tuple[str, ...]]:
     is_drawn = request.needs_label and "/" not in next(iter(folders.values()))[0]
     paths = np.array(list(itertools.chain(*files.values())), np.bytes_)
     source = FolderSource(paths, {}, root, drawn=is_drawn)
-    real = source.real_paths() if is_drawn else ()
-    listing = Listing(where, source, splits, labels, classes=classes, groups=groups, files=real)
+    ids = source.file_ids() if is_drawn else ()
+    listing = Listing(where, source, splits, labels, classes=classes, groups=groups, files=ids)
     return listing.open(split)
 
 

@@ -21,7 +21,7 @@ import logging
 import os
 import re
 import unicodedata
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -40,10 +40,12 @@ class LabelledSource(Source):
     """Images by number, and what is known about each; a kind of storage says how to `read` one."""
 
     places: np.ndarray  # [N] where each is: compact to send to worker processes
-    columns: Mapping[str, np.ndarray]  # [N, ...] each; `label`: int32 [N], or uint8 [N, K]
+    # [N] each; `label` is int32, or arrays of class numbers if there are several per image.
+    columns: Mapping[str, np.ndarray]
     # Whether the images of a part stay as they are stored: random reads of large files are slow.
     keeps_order: ClassVar[bool] = True
     drawn: bool = dataclasses.field(default=False, kw_only=True)  # the data have no splits
+    num_classes: int = dataclasses.field(default=0, kw_only=True)
 
     def __len__(self) -> int:
         return len(self.places)
@@ -52,27 +54,31 @@ class LabelledSource(Source):
         columns = {name: self.column(name, index) for name in self.columns}
         return {"image": self.read(index), **columns}
 
-    def real_paths(self) -> list[str]:
-        """Where each image is: the same for other spellings of a path, and for links to a file."""
+    def file_ids(self) -> np.ndarray:
+        """A hash of where each image is, S16 [N]: equal for links and other spellings."""
         real = functools.cache(os.path.realpath)
 
-        def real_path(index: int) -> str:
+        def digest(index: int) -> bytes:
             folder, name = os.path.split(self.describe(index))
             path = os.path.join(real(folder), name)
-            return real(path) if os.path.islink(path) else path
+            path = real(path) if os.path.islink(path) else path
+            return hashlib.blake2b(os.fsencode(path), digest_size=16).digest()
 
-        return list(map_threads(real_path, range(len(self))))
+        return np.fromiter(map_threads(digest, range(len(self))), "S16", len(self))
 
     def shared(self, other: Source) -> int:
-        theirs = set(other.real_paths()) if isinstance(other, LabelledSource) else ()
-        return sum(file in theirs for file in self.real_paths())
+        theirs = other.file_ids() if isinstance(other, LabelledSource) else np.empty(0, "S16")
+        return int(np.isin(self.file_ids(), theirs).sum())
 
     def read(self, index: int) -> Any:
         """An image's file as bytes, or its pixels; OSError or ValueError if it cannot be read."""
         raise NotImplementedError
 
     def column(self, name: str, index: int) -> Any:
-        return self.columns[name][index]
+        value = self.columns[name][index]
+        if not isinstance(value, np.ndarray):
+            return value
+        return (np.bincount(value, minlength=self.num_classes) > 0).astype(np.uint8)
 
     def describe(self, index: int) -> str:
         return "{}[{}]".format(*self.places[index])
@@ -102,6 +108,12 @@ def rows_by(names: Iterable[str], known: Iterable[str] = ()) -> dict[str, list[i
     return rows
 
 
+def numbered(values: Iterable[Hashable]) -> np.ndarray:
+    """A number for each value, the same for equal ones, int64 [N]."""
+    numbers: dict[Hashable, int] = {}
+    return np.fromiter((numbers.setdefault(value, len(numbers)) for value in values), np.int64)
+
+
 @dataclasses.dataclass
 class Listing:
     """The images that a reader knows, in the order of `source`; `open` selects a split.
@@ -119,7 +131,7 @@ class Listing:
     several: bool = False
     classes: Sequence[str] | None = None  # None: the texts of `train`, or else of all splits
     groups: Sequence[str] = ()  # of each image; (): by label, if each has one that is known
-    files: Sequence[str] = ()  # of each image, see `real_paths`; () if all differ
+    files: Any = ()  # of each image, a number or see `file_ids`; () if all differ
 
     def __post_init__(self, labels: Sequence[Any] | None) -> None:
         self._written = named_splits(self.splits)
@@ -132,12 +144,13 @@ class Listing:
                     raise UserError(f"{self.where}: a classifier needs two classes, not {count}.")
             for split, names in texts.items():
                 if unknown := sorted(names.difference(self.classes)):
-                    lacks = f"'train' lacks the classes {list_names(unknown)} of {split!r}"
+                    lacks = f"'train' lacks the classes {list_names(unknown):.400} of {split!r}"
                     raise UserError(f"{self.where}: {lacks}.")
-            columns = {**self.source.columns, "label": _encode(labels, self.classes, self.several)}
-            self.source = dataclasses.replace(self.source, columns=columns)
+            encoded, size = _encode(labels, self.classes, self.several), len(self.classes)
+            columns = {**self.source.columns, "label": encoded}
+            self.source = dataclasses.replace(self.source, columns=columns, num_classes=size)
         by_label = labels if labels and not self.several else [""] * len(self.source)
-        self.groups = self.groups or by_label
+        self._group = numbered(self.groups or by_label)
         _check_classes(self.where, self.classes or (), sum(map(len, naming_splits(self.splits))))
 
     def open(self, split: str) -> tuple[Any, tuple[str, ...]]:
@@ -148,7 +161,7 @@ class Listing:
         chosen = [ordered(part.name)[part.start : part.stop] for part in parts]
         rows = np.concatenate([*map(np.sort, chosen)] if self.source.keeps_order else chosen)
         source, total = self.source.keep(rows), len(self.source)
-        if missing := int(np.sum(source.columns.get("label", np.array([])) < 0)):
+        if missing := 0 if self.several else int(np.sum(source.columns.get("label", 0) < 0)):
             count = counted(missing, "example")
             raise UserError(f"{self.where}: {count} of {split!r} without a label.")
         if source.drawn and len(rows) < total:
@@ -163,37 +176,38 @@ class Listing:
 
     def _ordered(self, split: str) -> np.ndarray:
         """The images of a split in their order, int64 [n]; see above."""
+        rows = same = np.array(self.splits[split], np.int64)
+        if len(self.files):
+            _, first, codes = np.unique(np.asarray(self.files)[rows], True, True)
+            same = rows[first[codes]]
+
         # What stays if the data are moved: a relative path, or the first two numbers and names.
-        places, first = self.source.places.tolist(), dict[str, int]()
-        keys = [p if isinstance(p, bytes) else str(p[:2]).encode() for p in places]
-        groups: dict[str, list[tuple[bytes, bytes, int]]] = {}
-        for row in self.splits[split]:
-            same = first.setdefault(self.files[row], row) if self.files else row
-            digest = hashlib.blake2b(keys[same], digest_size=8).digest()
-            groups.setdefault(self.groups[same], []).append((digest, keys[same], row))
-        ranked: list[tuple[float, bytes, bytes, int]] = []
-        for group in groups.values():
-            group.sort()
+        def digest(place: Any) -> bytes:
+            key = place if isinstance(place, bytes) else str(place[:2]).encode()
+            return hashlib.blake2b(key, digest_size=8).digest()
+
+        stored = map(digest, map(self.source.places.item, same))
+        digests = np.fromiter(stored, "S8", len(same)).view(">u8").astype(np.uint64)
+        order = np.lexsort((rows, digests, groups := self._group[same]))
+        rank = np.full(len(rows), -1.0)  # of those that are in the split
+        for group in np.split(order, np.flatnonzero(np.diff(groups[order])) + 1):
             if self.source.drawn:  # both get an image, if there are two
-                low = sum(digest < bytes([int(256 * TEST_SHARE)]) for digest, *_ in group)
+                low = np.sum(digests[group] < np.uint64(int(256 * TEST_SHARE) << 56))
                 share, slack = len(group) * TEST_SHARE, 1 + len(group) // 50
-                count = round(min(max(low, share - slack), share + slack))
-                cuts = [i for i in range(1, len(group)) if group[i][1] != group[i - 1][1]]
+                count = round(min(max(int(low), share - slack), share + slack))
+                cuts = (np.flatnonzero(np.diff(digests[group])) + 1).tolist()
                 count = min(cuts, key=lambda cut: abs(cut - count), default=0)
                 group = group[:count] if split == "test" else group[count:]
-            last = max(len(group) - 1, 1)
-            ranked += [(k / last, *image) for k, image in enumerate(group)]
-        return np.array([row for *_, row in sorted(ranked)], np.int64)
+            rank[group] = np.arange(len(group)) / max(len(group) - 1, 1)
+        return rows[np.lexsort((rows, digests, rank))[np.sum(rank < 0) :]]
 
 
 def _encode(labels: Sequence[Any], classes: Sequence[str], several: bool) -> np.ndarray:
     numbers = {name: number for number, name in enumerate(classes)}
     if not several:
         return np.array([numbers.get(label, -1) for label in labels], np.int32)
-    encoded = np.zeros((len(labels), len(classes)), np.uint8)
-    for row, texts in enumerate(labels):
-        encoded[row, [numbers[text] for text in texts]] = 1
-    return encoded
+    rows = (np.array([numbers[text] for text in texts], np.int32) for texts in labels)
+    return np.fromiter(rows, object, len(labels))
 
 
 def class_numbers(names: Iterable[str]) -> list[int]:
@@ -217,8 +231,9 @@ def _check_classes(where: str, names: Sequence[str], num_examples: int) -> None:
     """
     forms: dict[Any, str] = {}
     for name, number in itertools.zip_longest(names, class_numbers(names)):
-        if escaped(name) != name:
-            raise UserError(f"{where}: class {name!a:.80} must be a single line of UTF-8.")
+        if escaped(name) != name or len(name) > 1000:
+            limits = "a single line of UTF-8, at most 1,000 characters"
+            raise UserError(f"{where}: class {name!a:.80} must be {limits}.")
         form = unicodedata.normalize("NFC", name) if number is None else number
         if form in forms:
             same = "look the same" if number is None else "are the same number"

@@ -225,10 +225,14 @@ def evaluate_calls(
     `dotted` is called with the text of terms such as `d.e(3)`. UserError for bad syntax, an
     unknown name, or an unknown, missing or invalid argument.
     """
+    if len(text) > 4096:
+        raise UserError(f"{key} {text[:80]!r}... has more than 4,096 characters.")
     try:
         node = ast.parse(text.strip(), mode="eval").body
-    except SyntaxError as error:
-        raise UserError(f"{key} {text!r}: {error.msg}; expected e.g. 'a|b(224)|c(d=1)'.") from None
+        ast.unparse(node)  # finds what is nested too deep
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        reason = getattr(error, "msg", error)
+        raise UserError(f"{key} {text!r}: {reason}; expected e.g. 'a|b(224)|c(d=1)'.") from None
     terms = []
     while isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr):
         terms.append(node.right)
@@ -246,7 +250,7 @@ def _read_call(where: str, node: ast.expr) -> tuple[str, list[Any], dict[str, An
     try:
         args = [ast.literal_eval(value) for value in call.args]
         return name, args, {str(e.arg): ast.literal_eval(e.value) for e in call.keywords}
-    except ValueError:
+    except (ValueError, TypeError):
         raise UserError(f"{where}: {text!r}: arguments must be literals.") from None
 
 
@@ -272,7 +276,7 @@ def _evaluate(
         bound = signature.bind(*args, **kwargs).arguments
         typed = {key: _cast(key, value, hints[key]) for key, value in bound.items()}
         return function(**typed)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         parameters = signature.parameters.values()
         shown = ", ".join(str(one.replace(annotation=one.empty)) for one in parameters)
         raise UserError(f"{where}: {text}: {error} (arguments: {name}({shown})).") from None
@@ -281,6 +285,8 @@ def _evaluate(
 def _cast(name: str, value: Any, hint: Any) -> Any:
     """Converts `value` to the type `hint`; lists count as tuples and ints as floats."""
     members = typing.get_args(hint)
+    if isinstance(value, int | float) and not abs(value) < 1 << 31:
+        raise ValueError(f"{name}={value!r:.40} is not below 2^31")
     if isinstance(hint, types.UnionType):
         for member in members:
             with contextlib.suppress(TypeError):

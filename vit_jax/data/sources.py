@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import numpy as np
 
 from vit_jax.errors import UserError
-from vit_jax.wording import nearest
+from vit_jax.wording import list_names, nearest
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -152,7 +152,7 @@ def resolve_split(split: str, known: Iterable[str], length: Callable[[str], int]
     requested = split_names(spec)
     for name in requested:
         if re.fullmatch(r"[\w-]+", name) and name not in [*names, "all"]:
-            known_splits = f"known splits: {', '.join(names)}.{nearest(name, names)}"
+            known_splits = f"known splits: {list_names(names, 20)}.{nearest(name, names)}"
             raise UserError(f"dataset.split={split!r}: unknown split {name!r}; {known_splits}")
     counts = {name: length(name) for name in names if name in requested or "all" in requested}
     infos = {

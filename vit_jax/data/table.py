@@ -8,17 +8,20 @@ any number of classes (text separated by `|`; in Parquet also a list); `split`, 
 from __future__ import annotations
 
 import csv
+import logging
 import os
-from collections import Counter
-from collections.abc import Iterable, Set
+import sys
+from collections.abc import Iterable, Iterator, Set
 from typing import Any
 
 import numpy as np
+from pyarrow import ArrowException
 
 from vit_jax.data.folder import FolderSource
-from vit_jax.data.labelled import Listing, rows_by
+from vit_jax.data.labelled import Listing, numbered, rows_by
 from vit_jax.data.sources import Request
 from vit_jax.errors import UserError, one_line
+from vit_jax.files.paths import check_file
 from vit_jax.wording import list_names, nearest
 
 _PATHS, _SEPARATOR = ("path", "file_name"), "|"
@@ -31,7 +34,7 @@ class TableSource(FolderSource):
     def identity(self) -> Iterable[str]:
         """Path, size and column values of every file, in order."""
         for index, line in enumerate(super().identity()):
-            values = (column[index] for column in self.columns.values())
+            values = (self.column(name, index) for name in self.columns)
             cells = (np.flatnonzero(value) if np.ndim(value) else value for value in values)
             yield " ".join(map(str, [line, *cells]))
 
@@ -47,78 +50,103 @@ def open_table(request: Request) -> tuple[TableSource, tuple[str, ...]]:
     where = f"dataset.name={path!r}{' (read as .csv)' if path.lower().endswith('.tsv') else ''}"
     try:
         names, cells = _read(path, {*_KNOWN, *request.columns})
-    except (OSError, ValueError, csv.Error) as error:
+    except (OSError, ValueError, csv.Error, ArrowException) as error:
         raise UserError(f"{where} cannot be read: {one_line(error)}.") from None
     if clash := {"image", "label", "labels"}.intersection(request.columns):
         raise UserError(f"{where}: ops read no column {min(clash)!r}; copy it under another name.")
 
-    def column(*known: str) -> list[str]:
-        """The first column of `known` that exists; UserError unless every row has a value."""
-        if not (name := next((name for name in known if name in cells), "")):
+    def column(*known: str) -> list[Any]:
+        """The column that is called one of `known`; UserError unless every row has a value."""
+        if len(found := [name for name in known if name in cells]) > 1:
+            raise UserError(f"{where} has both {' and '.join(map(repr, found))}; keep one.")
+        if not found:
             others = f"{list_names(names) or 'none'}.{nearest(known[0], names)}"
             raise UserError(f"{where} has no column {' or '.join(map(repr, known))}, but {others}")
-        if empty := [row for row, text in enumerate(cells[name], start=1) if not text]:
-            raise UserError(f"{where}: no {name} in row {empty[0]}, the first of {len(empty)}.")
-        return cells[name]
+        empty = [row for row, text in enumerate(cells[found[0]], start=1) if not text]
+        if empty and found != ["labels"]:
+            raise UserError(f"{where}: no {found[0]} in row {empty[0]}, the first of {len(empty)}.")
+        return cells[found[0]]
 
-    folder, paths = os.path.dirname(path), column(*_PATHS)
+    paths = list(map(os.fsencode, column(*_PATHS)))
+    if bad := [i for i, name in enumerate(paths, start=1) if len(name) > 4096 or b"\0" in name]:
+        raise UserError(f"{where}: the path in row {bad[0]} has a NUL or more than 4,096 bytes.")
     texts = {name: np.array(column(name), object) for name in request.columns}
-    is_drawn, everything = "split" not in cells, list(range(len(paths)))
-    splits = dict.fromkeys(("train", "test"), everything) if is_drawn else rows_by(column("split"))
-    encoded = np.array(list(map(os.fsencode, paths)), np.bytes_)
-    source = TableSource(encoded, texts, folder, drawn=is_drawn)
-    files = source.real_paths()
-    rows = list(zip(files, *texts.values(), strict=True))
-    for split, numbers in splits.items():
-        counts = Counter(rows[number] for number in numbers)
-        if twice := [file for (file, *_), count in counts.items() if count > 1]:
-            raise UserError(f"{where}: listed twice in {split!r}: {list_names(twice)}.")
-    labels, several = None, "labels" in cells
-    if request.needs_label:
-        labels = cells["labels"] if several else column("label", "labels")
+    several, is_drawn = "labels" in cells, "split" not in cells
+    labels = column("label", "labels") if request.needs_label else None
+    written = ["train"] * len(paths) if is_drawn else column("split")
+    splits = dict.fromkeys(("train", "test"), range(len(paths))) if is_drawn else rows_by(written)
+    # Of one width, unless a long one would widen a million.
+    places = np.array(paths, np.bytes_ if max(map(len, paths), default=0) < 256 else object)
+    del paths
+    cells.clear()  # a million paths take 150 MB
+    source = TableSource(places, texts, os.path.dirname(path), drawn=is_drawn)
+    files = np.unique(source.file_ids(), return_inverse=True)[1]
+    keys = np.array([files, *map(numbered, (written, *texts.values()))])
+    _, first, counts = np.unique(keys, axis=1, return_index=True, return_counts=True)
+    if len(twice := first[counts > 1]):
+        files_of = list_names(map(source.describe, twice))
+        raise UserError(f"{where}: listed twice in {written[twice[0]]!r}: {files_of}.")
     return Listing(where, source, splits, labels, several=several, files=files).open(request.split)
 
 
 def _read(path: str, known: Set[str]) -> tuple[list[str], dict[str, list[Any]]]:
-    """Names of all columns, and the text in each row of those in `known`; lists of `labels`."""
-    if path.lower().endswith(".parquet"):
-        from pyarrow import parquet  # only needed for Parquet files
-
-        names = parquet.read_schema(path).names
-        wanted = [name for name in names if name in known]
-        columns = parquet.read_table(path, columns=wanted).to_pydict()
-    else:
-        with open(path, newline="", encoding="utf-8-sig") as file:
-            header = file.readline()
-            file.seek(0)
-            reader = csv.reader(file, delimiter=max(",;\t", key=header.count))
-            names = [name.strip() for name in next(reader, [])]
-            rows = [row for row in reader if row]
-        for number, row in enumerate(rows, start=1):
-            if len(row) != len(names):
-                raise ValueError(f"row {number} has {len(row)} values for {len(names)} columns")
-        columns = {name: [row[i] for row in rows] for i, name in enumerate(names)}
-    cells: dict[str, list[Any]] = {}
-    for name in known & columns.keys():
-        read = _labels if name == "labels" else _text
-        numbered = enumerate(columns[name], start=1)
-        cells[name] = [read(value, f"{name} of row {number}") for number, value in numbered]
+    """Names of all columns, and the text in each row of those in `known`; tuples of `labels`."""
+    names = next(rows := _rows(path, known))
+    wanted = [name for name in names if name in known]
+    if twice := [name for name in wanted if wanted.count(name) > 1]:
+        raise ValueError(f"it has several columns {twice[0]!r}; keep one")
+    cells: dict[str, list[Any]] = {name: [] for name in wanted}
+    for number, row in enumerate(rows, start=1):
+        for name, value in zip(wanted, row, strict=True):
+            read = _labels if name == "labels" else _text
+            cells[name].append(read(value, f"{name} of row {number}"))
     return names, cells
 
 
-def _labels(value: Any, where: str) -> list[str]:
+def _rows(path: str, known: Set[str]) -> Iterator[Any]:
+    """Names of all columns, then the values of those in `known` in each row."""
+    check_file(path)
+    if path.lower().endswith(".parquet"):
+        from pyarrow import parquet  # only needed for Parquet files
+
+        with parquet.ParquetFile(path, page_checksum_verification=True) as file:
+            yield (names := file.schema_arrow.names)
+            if (count := file.metadata.num_rows) > 8 * (size := os.path.getsize(path)):
+                raise ValueError(f"{count:,} rows in {size:,} bytes cannot differ")
+            table = file.read([name for name in names if name in known])
+            table.validate(full=True)
+            if table.num_rows != count:
+                raise ValueError(f"it has {table.num_rows} of its {count} rows")
+        yield from zip(*table.to_pydict().values(), strict=True)
+        return
+    with open(path, newline="", encoding="utf-8-sig") as text:
+        header = text.readline()
+        text.seek(0)
+        reader = csv.reader(text, delimiter=max(",;\t", key=header.count), strict=True)
+        yield (names := [name.strip() for name in next(reader, [])])
+        places = [i for i, name in enumerate(names) if name in known]
+        for number, row in enumerate(filter(None, reader), start=1):
+            if len(row) != len(names):
+                raise ValueError(f"row {number} has {len(row)} values for {len(names)} columns")
+            yield [row[i] for i in places]
+        end: Any = text.buffer
+        if names and end.seek(-1, os.SEEK_END) and end.read() not in b"\r\n":
+            logging.warning(f"{path}: its last line has no end; is the file whole?")
+
+
+def _labels(value: Any, where: str) -> tuple[str, ...]:
     """The labels in a cell: a list, or text with separators."""
     if isinstance(value, str):
         value = value.split(_SEPARATOR)
     items = value if isinstance(value, list) else [value]
-    return list(filter(None, (_text(item, where) for item in items)))
+    return tuple(filter(None, (_text(item, where) for item in items)))
 
 
 def _text(value: Any, where: str) -> str:
-    """A cell as text, "" if it is empty."""
+    """A cell as text, "" if it is empty; equal texts are one object, to save memory."""
     if value is None or value != value:
         return ""
     if not isinstance(value, str | int | float):
-        raise ValueError(f"{where}: {value!r} is neither text nor a number")
+        raise ValueError(f"{where}: {value!r:.80} is neither text nor a number")
     is_whole = isinstance(value, float) and value.is_integer()
-    return str(int(value) if is_whole else value).strip()
+    return sys.intern(str(int(value) if is_whole else value).strip())

@@ -19,7 +19,7 @@ import numpy as np
 
 from vit_jax.data.ops import Example, Op
 from vit_jax.errors import UserError, as_user_error, import_extra, one_line
-from vit_jax.files.paths import to_path
+from vit_jax.files.paths import LARGEST_TEXT, read_file
 
 CHARACTERS = "characters"
 _END, _UNKNOWN, _FIRST = 1, 2, 3  # of `characters`, as in T5's vocabularies; 0 is padding
@@ -42,8 +42,8 @@ class Tokenize(Op):
     length: int = 16
 
     def __post_init__(self) -> None:
-        if self.length < 1:
-            raise ValueError(f"length={self.length} must be at least 1")
+        if not 1 <= self.length <= 1 << 16:
+            raise ValueError(f"length={self.length} must be from 1 to 65,536")
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -71,7 +71,7 @@ def load_vocabulary(vocab: str) -> Vocabulary:
     if kind is None:
         raise UserError(f"vocab={vocab!r} is neither {CHARACTERS!r} nor a {' or '.join(_KINDS)}.")
     try:
-        return kind(to_path(vocab).read_bytes())
+        return kind(read_file(vocab, LARGEST_TEXT))
     except UserError:
         raise
     except Exception as error:  # both packages raise plain Exceptions
@@ -91,8 +91,10 @@ def _sentencepiece(data: bytes) -> Vocabulary:
     package = import_extra("vocab", "sentencepiece", "text")
     model = package.SentencePieceProcessor(model_proto=data)
     end = model.eos_id()
-    if end < 0:
-        raise ValueError("it has no end-of-text token")
+    proto = import_extra("vocab", "sentencepiece.sentencepiece_model_pb2", "text").ModelProto
+    # What normalises is stored behind the pieces, which sentencepiece reads as far as they go.
+    if end < 0 or not proto.FromString(data).HasField("normalizer_spec"):
+        raise ValueError("it has no end-of-text token, or is cut")
 
     def encode(text: str, most: int) -> list[int]:
         text = text.encode().lower().decode()  # as in TensorFlow, ASCII only
@@ -103,7 +105,10 @@ def _sentencepiece(data: bytes) -> Vocabulary:
 
 def _wordpiece(data: bytes) -> Vocabulary:
     package = import_extra("vocab", "tokenizers", "text")
-    numbers = {piece: i for i, piece in enumerate(data.decode().rstrip("\n").split("\n"))}
+    pieces = data.decode("utf-8-sig").replace("\r\n", "\n").rstrip("\n").split("\n")
+    numbers = {piece: i for i, piece in enumerate(pieces)}
+    if len(numbers) < len(pieces):
+        raise ValueError(f"only {len(numbers)} of its {len(pieces)} pieces differ")
     if missing := {"[CLS]", "[UNK]"} - numbers.keys():
         raise ValueError(f"it has no {min(missing)}")
     tokenizer = package.Tokenizer(package.models.WordPiece(numbers, unk_token="[UNK]"))
