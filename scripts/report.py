@@ -6,8 +6,8 @@
 
 The page is one file: it opens offline and can be sent by mail. Unfinished runs have one, too;
 the page says what is missing. Mistakes are from up to --max_examples evaluation images, evenly
-spaced in the split. Data of a path outside of the run are only opened if --max_examples is given:
-the run may be somebody else's.
+spaced in the split. Data at a path are only opened if --max_examples is given: the config may be
+somebody else's.
 """
 
 from vit_jax import launch

@@ -337,22 +337,38 @@ def test_a_run_without_one_label_per_image(changed: Path, tmp_path: Path) -> Non
     assert len(section(page, "inside").findall(".//img")) == CHARTS + 8
 
 
-def test_data_that_only_the_run_names_are_not_opened(changed: Path, tmp_path: Path) -> None:
-    text = text_of(section(report(changed, tmp_path), "predictions"))
-    assert re.search(
-        r"Not shown. The data, '/.*', are outside of the run: --max_.*=2000 opens", text
-    )
-    for name, is_elsewhere in {
-        "cifar10_corrupted/fog_1:1.0.0": False,
-        "glyphs(size=32, classes='ab')": False,
-        f"{changed}/data/{{0..3}}.tar": False,
-        f"{changed}/../photos": True,
-        "photos/{0..3}.tar": True,
-        "gs://bucket/photos.csv": True,
-        "vit_jax": True,  # a folder here
-    }.items():
-        assert of_model._is_elsewhere(str(changed), name, "") == is_elsewhere
-    assert of_model._is_elsewhere(str(changed), "cifar10", "/data")
+@pytest.mark.parametrize(
+    ("name", "data_dir", "opens"),
+    [
+        (None, "", False),
+        ("vit_jax", "", False),  # a folder here
+        ("photos/{0..3}.tar", "", False),
+        ("gs://bucket/photos.csv", "", False),
+        ("cifar10", "/data", False),
+        ("cifar10_corrupted/fog_1:1.0.0", "", True),
+        ("glyphs(image_size=16, classes='0123456789')", "", True),
+    ],
+)
+def test_data_at_a_path_that_only_the_run_names_are_not_opened(
+    changed: Path, monkeypatch: pytest.MonkeyPatch, name: str | None, data_dir: str, opens: bool
+) -> None:
+    def update(config: dict[str, Any]) -> None:
+        config["dataset"].update(name=name or config["dataset"]["name"], data_dir=data_dir)
+
+    edit(changed, "config.json", update)
+    asked: list[str] = []
+
+    def open_dataset(_: Any, **options: Any) -> Any:
+        asked.append(options["name"])
+        raise UserError("opened")
+
+    monkeypatch.setattr(of_model.Model, "open_dataset", open_dataset)
+    run = read_run(changed)
+    _, error = of_model.load_subject(run, None)
+    assert bool(asked) == opens == (str(error) == "opened")
+    assert opens or "path that only its config names: --max_examples=2000 opens" in str(error)
+    _, error = of_model.load_subject(run, 2000)
+    assert str(error) == "opened"
 
 
 def test_some_examples_many_classes_and_no_matplotlib(workdir, tmp_path, monkeypatch):

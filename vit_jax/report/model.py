@@ -13,7 +13,6 @@ import numpy as np
 from vit_jax.data.preprocess import check_no_code
 from vit_jax.errors import UserError, import_extra
 from vit_jax.evaluators.create import EvaluatorKeys
-from vit_jax.files.paths import is_bucket
 from vit_jax.inference.class_order import match_classes
 from vit_jax.inference.evaluate import measure_examples
 from vit_jax.inference.evaluation_tables import confusion_matrix
@@ -66,14 +65,6 @@ class Sample:
         return self.names[index]
 
 
-def _is_elsewhere(folder: str, name: str, data_dir: str) -> bool:
-    """Whether data are in a place that only the config of a run names: it may be a stranger's."""
-    is_path = os.path.exists(name) or not _NAME.fullmatch(name)
-    places = [folder, *([name] if is_path else []), *([data_dir] if data_dir else [])]
-    run, *data = (p if is_bucket(p) else os.path.realpath(os.path.expanduser(p)) for p in places)
-    return not all(place.startswith(f"{run}/") for place in data)
-
-
 def load_subject(run: Run, max_examples: int | None) -> tuple[Model, Any]:
     """The model, and its evaluation dataset with a `Sample`, or a UserError in its place.
 
@@ -93,9 +84,13 @@ def load_subject(run: Run, max_examples: int | None) -> tuple[Model, Any]:
     check_no_code(str(run.folder / CONFIG_FILE), preprocess)
     model = load_model(source, preprocess=preprocess)
     options: Any = {**keys.data(training), "on_bad_image": training["on_bad_image"]}
-    if max_examples is None and _is_elsewhere(source, options["name"], options["data_dir"]):
-        data = f"The data, {options['name']!r}, are outside of the run"
-        return model, UserError(f"{data}: --max_examples={_EXAMPLES} opens them.")
+    name = options["name"]  # a path in the config of a stranger may lead anywhere
+    is_path = options["data_dir"] or os.path.exists(name) or not _NAME.fullmatch(name)
+    if max_examples is None and is_path:
+        way = f"--max_examples={_EXAMPLES} opens them"
+        return model, UserError(
+            f"Its data, {name!r}, are at a path that only its config names: {way}."
+        )
     if max_examples == 0:
         return model, UserError("Skipped by --max_examples=0.")
     try:

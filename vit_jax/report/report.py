@@ -45,8 +45,8 @@ def write_report(
     Args:
       workdir: of the run, local or at gs://.
       output: file to write; "" is `WORKDIR/report.html`.
-      max_examples: evaluation examples to predict; 0: none. By default 2,000, but none of data
-        outside of the run, which somebody else may have named: a number asks for them.
+      max_examples: evaluation examples to predict; 0: none. By default 2,000, but none of data at
+        a path, which somebody else may have chosen: a number asks for them.
       recipe: the recipe to compare with, `configs/x.py:argument`; "" is the one in the command.
       against: accuracies of other models on the examples of the main evaluation, by name.
 
