@@ -159,8 +159,8 @@ def _later(name: str) -> Callable[[Request], Opened]:
 
 
 def _is_saved(name: str, _data_dir: str) -> bool:
-    folder = Path(os.path.expanduser(name))
-    return bool(name) and any((folder / file).is_file() for file in _ARROW_FILES)
+    folder = os.path.expanduser(name)
+    return bool(name) and any(os.path.isfile(os.path.join(folder, file)) for file in _ARROW_FILES)
 
 
 def _is_folder(name: str, data_dir: str) -> bool:
