@@ -5,7 +5,7 @@ tars in it or in its direct subfolders. The split of a tar is the one in its nam
 folder, else `train`. A class is a number or a name. A column read by ops is the member
 `KEY.COLUMN`, or a key of `KEY.json`. `KEY.depth.png` is no image: its key ends at the first dot.
 
-The headers of a tar are read once: the offsets of its members are cached.
+Of members of one name the last counts, and links are what they link to, as in the unpacked tar.
 The layout is that of github.com/webdataset/webdataset.
 """
 
@@ -13,61 +13,64 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import glob
-import hashlib
-import json
 import logging
+import math
 import os
 import re
 import tarfile
-import zipfile
-from collections.abc import Iterable, Iterator, Mapping
-from itertools import product
-from typing import Any
+import zlib
+from collections.abc import Iterable
+from itertools import chain, product
+from typing import Any, BinaryIO
 
 import numpy as np
 
 from vit_jax.data.folder import EXTENSIONS, subfolders
 from vit_jax.data.labelled import LabelledSource, Listing, rows_by
 from vit_jax.data.sources import SPLIT_WORDS, Request, map_threads, split_word
-from vit_jax.errors import UserError, one_line
-from vit_jax.files.paths import cache_dir, write_arrays
+from vit_jax.errors import UserError, as_user_error, one_line
+from vit_jax.files import paths
 from vit_jax.wording import counted, list_names
 
 _KEY = re.compile(r"((?:.*/)?[^/.]+)\.([^/]+)")  # and the extension, from the first dot on
-_PLACE = [("tar", np.int32), ("name", object), ("offset", np.int64), ("size", np.int64)]
-Index = Mapping[str, np.ndarray]
+_PLACE = [("tar", "i4"), ("name", "O"), ("offset", "i8"), ("size", "i8"), ("crc", "u4")]
+_MOST_TARS = 100_000
+_LONGEST = 4096  # characters of a name, as on Linux, and of a label
+_MOST_PADDING = 1 << 20  # bytes of zeros at the end
+_MOST_LINKS = 40  # to a file, as in Linux
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class TarSource(LabelledSource):
-    """Images inside tars: `places` are rows of _PLACE, and so are columns of text."""
+    """Images inside tars: places and texts are rows of _PLACE, with the CRC of the header."""
 
     tars: tuple[str, ...]
 
     def read(self, index: int) -> bytes:
-        return self._content(self.places[index])
+        return self._content(self.places[index], paths.LARGEST)
 
-    def _content(self, place: Any) -> bytes:
+    def _content(self, place: Any, most: int) -> bytes:
+        if place["size"] > most:
+            raise ValueError(f"{place['name']} has more than {most >> 20:,} MiB")
         with open(self.tars[place["tar"]], "rb") as file:
-            file.seek(place["offset"])
-            content = file.read(place["size"])
-        if len(content) < place["size"]:
-            raise ValueError("the tar is truncated inside it")
+            file.seek(place["offset"] - tarfile.BLOCKSIZE)
+            header, content = file.read(tarfile.BLOCKSIZE), file.read(place["size"])
+        if len(content) < place["size"] or zlib.crc32(header) != place["crc"]:
+            raise ValueError("the tar has changed since it was opened; start again")
         return content
 
     def column(self, name: str, index: int) -> Any:
         value = self.columns[name][index]
         if not isinstance(value, np.void):  # a label
             return value
-        content = self._content(value)
-        if not value["name"].lower().endswith(".json"):
-            return content.decode()
-        fields = json.loads(content)
-        if not isinstance(fields, dict) or name not in fields:
-            raise ValueError(f"{value['name']} has no {name!r}")
-        return str(fields[name])
+        content = self._content(value, paths.LARGEST_TEXT)
+        try:
+            if not value["name"].lower().endswith(".json"):
+                return content.decode()
+            return str(paths.parse_json(content)[name])
+        except (ValueError, LookupError, TypeError) as error:
+            raise ValueError(f"{value['name']} has no text {name!r}: {error!r}") from error
 
     def describe(self, index: int) -> str:
         place = self.places[index]
@@ -77,7 +80,7 @@ class TarSource(LabelledSource):
         """Tar, name, size and label of every image, in order."""
         names = list(map(os.path.basename, self.tars))
         labels = self.columns.get("label", np.zeros(len(self), np.int32))
-        for (tar, name, _, size), label in zip(self.places.tolist(), labels, strict=True):
+        for (tar, name, _, size, _), label in zip(self.places.tolist(), labels, strict=True):
             yield f"{names[tar]} {name} {size} {label}"
 
 
@@ -85,7 +88,12 @@ def find_tars(name: str) -> list[str]:
     """The tars that `dataset.name` refers to, sorted; empty if it is something else."""
     path = os.path.abspath(os.path.expanduser(name))
     if path.lower().endswith(".tar"):
-        return list(map("".join, product(*map(_choices, re.split(r"(\{[^{}]*\})", path)))))
+        choices = list(map(_choices, re.split(r"(\{[^{}]*\})", path)))
+        if not 0 < math.prod(map(len, choices)) <= _MOST_TARS:
+            raise UserError(
+                f"dataset.name={name!r} names no tar, or over {_MOST_TARS:,}: check its braces."
+            )
+        return list(map("".join, product(*choices)))
     if not os.path.isdir(path):
         return []
     below = [os.path.join(path, name) for name in subfolders(path)]
@@ -100,9 +108,9 @@ def find_tars(name: str) -> list[str]:
 
 def _choices(part: str) -> list[str]:
     """Expands `{000..099}` or `{train,val}`; other text is returned as it is."""
-    if bounds := re.fullmatch(r"\{(\d+)\.\.(\d+)\}", part):
+    if bounds := re.fullmatch(r"\{(\d{1,18})\.\.(\d{1,18})\}", part):
         first, last = bounds.groups()
-        return [f"{i:0{len(first)}}" for i in range(int(first), int(last) + 1)]
+        return [f"{i:0{len(first)}}" for i in range(int(first), int(last) + 1)[: _MOST_TARS + 1]]
     return part[1:-1].split(",") if part.startswith("{") and part.endswith("}") else [part]
 
 
@@ -126,13 +134,12 @@ def open_tars(request: Request) -> tuple[TarSource, tuple[str, ...]]:
     images lack a label or a column, and see `Listing.open`.
     """
     where, tars = f"dataset.name={request.path!r}", find_tars(request.path)
-    indices = map_threads(functools.partial(_index, where), tars, chunk=1)
+    if absent := [tar for tar in tars if not os.path.exists(tar)]:
+        raise UserError(f"{where}: {list_names(absent)} cannot be read: No such file.")
     known = _splits_of(where, tars)
-    samples = [
-        (known[number], *sample)
-        for number, (tar, index) in enumerate(zip(tars, indices, strict=True))
-        for sample in _samples(tar, number, index, request.columns)
-    ]
+    numbered = zip(range(len(tars)), tars, known, strict=True)
+    found = map_threads(lambda tar: _samples(where, request.columns, *tar), numbered, chunk=1)
+    samples = list(chain.from_iterable(found))
     if not samples:
         raise UserError(f"{where}: no images in {counted(len(tars), 'tar')} ({list_names(tars)}).")
     splits, images, labels, *texts = map(list, zip(*samples, strict=True))
@@ -148,16 +155,21 @@ def open_tars(request: Request) -> tuple[TarSource, tuple[str, ...]]:
     return Listing(where, source, rows, wanted).open(request.split)
 
 
-def _samples(path: str, tar: int, index: Index, columns: Iterable[str]) -> Iterator[Any]:
-    """Of each image of a tar its place, the text of its label and places of columns."""
-    samples: dict[str, dict[str, tuple[Any, bytes]]] = {}
-    names = map(os.fsdecode, index["name"].tolist())
-    numbers = (index[key].tolist() for key in ("offset", "size", "label"))
-    for name, offset, size, label in zip(names, *numbers, strict=True):
+def _samples(where: str, columns: Iterable[str], tar: int, path: str, split: str) -> list[Any]:
+    """Of each image of a tar its split, place, the text of its label and places of columns."""
+    try:
+        paths.check_file(path)
+        with open(path, "rb") as file:
+            rows = _scan(file)
+    except Exception as error:  # tarfile raises anything for a hostile file
+        raise as_user_error(f"{where}: {path} cannot be read: {one_line(error)}.", error) from error
+    samples: dict[str, dict[str, tuple[Any, str]]] = {}
+    for name, *rest, label in rows:
         if match := _KEY.fullmatch(name):
-            sample = samples.setdefault(match[1], {})
-            sample[match[2].lower()] = (tar, name, offset, size), label
-    without = []
+            sample, place = samples.setdefault(match[1], {}), (tar, name, *rest)
+            if sample.setdefault(match[2].lower(), (place, label))[0] is not place:
+                raise UserError(f"{path}: {name} is there twice, in upper and lower case.")
+    found, without = [], []
     for key, sample in samples.items():
         images = [place for end, (place, _) in sample.items() if f".{end}" in EXTENSIONS]
         alike = [f"{key}.{end}" for end in sample if f".{end}".endswith(EXTENSIONS)]
@@ -165,56 +177,60 @@ def _samples(path: str, tar: int, index: Index, columns: Iterable[str]) -> Itera
             means = f"{list_names(alike)} in one sample, {key!r}, as a key ends at the first dot"
             raise UserError(f"{path}: {means}; call its image KEY.jpg, and others KEY.other.png.")
         if images:
-            about = sample.get("json", (None, b""))
-            label = sample.get("cls", about)[1].decode(errors="replace")
+            about = sample.get("json", (None, ""))
             places = (sample.get(name, about)[0] for name in columns)
-            yield images[0], label, *places
+            found.append((split, images[0], sample.get("cls", about)[1], *places))
         else:
             without.append(key)
     if without and len(without) < len(samples):
-        logging.warning(
-            f"{path}: no image in {len(without):,} of its samples: {list_names(without)}."
-        )
+        lack = f"no image in {len(without):,} of its samples: {list_names(without)}"
+        logging.warning(f"{path}: {lack}.")
+    return found
 
 
-def _index(where: str, tar: str) -> Index:
-    """Index of a tar's members: `name`, `offset`, `size` and `label`, [M] each, from the cache."""
-    try:
-        stat = os.stat(tar)
-        identity = f"{tar} {stat.st_size} {stat.st_mtime_ns}"
-        digest = hashlib.blake2b(os.fsencode(identity), digest_size=16).hexdigest()
-        cached = cache_dir() / "tars" / f"{digest}.npz"
-        damage = (OSError, ValueError, EOFError, zipfile.BadZipFile)
-        with contextlib.suppress(*damage), np.load(cached) as arrays:
-            return dict(arrays)
-        index = _scan(tar)
-    except (OSError, tarfile.TarError) as error:
-        raise UserError(f"{where}: {tar} cannot be read: {one_line(error)}.") from error
-    with contextlib.suppress(OSError):  # without a cache it is read again
-        cached.parent.mkdir(parents=True, exist_ok=True)
-        write_arrays(cached, index)
-    return index
+def _scan(file: BinaryIO) -> list[tuple[str, int, int, int, str]]:
+    """Name, offset, size, CRC of header, and label of each file in a tar; TarError if damaged."""
+    names, members = dict[str, str](), dict[str, tarfile.TarInfo]()  # by path
+    for member in (archive := tarfile.TarFile(fileobj=file)):
+        is_odd = member.issparse() or member.type not in tarfile.SUPPORTED_TYPES or member.size < 0
+        if is_odd or len(member.name) > _LONGEST:
+            what = f"sparse, split, or has a name over {_LONGEST:,} characters"
+            raise tarfile.ReadError(f"{member.name[:80]} is {what}")
+        names.setdefault(path := os.path.normpath(member.name), member.name)
+        linked = members.get(os.path.normpath(member.linkname)) if member.islnk() else None
+        members[path] = linked or member
+    file.seek(archive.offset)  # TarFile takes damage for the end
+    padding, found = file.read(_MOST_PADDING), f"after {counted(len(names), 'member')}"
+    if len(padding) < 2 * tarfile.BLOCKSIZE:
+        raise tarfile.ReadError(f"it is cut: no end marker {found}; copy it, or pack it again")
+    if padding.strip(b"\0") or file.read(1):
+        raise tarfile.ReadError(f"data follow its end {found}: damaged, or joined without tar -A")
+    rows = []
+    for path, member in members.items():
+        target: tarfile.TarInfo | None = member
+        for _ in range(_MOST_LINKS):
+            if target is not None and target.issym():
+                link = os.path.join(os.path.dirname(target.name), target.linkname)
+                target = members.get(os.path.normpath(link))
+        if target is not None and target.isfile():
+            place = target.offset_data, target.size
+            file.seek(target.offset_data - tarfile.BLOCKSIZE)
+            crc = zlib.crc32(file.read(tarfile.BLOCKSIZE))
+            rows.append((names[path], *place, crc, _label(file, path, *place)))
+        elif (member.issym() or member.islnk()) and _KEY.fullmatch(path):
+            raise tarfile.ReadError(f"{path[:80]} is a link to no file in it: pack with tar -h")
+    return rows
 
 
-def _scan(tar: str) -> Index:
-    rows: list[tuple[bytes, int, int, bytes]] = []
-    with tarfile.open(tar, "r:") as archive:
-        for member in archive:
-            end = member.name.rpartition(".")[2].lower()
-            if (content := archive.extractfile(member)) is None:  # a folder or a device
-                continue
-            label = _label(end, content.read()) if end in ("cls", "json") else b""
-            rows.append((os.fsencode(member.name), member.offset_data, member.size, label))
-    kinds = {"name": np.bytes_, "offset": np.int64, "size": np.int64, "label": np.bytes_}
-    columns = zip(*rows, strict=True) if rows else [()] * len(kinds)
-    return {key: np.array(column, kinds[key]) for key, column in zip(kinds, columns, strict=True)}
-
-
-def _label(end: str, content: bytes) -> bytes:
-    """The text of the class in a member, or nothing."""
-    if end == "cls":
-        return content.strip()
+def _label(file: BinaryIO, name: str, offset: int, size: int) -> str:
+    """The text of the class in a member, or nothing; ReadError if it is too large."""
+    if (end := name.rpartition(".")[2].lower()) not in ("cls", "json"):
+        return ""
+    file.seek(offset)
+    content, label = file.read(min(size, paths.LARGEST_TEXT)).strip(), ""
     with contextlib.suppress(ValueError, AttributeError):
-        value = json.loads(content).get("label", "")
-        return str(value).encode() if isinstance(value, str | int) else b""
-    return b""
+        value = os.fsdecode(content) if end == "cls" else paths.parse_json(content).get("label")
+        label = str(value) if isinstance(value, str | int) else ""
+    if size > paths.LARGEST_TEXT or len(label) > _LONGEST:
+        raise tarfile.ReadError(f"{name[:80]}, or the label in it, is too large")
+    return label

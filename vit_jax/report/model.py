@@ -87,10 +87,8 @@ def load_subject(run: Run, max_examples: int | None) -> tuple[Model, Any]:
     name = options["name"]  # a path in the config of a stranger may lead anywhere
     is_path = options["data_dir"] or os.path.exists(name) or not _NAME.fullmatch(name)
     if max_examples is None and is_path:
-        way = f"--max_examples={_EXAMPLES} opens them"
-        return model, UserError(
-            f"Its data, {name!r}, are at a path that only its config names: {way}."
-        )
+        where = f"Its data, {name!r}, are at a path that only its config names"
+        return model, UserError(f"{where}: --max_examples={_EXAMPLES} opens them.")
     if max_examples == 0:
         return model, UserError("Skipped by --max_examples=0.")
     try:
