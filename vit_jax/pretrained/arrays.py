@@ -110,7 +110,7 @@ def _read_file(path: Path, entry: str, is_shard: bool) -> Arrays:
                 raise UserError(f"it claims to expand to {expanded} bytes, which weights never do")
             is_torch = any(name.endswith("/data.pkl") for name in archive.namelist())
             return torch_file.read_zip(archive, most, entry) if is_torch else _read_npz(archive)
-        if head.startswith(torch_file.STREAM_MAGIC):
+        if torch_file.STREAM_MAGIC in head[:24]:
             return torch_file.read_stream(file, most, entry)
     # The header length comes first; read as text it would be absurdly large.
     if head[8:9] == b"{" and not head[:8].decode("latin-1").isprintable():

@@ -18,15 +18,15 @@ import numpy as np
 from vit_jax.errors import UserError
 from vit_jax.wording import list_names
 
-# Every file of the stream format starts with a pickle of this number.
-STREAM_MAGIC = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
+# Every file of the stream format starts with a pickle of this number, in any protocol.
+STREAM_MAGIC = b"\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
 # Entries that hold the parameters, in order of preference: like timm, averaged weights first. The
 # teacher is DINO's, which is evaluated.
 _ENTRIES = ("state_dict_ema", "model_ema", "model", "state_dict", "teacher")
 
 
 class Tensor(NamedTuple):
-    """A view of a storage; `offset` and `strides` count elements. It may reach beyond it."""
+    """A view of a storage; `offset` and `strides` count elements. May reach beyond it."""
 
     key: str
     offset: int
@@ -115,8 +115,8 @@ class _Dict(dict[Any, Any]):
     has_tensors = False
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        # What is no string becomes a number: a tuple may take for ever to hash.
-        super().__setitem__(key if type(key) is str else len(self), value)
+        """Replaces what is no string by its type and place: some tuples take for ever to hash."""
+        super().__setitem__(key if type(key) is str else (type(key).__name__, len(self)), value)
         self.has_tensors |= isinstance(value, Tensor)
 
     append = extend = add = lambda *_: None
@@ -157,8 +157,9 @@ class _Unpickler(pickle._Unpickler):
         """Checks the opcodes and that lengths are those of the file; adds to `storages`."""
         start, known = stream.tell(), {*_OPCODES.split()}
         for count, (opcode, *_) in enumerate(pickletools.genops(stream)):
-            if opcode.name not in known or count == 4_000_000:  # a large ViT's has 200,000
-                raise UserError(f"opcode {count:,} in it is {opcode.name}: torch.save writes none")
+            if opcode.name not in known or count == 2_000_000:  # a large ViT's has 200,000
+                text = f"its pickle has the opcode {opcode.name} at place {count:,}"
+                raise UserError(f"{text}; torch.save writes no such one, nor that many")
         stream.seek(start)
         super().__init__(stream)
         self.storages = storages
