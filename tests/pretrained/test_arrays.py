@@ -4,6 +4,7 @@ import functools
 import gzip
 import io
 import json
+import os
 import pickle
 import random
 import zipfile
@@ -19,7 +20,7 @@ import safetensors.numpy
 import torch
 
 from vit_jax.errors import UserError
-from vit_jax.pretrained.arrays import read_arrays, write_safetensors
+from vit_jax.pretrained.arrays import looks_like_a_page, read_arrays, write_safetensors
 
 ARRAYS = {
     "blocks.0.weight": np.arange(6, dtype=np.float32).reshape(2, 3),
@@ -62,6 +63,10 @@ def zip_of(**members: bytes) -> bytes:
 CONTENTS = [
     (b"", "it is empty"),
     (b"\n<!DOCTYPE html>\n<html><body>Sign in", "an HTML or XML page"),
+    (b"\xef\xbb\xbf\r\n\r\n<!-- moved -->\n<html>", "an HTML or XML page"),
+    ("\n<?xml version='1.0'?><Error>".encode("utf-16"), "an HTML or XML page"),
+    (b" " * 2000 + b"<html>", "an HTML or XML page"),
+    (b'{"weight_map": ' + b"[" * 200_000, "nested too deep"),
     (b"version https://git-lfs.github.com/spec/v1\noid sha256:1\n", "a Git LFS pointer"),
     (gzip.compress(b"weights", mtime=0), "gzip-compressed"),
     (b"\x89HDF\r\n\x1a\n" + bytes(100), "an HDF5 file"),
@@ -86,7 +91,9 @@ def test_what_else_a_file_may_be_is_said(tmp_path: Path) -> None:
 
 
 def test_what_is_not_a_file_is_said(tmp_path: Path) -> None:
-    for name, message in (("none", "No such file"), ("", "it is a folder or a device")):
+    os.mkfifo(tmp_path / "pipe")
+    what = "it is a folder or a device"
+    for name, message in (("none", "No such file"), ("", what), ("pipe", what)):
         refused(tmp_path / name, message)
 
 
@@ -144,6 +151,20 @@ def test_an_index_that_lies_is_refused(tmp_path: Path) -> None:
     ]
     for changes, message in lies:
         refused(write_shards(tmp_path, **changes), message)
+
+
+def test_an_index_of_an_index_is_refused(tmp_path: Path) -> None:
+    for name, other in (("a", "b"), ("b", "a"), ("c", "link")):
+        (tmp_path / f"{name}.json").write_text(json.dumps({"weight_map": {"w": f"{other}.json"}}))
+    (tmp_path / "link.json").symlink_to("c.json")
+    for name in ("a", "c"):
+        refused(tmp_path / f"{name}.json", "it is an index, listed as a weight file")
+
+
+def test_no_weights_are_taken_for_a_page() -> None:
+    for length in range(0, 100_000_000, 9_973):  # of the header of a safetensors file
+        assert not looks_like_a_page(length.to_bytes(8, "little") + b'{"a":{"dtype":"F32"')
+    assert not looks_like_a_page(b"<a {".ljust(8, b"\0") + b'{"a":')
 
 
 def test_an_honest_file_of_zeros_is_read_though_it_shrank_a_thousandfold(tmp_path: Path) -> None:

@@ -106,6 +106,7 @@ def test_faults_that_pass(server: FileServer, tmp_path: Path) -> None:
     [
         (Served(b""), "has 0 bytes instead of 1 to"),
         (Served(b"\n<!DOCTYPE html><html>Sign in"), "it is a web page; discarded"),
+        (Served("\ufeff<HTML>".encode("utf-16")), "it is a web page; discarded"),
         (Served(BODY, {}, [{"break_after": 70}] * 9), "failed .* attempt 3"),
         (Served(BODY, {}, [{"status": 503}] * 9), "returned 503 Service Unavailable, attempt 3"),
         (Served(BODY, {}, [{"status": 401}]), "returned 401 Unauthorized, attempt 1; check the"),

@@ -2,9 +2,11 @@
 
 import argparse
 import collections
+import datetime
 import io
 import os
 import pickle
+import pickletools
 import struct
 import sys
 import zipfile
@@ -78,6 +80,35 @@ def test_the_parameters_of_a_checkpoint_are_read(tmp_path, caplog):
         read_arrays(tmp_path / "a.pth", "what")
 
 
+@pytest.mark.parametrize("zipped", [True, False], ids=["zip", "stream"])
+@pytest.mark.parametrize("protocol", [2, 3, 4, 5])
+def test_protocols_and_what_scripts_save(tmp_path: Path, protocol: int, zipped: bool) -> None:
+    state_dict = collections.OrderedDict(a=torch.nn.Parameter(torch.arange(3.0)))
+    state_dict._metadata = {"": {"version": 1}}  # type: ignore[attr-defined]
+    saved = {
+        "state_dict": state_dict,
+        "args": argparse.Namespace(out=Path("out"), tags={"a"}, frozen=frozenset("ab")),
+        "when": datetime.datetime(2026, 11, 28),
+        "kind": pickletools.StackObject("int", int, ""),  # an object with state
+        "losses": [0.5, np.float32(1), np.arange(3), b"raw", bytearray(b"raw"), 1 << 70, 1j],
+        "counts": collections.defaultdict(int, {1: 2, (1, 2): 3}),
+    }
+    options: dict[str, Any] = {"_use_new_zipfile_serialization": zipped}
+    torch.save(saved, tmp_path / "a.pth", pickle_protocol=protocol, **options)
+    read = read_arrays(tmp_path / "a.pth")
+    np.testing.assert_array_equal(read.pop("a"), np.arange(3, dtype=np.float32), strict=True)
+    assert not read
+    torch.save(torch.nn.Linear(2, 2), tmp_path / "a.pth", pickle_protocol=protocol, **options)
+    refused(tmp_path / "a.pth", "never run.; torch.save.model.state_dict")
+
+
+def test_tensors_that_share_a_storage_share_memory(tmp_path: Path) -> None:
+    whole = torch.arange(1000.0)
+    torch.save({f"{n}": whole[n:] for n in range(50)}, tmp_path / "a.pth")
+    read = read_arrays(tmp_path / "a.pth")
+    assert all(np.shares_memory(read["0"], array) for array in read.values())
+
+
 ONE, TWO = {"w": torch.ones(2)}, {"w": torch.ones(3)}
 
 
@@ -101,6 +132,7 @@ def test_what_is_no_state_dict_is_refused(tmp_path: Path) -> None:
         ({"model": {"name": "vit"}}, "no state dict"),
         ([torch.ones(3)], "no state dict"),
         ({"a\n": torch.ones(3)}, "not the name of an array"),
+        ({(1, 2): torch.ones(3)}, "not the name of an array"),
         ({"a": torch.ones(2, dtype=torch.complex64)}, "tensors of an unsupported type"),
         ({"a": torch.ones(2).to(torch.float8_e5m2)}, "_rebuild_tensor_v3.*not supported"),
         ({"a": torch.ones(2, 2).to_sparse()}, "torch._utils._rebuild_sparse_tensor"),

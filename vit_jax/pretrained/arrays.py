@@ -6,7 +6,6 @@ is never run. Only `.npz` and zipped `.pth` files have checksums, which are veri
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import zipfile
@@ -20,7 +19,7 @@ from safetensors import safe_open
 from safetensors.numpy import save
 
 from vit_jax.errors import UserError, as_user_error
-from vit_jax.files.paths import cache_dir, replacing
+from vit_jax.files.paths import cache_dir, check_file, parse_json, replacing
 from vit_jax.pretrained import torch_file
 
 Arrays = dict[str, np.ndarray]
@@ -40,18 +39,17 @@ _OTHER_FORMATS = {
 }
 
 
-def read_arrays(path: str | os.PathLike[str], entry: str = "") -> Arrays:
+def read_arrays(path: str | os.PathLike[str], entry: str = "", is_shard: bool = False) -> Arrays:
     """Reads all arrays of a file, in their stored dtypes (including `bfloat16`).
 
-    For the index of several files (`model.safetensors.index.json`), reads all of them. `entry`
-    selects one of several state dicts in a PyTorch file. UserError: no such file, not weights (the
-    message says what it is), or damaged.
+    For the index of several files (`model.safetensors.index.json`), reads all of them; a shard may
+    not be an index itself. `entry` selects one of several state dicts in a PyTorch file. UserError:
+    no such file, not weights (the message says what it is), or damaged.
     """
     path = Path(path)
     try:
-        if path.exists() and not path.is_file():  # opening a pipe would wait for a writer
-            raise UserError("it is a folder or a device, not a file")
-        arrays = _read_file(path, entry)
+        check_file(path)
+        arrays = _read_file(path, entry, is_shard)
         if not arrays:
             raise UserError("it has no arrays")
         for name, array in arrays.items():
@@ -76,15 +74,15 @@ def _cache_hint(path: Path) -> str:
     return "; it is in the cache: delete it to download it again" if is_ours else ""
 
 
-def _read_shards(path: Path) -> Arrays:
+def _read_shards(path: Path, content: bytes) -> Arrays:
     """Reads the files listed in an index next to them; UserError if they are inconsistent."""
-    index = json.loads(path.read_bytes())["weight_map"]
+    index = parse_json(content)["weight_map"]
     arrays: Arrays = {}
     places: dict[str, str] = {}
     for file in sorted(set(index.values())):
         if file != Path(file).name or file == path.name:
             raise UserError(f"it lists {file!r:.80}, which is not a weight file next to it")
-        shard = read_arrays(path.parent / file)
+        shard = read_arrays(path.parent / file, is_shard=True)
         places |= dict.fromkeys(shard, file)
         arrays |= shard
     if wrong := sorted(places.items() ^ index.items()):
@@ -92,11 +90,15 @@ def _read_shards(path: Path) -> Arrays:
     return {name: arrays[name] for name in index}
 
 
-def _read_file(path: Path, entry: str) -> Arrays:
+def _read_file(path: Path, entry: str, is_shard: bool) -> Arrays:
+    most = max(512 << 20, 20 * path.stat().st_size)  # bytes of arrays; weights shrink to about 0.9
     with open(path, "rb") as file:
-        head = file.read(512)
-        if head.lstrip().startswith(b"{") and b'"weight_map"' in head + file.read(_MAX_INDEX):
-            return _read_shards(path)
+        head = file.read(4096)
+        index = head + file.read(_MAX_INDEX) if head.lstrip().startswith(b"{") else b""
+        if b'"weight_map"' in index:
+            if is_shard:
+                raise UserError("it is an index, listed as a weight file by another")
+            return _read_shards(path, index)
         file.seek(0)
         if head.startswith(b"PK"):
             archive = zipfile.ZipFile(file)
@@ -104,12 +106,12 @@ def _read_file(path: Path, entry: str) -> Arrays:
             if int.from_bytes(file.read(2), "little") not in (len(archive.infolist()), 0xFFFF):
                 raise UserError("its zip directory is damaged, download it again")
             expanded = sum(member.file_size for member in archive.infolist())
-            if expanded > max(512 << 20, 20 * path.stat().st_size):  # weights shrink to about 0.9
+            if expanded > most:
                 raise UserError(f"it claims to expand to {expanded} bytes, which weights never do")
             is_torch = any(name.endswith("/data.pkl") for name in archive.namelist())
-            return torch_file.read_zip(archive, entry) if is_torch else _read_npz(archive)
-        if head.startswith(torch_file.STREAM_MAGIC):
-            return torch_file.read_stream(file, entry)
+            return torch_file.read_zip(archive, most, entry) if is_torch else _read_npz(archive)
+        if torch_file.STREAM_MAGIC in head[:24]:
+            return torch_file.read_stream(file, most, entry)
     # The header length comes first; read as text it would be absurdly large.
     if head[8:9] == b"{" and not head[:8].decode("latin-1").isprintable():
         # Not memory-mapped: a failing disk would kill the process.
@@ -118,10 +120,18 @@ def _read_file(path: Path, entry: str) -> Arrays:
     if _MSGPACK.match(head):  # of flax.serialization
         return flatten_dict(msgpack_restore(path.read_bytes()), sep="/")
     kind = f"of an unknown format, or damaged; it starts with {head[:40]!r}" if head else "empty"
+    start = b"<" if looks_like_a_page(head) else head.lstrip().lower()
     for magic, text in _OTHER_FORMATS.items():
-        kind = text if head.lstrip().lower().startswith(magic) else kind
+        kind = text if start.startswith(magic) else kind
     supported = ".npz, .safetensors, PyTorch's, Flax's .msgpack files, the .json index of several"
     raise UserError(f"it is {kind}; supported: {supported}")
+
+
+def looks_like_a_page(head: bytes) -> bool:
+    """Whether a file that starts so is HTML or XML in any encoding, maybe after blank lines."""
+    # With fewer letters the length of a safetensors header could look like it.
+    start = rb"[\s\xef\xbb\xbf\xfe\xff]*<[a-z!?][a-z-]{2}"  # after a byte order mark
+    return re.match(start, head.replace(b"\0", b"").lower()) is not None
 
 
 def _read_npz(archive: zipfile.ZipFile) -> Arrays:

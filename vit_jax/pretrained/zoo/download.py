@@ -21,6 +21,7 @@ from vit_jax.console import watched
 from vit_jax.errors import UserError, as_user_error, one_line
 from vit_jax.files.network import cause_of, check_reachable, within
 from vit_jax.files.paths import sync
+from vit_jax.pretrained.arrays import looks_like_a_page
 from vit_jax.wording import unsigned
 
 ATTEMPTS = 7
@@ -132,7 +133,7 @@ def _fetch(url: str, path: Path, low: int, high: int, sha256: str) -> None:
         if not digest.hexdigest().startswith(expected[name]):
             wrong = f"its {name} is {digest.hexdigest()} instead of {expected[name]}"
     with open(path, "rb") as file:
-        if file.read(512).lstrip().lower().startswith((b"<!doctype", b"<html", b"<?xml")):
+        if looks_like_a_page(file.read(4096)):
             wrong = "it is a web page"
     if wrong:
         raise UserError(f"{shown}: {wrong}; discarded.")
