@@ -17,7 +17,6 @@ from ml_collections import ConfigDict
 
 from vit_jax.console import Progress, ensure_logging, numbers_text
 from vit_jax.errors import PreemptedError, TrainingDivergedError, UserError
-from vit_jax.files.paths import check_utf8
 from vit_jax.multihost.agreement import PreemptionNotice, run_on_first_process
 from vit_jax.multihost.watchdog import Watchdog
 from vit_jax.parameters.sharding import create_mesh, to_host
@@ -27,7 +26,7 @@ from vit_jax.training.step import TrainState
 from vit_jax.trees import count_parameters
 from vit_jax.wording import counted
 from vit_jax.workdir.checkpoints import CheckpointManager, best_text
-from vit_jax.workdir.claim import claim_workdir, release_workdir
+from vit_jax.workdir.claim import check_name, claim_workdir, release_workdir
 from vit_jax.workdir.description import (
     finished_results,
     model_name,
@@ -55,9 +54,7 @@ class Session(contextlib.ExitStack):
     def __init__(self, config: ConfigDict, workdir: str, watchdog: Watchdog | None = None):
         super().__init__()
         self._began = time.monotonic()
-        if not workdir:
-            raise UserError("workdir='' is not a folder; give one for this run.")
-        check_utf8("workdir", workdir)
+        check_name(workdir)
         self._config, self.workdir = config, os.path.expanduser(workdir)
         self._watchdog = watchdog or Watchdog()
 

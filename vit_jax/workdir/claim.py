@@ -54,6 +54,13 @@ RUNTIME_KEYS = (
 )
 
 
+def check_name(workdir: str) -> None:
+    """Raises a UserError for a name of a work directory that no checkpoint can have."""
+    if not workdir:
+        raise UserError("workdir='' is not a folder; give one for this run.")
+    paths.check_utf8("workdir", workdir)
+
+
 def claim_workdir(
     workdir: str | os.PathLike[str],
     config: dict[str, Any],
