@@ -257,3 +257,31 @@ def test_metadata_have_bounds(tmp_path, monkeypatch):
     (directory / "features.json").write_text("[" * 100_000)
     with pytest.raises(UserError, match="metadata .it is nested too deep"):
         open_prepared(str(directory), "train")
+
+
+def test_flipped_bits_are_named_or_change_nothing(tmp_path, file_format):
+    fixtures_data.tiny_tfds("cifar10", tmp_path, {"train": 9}, file_format=file_format, shards=1)
+    [file] = [path for path in tmp_path.rglob("*-train*") if path.is_file()]
+    whole, before = file.read_bytes(), contents(open_cifar(tmp_path, "train"))
+    end, refused = len(whole.rstrip(b"\0")), 0
+    for place in np.random.default_rng(0).integers(end, size=80):
+        content = bytearray(whole)
+        content[place] ^= 1 << place % 8
+        file.unlink()  # the first reader holds the old one
+        file.write_bytes(content)
+        try:
+            after = contents(open_cifar(tmp_path, "train").check("error"))
+        except UserError as error:
+            assert re.search("; copy (it|or prepare it) again|has no image or no label", str(error))
+            refused += 1
+        else:  # a TFRecord does not protect its values
+            assert after == before or file_format == "tfrecord"
+    assert refused > (40 if file_format == "array_record" else 2)
+
+
+def test_a_record_without_an_image_is_named(tmp_path):
+    fixtures_data.tiny_tfds("cifar10", tmp_path, {"train": 3}, file_format="tfrecord", shards=1)
+    [file] = [path for path in tmp_path.rglob("*-train*") if path.is_file()]
+    fixtures_data.write_tfrecord(file, [b"", b"", b""])
+    with pytest.raises(UserError, match=r"-train.*, record 1 has no image or no label"):
+        open_cifar(tmp_path, "train")[1]

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import tensorflow_datasets as tfds
+from google.protobuf.message import DecodeError
 from tensorflow_datasets.core import registered
 from tensorflow_datasets.proto import tf_example_pb2
 
@@ -59,10 +60,13 @@ class TfdsSource(Parts):
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         features = self._features(index)
-        image = features[self._image_key].bytes_list.value[0]
+        try:
+            image = features[self._image_key].bytes_list.value[0]
+            label = self._label.compute(features) if self._label else 0
+        except IndexError as error:
+            raise UserError(f"{self.describe(index)} has no image or no label.") from error
         if self._label is None:
             return {"image": image}
-        label = self._label.compute(features)
         if not 0 <= label < len(self._label.class_names):  # -1 in ImageNet's test split
             where = self.describe(index)
             raise UserError(f"{where}: label {label} is no class; this split may have no labels.")
@@ -82,11 +86,10 @@ class TfdsSource(Parts):
         name, number = self.locate(index)
         try:
             record = self._file(name).read([number])[0]
-        except RuntimeError as error:
-            if not is_bucket(name):
-                raise
-            raise TransientError(f"{self.describe(index)}: {one_line(error)}") from error
-        return tf_example_pb2.Example.FromString(record).features.feature
+            return tf_example_pb2.Example.FromString(record).features.feature
+        except (RuntimeError, DecodeError) as error:  # array_record's, protobuf's
+            kind = TransientError if is_bucket(name) else UserError
+            raise kind(f"{self.describe(index)}: {one_line(error)}; copy it again.") from error
 
     def describe(self, index: int) -> str:
         return "{}, record {}".format(*self.locate(index))
