@@ -264,7 +264,7 @@ def test_flipped_bits_are_named_or_change_nothing(tmp_path, file_format):
     [file] = [path for path in tmp_path.rglob("*-train*") if path.is_file()]
     whole, before = file.read_bytes(), contents(open_cifar(tmp_path, "train"))
     end, refused = len(whole.rstrip(b"\0")), []
-    for place in np.random.default_rng(0).integers(end, size=80):
+    for place in [*range(8), *np.random.default_rng(0).integers(end, size=72)]:
         content = bytearray(whole)
         content[place] ^= 1 << place % 8
         file.unlink()  # the first reader holds the old one
@@ -275,7 +275,7 @@ def test_flipped_bits_are_named_or_change_nothing(tmp_path, file_format):
             refused.append(str(error))
         else:  # a TFRecord does not protect its values
             assert after == before or file_format == "tfrecord"
-    assert len(refused) > (10 if file_format == "array_record" else 0)
+    assert len(refused) > (10 if file_format == "array_record" else 7)
     assert all("-train" in text and text.isprintable() for text in refused)
 
 
