@@ -60,6 +60,7 @@ class Session(contextlib.ExitStack):
         check_utf8("workdir", workdir)
         self._config, self.workdir = config, os.path.expanduser(workdir)
         self._watchdog = watchdog or Watchdog()
+        self.note = self._watchdog.note
 
     def __enter__(self) -> Self:
         ensure_logging()
@@ -69,10 +70,6 @@ class Session(contextlib.ExitStack):
         watchdog.expect_progress(True)
         self.callback(watchdog.expect_progress, False)
         return self
-
-    def note(self, doing: str, step: int | None = None, *, waits: bool = False) -> None:
-        """See `Watchdog.note`."""
-        self._watchdog.note(doing, step, waits=waits)
 
     def start_devices(self) -> Mesh:
         """The mesh, set until the session ends; from here on requests to stop are heard."""
