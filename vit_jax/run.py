@@ -197,8 +197,7 @@ def create_run(
     """
     check_config(config)
     if "attention" in config.model:
-        platform = mesh.devices.flat[0].platform
-        check_attention(config.model.attention, platform, config.model.dtype)
+        check_attention(config.model.attention, mesh.devices.flat[0].platform, config.model.dtype)
     kind, batch_size = OBJECTIVES[config.objective.name], config.dataset.batch_size
     num_parts = config.train_step.accumulation_steps
     check_batch_size("dataset.batch_size", batch_size, mesh, num_parts)

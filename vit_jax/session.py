@@ -161,11 +161,10 @@ class Session(contextlib.ExitStack):
     ) -> Results:
         """Fetches and checks the metrics of updates since the last line; writes the last row."""
         self.note("waiting for the devices", pending[-1][0], waits=True)
-        fetched = jax.device_get(pending)
-        pending.clear()
-        for step, values in fetched:
+        for step, values in jax.device_get(pending):
             metrics = {name: float(value) for name, value in values.items()}
             self.check_finite(step, metrics)
+        pending.clear()
         speed = self.clock.report(step)
         eta_seconds = speed.pop("eta_seconds")
         row = {**metrics, "learning_rate": float(learning_rate), **speed}

@@ -104,8 +104,7 @@ def device_groups(devices: Sequence[Any]) -> tuple[str, list[list[Any]]]:
     for device in devices:
         groups.setdefault(getattr(device, attribute), []).append(device)
     ordered = [groups[key] for key in sorted(groups)]
-    single = kind == "slice" and not numbered
-    if single or len({len(group) for group in ordered}) > 1:
+    if (kind == "slice" and not numbered) or len({len(group) for group in ordered}) > 1:
         ordered = [[device for group in ordered for device in group]]
     return kind, ordered
 

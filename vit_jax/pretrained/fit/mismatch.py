@@ -34,8 +34,7 @@ def describe_mismatch(arrays: Shapes, like: Shapes, original: Shapes, kinds: Kin
         known = " ".join(hints)
         hints += [x for x in _size_hints(arrays, like, kinds) if x.partition("=")[0] not in known]
     hints = hints or ["check that the file is complete and matches the model (model.*)"]
-    fix = "; ".join(hints)
-    return f"the pre-trained parameters do not fit the model: {text}. To fix: {fix}."
+    return f"the pre-trained parameters do not fit the model: {text}. To fix: {'; '.join(hints)}."
 
 
 def _option_hints(arrays: Shapes, like: Shapes, kinds: Kinds) -> list[str]:

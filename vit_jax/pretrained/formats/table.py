@@ -28,7 +28,7 @@ from vit_jax.pretrained.formats import (
     timm_write,
     translations,
 )
-from vit_jax.pretrained.formats.huggingface_images import PREPROCESSOR, read_processor
+from vit_jax.pretrained.formats.huggingface_config import PREPROCESSOR, read_processor
 from vit_jax.pretrained.formats.names import numbers
 from vit_jax.pretrained.formats.stored import Arrays, Beside, Holds, Stored
 from vit_jax.pretrained.formats.vit_parts import DECODER_HEADS
