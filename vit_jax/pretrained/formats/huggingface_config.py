@@ -36,7 +36,7 @@ _PROBLEMS = {
     "none": "regression",
 }
 
-# By kind, see `huggingface_names`: activation, epsilon and heads, where `config.json` leaves them
+# By kind, see `huggingface`: activation, epsilon and heads, where `config.json` leaves them
 # out: it has only what differs.
 _DEFAULTS = {
     "vit": ("gelu", 1e-12, None),
@@ -170,7 +170,7 @@ _CLASSES: dict[str, dict[str, Any]] = {
     "Siglip": {"resample": PILLOW_METHODS["bicubic"]},
     "DINOv3": _IMAGENET,
 }
-# By `model_type`, or the kind in `huggingface_names`: class, and what published files say.
+# By `model_type`, or the kind in `huggingface`: class, and what published files say.
 PUBLISHED: dict[str, tuple[str, dict[str, Any]]] = {
     "deit": ("DeiT", _IMAGENET),
     **dict.fromkeys(("vit_mae", "vit_msn", "ijepa"), ("ViT", _IMAGENET)),
