@@ -62,11 +62,6 @@ class Run:
     descriptions: Mapping[str, Description]  # of each resulting model, by its prefix
 
     @property
-    def description(self) -> Description:
-        """That of the model, or of the first one if there are several."""
-        return next(iter(self.descriptions.values()))
-
-    @property
     def datasets(self) -> dict[str, Dataset]:
         """Of training and evaluators, by key."""
         datasets = {"train": self.dataset}

@@ -267,7 +267,7 @@ def describe(workdir: str, run: Run) -> None:
     epochs = run.total_steps * run.batch_size / data.num_examples
     epochs_text = f"{epochs:,.0f}" if epochs >= 100 else f"{epochs:.3g}"
     epochs_text += " epoch" if epochs_text == "1" else " epochs"
-    model = run.description.model
+    model = next(iter(run.descriptions.values())).model  # the first, if there are several
     parameters = counted(count_parameters(params), "parameter")
     outputs = counted(model["num_classes"], "output")
     steps, batch = counted(run.total_steps, "step"), counted(run.batch_size, "image")

@@ -165,7 +165,6 @@ def arrange_devices(devices: Sequence[Any], sizes: tuple[int, ...]) -> np.ndarra
     _, groups = device_groups(devices)
     outer, inner = split_sizes(sizes, len(groups[0]))
     create = functools.partial(mesh_utils.create_device_mesh, allow_split_physical_axes=True)
-    blocks = np.stack([create(inner, group) for group in groups])  # [groups, *inner]
-    blocks = blocks.reshape(*outer, *inner)
+    blocks = np.stack([create(inner, group) for group in groups]).reshape(*outer, *inner)
     pairs = [axis for i in range(len(sizes)) for axis in (i, i + len(sizes))]
     return blocks.transpose(pairs).reshape(sizes)

@@ -81,8 +81,7 @@ def _different(arrays: Shapes, like: Shapes, kinds: Kinds) -> list[tuple[str, An
 def _size_hints(arrays: Shapes, like: Shapes, kinds: Kinds) -> list[str]:
     """Hints about differences that only another model can resolve."""
     theirs, ours = map(table_of, kinds)
-    different = _different(arrays, like, kinds)
-    hints = [f"model.{key}={old} (now {new})" for key, old, new in different]
+    hints = [f"model.{key}={old} (now {new})" for key, old, new in _different(arrays, like, kinds)]
     if theirs.with_role("pre_logits", arrays) and not ours.with_role("pre_logits", like):
         hints.append("pretrained.reset_head=True (the kept head depends on pre_logits)")
     old, new = num_tokens(arrays, kinds[0]), num_tokens(like, kinds[1])

@@ -186,8 +186,7 @@ def read(arrays: Arrays, beside: Beside) -> Stored:
             arrays.setdefault(prefix + name, arrays.pop(name))
     blocks = {i for folder in FOLDERS[kind] for (i,) in numbers(prefix + folder, arrays)}
     biases = _take_relative_biases(arrays, sorted(blocks), settings)
-    table = names_table(kind, prefix, settings=settings)
-    read_table(stored, arrays, table, stored.num_heads)
+    read_table(stored, arrays, names_table(kind, prefix, settings=settings), stored.num_heads)
     for i, bias in biases.items():
         vit_parts.read_relative_bias(stored, i, bias, beside.grid)
     is_beit = any(text.startswith(("beit", "data2vec")) for text in (prefix, str(model_type)))
