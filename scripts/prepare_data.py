@@ -67,7 +67,7 @@ def prepare(kind, source, manual_dir, arguments):
 
 
 def verify(folders):
-    from vit_jax.data_preparation.check import check_prepared
+    from vit_jax.data_preparation.prepare import check_prepared
 
     if len(folders) != 1:
         raise UserError("--check takes one prepared folder; see --help.")

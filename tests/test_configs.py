@@ -243,7 +243,7 @@ def test_quickstart_stages_build(stage: str, tmp_path: Path) -> None:
     config.mesh.fsdp = 1
     config.mesh.tensor = 8  # batches of 50 do not split over the 8 devices of the tests
     run = built(config)
-    assert run.description.grid == ((3, 3) if stage == "pretrain" else (6, 6))
+    assert run.descriptions[""].grid == ((3, 3) if stage == "pretrain" else (6, 6))
     if stage != "pretrain":
         assert {dataset.num_examples for dataset in run.datasets.values()} == {300}
         assert set(run.datasets) == {"train", "validation", "test"}
@@ -269,7 +269,7 @@ def test_fine_tuning_builds_on_a_real_tfds_directory(tmp_path: Path) -> None:
     config.dataset.data_dir = str(tmp_path)
     run = built(config)
     assert run.dataset.num_classes == 10
-    assert run.description.grid == (12, 12)
+    assert run.descriptions[""].grid == (12, 12)
 
 
 def test_a_saved_config_rebuilds_the_model() -> None:

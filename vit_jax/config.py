@@ -151,14 +151,14 @@ HANDED_OVER = ("num_classes", "total_steps", "schedule", "table", "task", "objec
 RANGES: dict[str, tuple[Callable[[float], bool], str]] = {
     "at least 0": (
         lambda number: number >= 0,
-        r"loader\.num_\w+|evaluators\..+\.every_steps|log\.every_seconds|mix\..+_alpha|gradient\..+"
-        r"|early_stopping\.min_delta|lora\.rank|processes\.(step|start)_timeout_seconds"
-        r"|optimizer\.weight_decay|schedule\.learning_rate",
+        r"loader\.num_\w+|evaluators\..+\.(every_steps|batch_size)|log\.every_seconds|gradient\..+"
+        r"|mix\..+_alpha|early_stopping\.min_delta|lora\.rank|optimizer\.weight_decay"
+        r"|processes\.(step|start)_timeout_seconds|schedule\.learning_rate",
     ),
     "at least 1": (
         lambda number: number >= 1,
-        r"loader\.prefetch|log\.every_steps|early_stopping\.patience"
-        r"|checkpoint\.(every_steps|keep|keep_best)",
+        r"loader\.prefetch|log\.every_steps|early_stopping\.patience|dataset\.batch_size"
+        r"|checkpoint\.(every_steps|keep|keep_best)|train_step\.accumulation_steps",
     ),
     "more than 0": (
         lambda number: number > 0,

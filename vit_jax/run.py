@@ -45,16 +45,6 @@ from vit_jax.wording import unsigned
 
 
 @dataclasses.dataclass(frozen=True)
-class Update:
-    """A training step, and what it costs."""
-
-    step: Callable[..., Any]  # (state, constants, batch) -> (state, metrics); pure
-    start_state: Callable[[Any], TrainState]  # parameters -> state before the first; pure
-    schedule: Schedule
-    passes: int  # forward and backward passes over the batch
-
-
-@dataclasses.dataclass(frozen=True)
 class Run:
     """The parts of a training run; nothing is computed yet. `create_run` builds it."""
 
@@ -64,14 +54,12 @@ class Run:
     dataset: Dataset
     objective: Objective
     start: Start
-    update: Update
+    train_step: Callable[..., Any]  # (state, constants, batch) -> (state, metrics); pure
+    start_state: Callable[[Any], TrainState]  # parameters -> state before the first update; pure
+    schedule: Schedule
+    passes: int  # of an update, forward and backward over the batch
     evaluations: Mapping[str, Evaluation]
     descriptions: Mapping[str, Description]  # of each resulting model, by its prefix
-
-    @property
-    def description(self) -> Description:
-        """That of the model, or of the first one if there are several."""
-        return next(iter(self.descriptions.values()))
 
     @property
     def datasets(self) -> dict[str, Dataset]:
@@ -91,7 +79,7 @@ class Run:
     @functools.cached_property
     def abstract_state(self) -> TrainState:
         """Shapes and dtypes of the state, with shardings."""
-        state = jax.eval_shape(self.update.start_state, self.start.shapes)
+        state = jax.eval_shape(self.start_state, self.start.shapes)
         return with_shardings(state, state_shardings(state, self.mesh, self.start.table))
 
     @functools.cached_property
@@ -103,7 +91,7 @@ class Run:
     def initial_state(self, seed: int, loaded: Any = None) -> TrainState:
         """The state before the first update, on the devices; `loaded`: see `Start.draw`."""
         shardings = jax.tree.map(lambda leaf: leaf.sharding, self.abstract_state)
-        start = jax.jit(self.update.start_state, out_shardings=shardings, donate_argnums=0)
+        start = jax.jit(self.start_state, out_shardings=shardings, donate_argnums=0)
         return start(self.start.draw(self.mesh, seed, loaded))
 
     def place_constants(self) -> Any:
@@ -135,7 +123,7 @@ class Run:
             lambda leaf: leaf.sharding, (self.abstract_state, self.abstract_constants)
         )
         return jax.jit(
-            self.update.step,
+            self.train_step,
             in_shardings=(state, constants, batch_sharding(self.mesh)),
             out_shardings=(state, replicated(self.mesh)),
             donate_argnums=0,
@@ -181,11 +169,11 @@ class Run:
         trained = forward_flops(self.start.init, rng)
         fixed = merge_trees(self.abstract_state.buffers, self.abstract_constants)
         if not any(prefix in fixed for prefix in self.objective.models):
-            return self.update.passes * TRAIN_OVER_FORWARD * trained
+            return self.passes * TRAIN_OVER_FORWARD * trained
         # Other models in the loss (a teacher) have no backward pass.
         arguments = self.start.model_shapes, batch_spec(self.dataset, 1), rng
         loss = forward_flops(self.objective.loss, *arguments)
-        return self.update.passes * ((TRAIN_OVER_FORWARD - 1) * trained + loss)
+        return self.passes * ((TRAIN_OVER_FORWARD - 1) * trained + loss)
 
 
 def create_run(
@@ -204,8 +192,7 @@ def create_run(
     """
     check_config(config)
     if "attention" in config.model:
-        platform = mesh.devices.flat[0].platform
-        check_attention(config.model.attention, platform, config.model.dtype)
+        check_attention(config.model.attention, mesh.devices.flat[0].platform, config.model.dtype)
     kind, batch_size = OBJECTIVES[config.objective.name], config.dataset.batch_size
     num_parts = config.train_step.accumulation_steps
     check_batch_size("dataset.batch_size", batch_size, mesh, num_parts)
@@ -264,7 +251,10 @@ def create_run(
         dataset=dataset,
         objective=objective,
         start=start,
-        update=Update(step, start_state, schedule, GRADIENTS[config.gradient.name].passes),
+        train_step=step,
+        start_state=start_state,
+        schedule=schedule,
+        passes=GRADIENTS[config.gradient.name].passes,
         evaluations=evaluations,
         descriptions=objective.describe(description),
     )

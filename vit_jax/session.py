@@ -57,6 +57,7 @@ class Session(contextlib.ExitStack):
         check_name(workdir)
         self._config, self.workdir = config, os.path.expanduser(workdir)
         self._watchdog = watchdog or Watchdog()
+        self.note = self._watchdog.note
 
     def __enter__(self) -> Self:
         ensure_logging()
@@ -66,10 +67,6 @@ class Session(contextlib.ExitStack):
         watchdog.expect_progress(True)
         self.callback(watchdog.expect_progress, False)
         return self
-
-    def note(self, doing: str, step: int | None = None, *, waits: bool = False) -> None:
-        """See `Watchdog.note`."""
-        self._watchdog.note(doing, step, waits=waits)
 
     def start_devices(self) -> Mesh:
         """The mesh, set until the session ends; from here on requests to stop are heard."""
@@ -161,11 +158,10 @@ class Session(contextlib.ExitStack):
     ) -> Results:
         """Fetches and checks the metrics of updates since the last line; writes the last row."""
         self.note("waiting for the devices", pending[-1][0], waits=True)
-        fetched = jax.device_get(pending)
-        pending.clear()
-        for step, values in fetched:
+        for step, values in jax.device_get(pending):
             metrics = {name: float(value) for name, value in values.items()}
             self.check_finite(step, metrics)
+        pending.clear()
         speed = self.clock.report(step)
         eta_seconds = speed.pop("eta_seconds")
         row = {**metrics, "learning_rate": float(learning_rate), **speed}
@@ -268,7 +264,7 @@ def describe(workdir: str, run: Run) -> None:
     epochs = run.total_steps * run.batch_size / data.num_examples
     epochs_text = f"{epochs:,.0f}" if epochs >= 100 else f"{epochs:.3g}"
     epochs_text += " epoch" if epochs_text == "1" else " epochs"
-    model = run.description.model
+    model = next(iter(run.descriptions.values())).model  # the first, if there are several
     parameters = counted(count_parameters(params), "parameter")
     outputs = counted(model["num_classes"], "output")
     steps, batch = counted(run.total_steps, "step"), counted(run.batch_size, "image")

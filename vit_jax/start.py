@@ -105,10 +105,9 @@ def create_start(
         from vit_jax.parameters.lora import Lora  # few runs need it
 
         lora = Lora(rank, alpha)
-    spec = batch_spec(dataset, 1)
 
     def init(rng: jax.Array) -> Any:
-        params = objective.init(rng, optax.tree.zeros_like(spec))
+        params = objective.init(rng, optax.tree.zeros_like(batch_spec(dataset, 1)))
         params = params if lora is None else lora.add(params, rng, table)
         # Without weak types: an update returns strong ones, and would be compiled twice.
         return jax.tree.map(lambda x: jax.lax.convert_element_type(x, x.dtype), params)
@@ -123,8 +122,7 @@ def create_start(
     table.check(flatten_names(start.model_shapes), who)
     if not config.pretrained.source:
         return start
-    merged = jax.eval_shape(start.merge, shapes)
-    load = functools.partial(_load, config, merged, objective, grid)
+    load = functools.partial(_load, config, jax.eval_shape(start.merge, shapes), objective, grid)
     return dataclasses.replace(start, load=load)
 
 

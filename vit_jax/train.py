@@ -121,7 +121,7 @@ def train(
       ends: see `create_ending`.
     """
     total_steps, constants = run.total_steps, run.place_constants()
-    learning_rate = jax.jit(run.update.schedule)
+    learning_rate = jax.jit(run.schedule)
     learning_rate(0)  # compile now, or the first speed would include it
     ending: Results = {}  # result of `ends`
 

@@ -3,8 +3,7 @@
 import pytest
 
 from tests import fixtures_data
-from vit_jax.data_preparation.check import check_prepared
-from vit_jax.data_preparation.prepare import prepare_data
+from vit_jax.data_preparation.prepare import check_prepared, prepare_data
 from vit_jax.errors import UserError
 
 

@@ -19,8 +19,7 @@ from vit_jax.data.datasets import create_dataset
 from vit_jax.data.folder import FolderSource
 from vit_jax.data.pipeline import train_batches
 from vit_jax.data.tfds_reader import TfdsSource
-from vit_jax.data_preparation.check import check_prepared
-from vit_jax.data_preparation.prepare import build_tfds, prepare_data
+from vit_jax.data_preparation.prepare import build_tfds, check_prepared, prepare_data
 from vit_jax.errors import UserError
 
 COUNTS = {"train": {"cat": 9, "dog": 14}, "test": {"cat": 3, "dog": 2}}

@@ -61,7 +61,7 @@ def test_what_the_source_states_becomes_the_runs(format, tmp_path, caplog):
     assert "model.gelu=exact" in caplog.text
     assert config.model.gelu == "tanh"  # it is a copy
     run = create_run(adopted, create_mesh(**adopted.mesh))
-    assert run.description.model["gelu"] == "exact"
+    assert run.descriptions[""].model["gelu"] == "exact"
     rng = np.random.default_rng(0)
     for dataset in (run.dataset, run.datasets["test"]):
         pixels = dataset.source[0]["image"]

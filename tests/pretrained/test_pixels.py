@@ -14,7 +14,7 @@ from sklearn.datasets import load_sample_images
 from tests.peers import import_timm, import_transformers
 from vit_jax.data.preprocess import Chain
 from vit_jax.models.description import PILLOW_METHODS
-from vit_jax.pretrained.formats.huggingface_images import read_processor
+from vit_jax.pretrained.formats.huggingface_config import read_processor
 from vit_jax.pretrained.formats.timm_config import read_settings
 
 timm = import_timm()

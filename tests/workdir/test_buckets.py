@@ -183,14 +183,14 @@ def test_logs_are_there_after_a_while_and_when_they_must_be(bucket, bucket_serve
     def events() -> bytes:
         return b"".join(path.read_bytes() for path in folder.glob("tensorboard/*"))
 
-    with MetricWriter(str(folder), start_step=0, tensorboard=True) as writer:
+    with MetricWriter(str(folder), start_step=0, tensorboard=True, config={}) as writer:
         writer.write(1, {"first": 1.0})
         assert rows.read_text() == ""
         writer.flush()
         assert rows.read_text() == '{"step": 1, "first": 1.0}\n'
     assert b"first" in events()
     monkeypatch.setattr(buckets, "_UPLOAD_SECONDS", 0.1)
-    with MetricWriter(str(folder), start_step=1, tensorboard=True) as writer:
+    with MetricWriter(str(folder), start_step=1, tensorboard=True, config={}) as writer:
         bucket_server.answers = 503
         writer.write(2, {"second": 2.0})
         with pytest.raises(TransientError, match="run/metrics.jsonl could not be written"):

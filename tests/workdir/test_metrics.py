@@ -16,7 +16,7 @@ WANDB: dict[str, Any] = {"wandb_project": "vit", "config": {"log": 1}}
 
 
 def writer_of(workdir: Path, *, start_step: int = 0, **options: Any) -> MetricWriter:
-    options = {"tensorboard": False, **options}
+    options = {"tensorboard": False, "config": {}, **options}
     return MetricWriter(str(workdir), start_step=start_step, **options)
 
 

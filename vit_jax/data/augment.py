@@ -207,8 +207,7 @@ def _blend_table(strength: float) -> np.ndarray:
 
 
 def _blend(origin: np.ndarray, image: np.ndarray, strength: float) -> np.ndarray:
-    index = origin.astype(np.uint16) << 8 | image
-    return np.take(_blend_table(strength).ravel(), index)
+    return np.take(_blend_table(strength).ravel(), origin.astype(np.uint16) << 8 | image)
 
 
 def _warp(image: np.ndarray, matrix: np.ndarray) -> np.ndarray:

@@ -224,5 +224,4 @@ def resize(image: np.ndarray, height: int, width: int, method: Method) -> np.nda
 
     resample = Image.Resampling[method.removeprefix("pillow_").upper()]
     picture = Image.fromarray(image if channels > 1 else image[:, :, 0])
-    pixels = np.asarray(picture.resize((width, height), resample))
-    return pixels.reshape(height, width, channels)
+    return np.asarray(picture.resize((width, height), resample)).reshape(height, width, channels)

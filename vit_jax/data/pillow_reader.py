@@ -39,9 +39,8 @@ def read(data: bytes, *, exif: bool) -> np.ndarray | None:
     with contextlib.suppress(Exception):  # of a damaged header; OpenCV reads more kinds, and judges
         tags = _tiff_tags(data) if data.startswith(TIFF) else {}
         image = Image.open(io.BytesIO(data))
-    has_alpha = _has_alpha(data, tags, image)
     is_wanted = image is not None and image.format in ("AVIF", "HEIF")
-    if not has_alpha and not is_wanted:
+    if not _has_alpha(data, tags, image) and not is_wanted:
         return None
     try:
         pixels = pillow_pixels(image, exif=exif)

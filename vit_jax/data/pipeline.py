@@ -108,8 +108,7 @@ def _balanced(balance: Any, seed: int, position: np.ndarray) -> np.ndarray:
 def _train_rows(pick: Picks, batch_size: int, rows: np.ndarray, repeats: int, step: int) -> Rows:
     """The examples of a batch [n], the positions that seed their random numbers, and the mask."""
     positions, distinct = step * batch_size + rows, batch_size // repeats
-    indices = pick(step * distinct + rows % distinct)
-    return indices, positions, np.ones(len(rows), np.float32)
+    return pick(step * distinct + rows % distinct), positions, np.ones(len(rows), np.float32)
 
 
 def _eval_rows(num_examples: int, batch_size: int, rows: np.ndarray, t: int) -> Rows:

@@ -156,8 +156,7 @@ class ThreeAugment(ImageOp):
 
     def apply(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         chosen = (Grayscale(1.0), Solarize(1.0), GaussianBlur(1.0))[int(rng.integers(3))]
-        jitter = ColorJitter(*[self.color_jitter] * 3)
-        return jitter.apply(chosen.apply(image, rng), rng)
+        return ColorJitter(*[self.color_jitter] * 3).apply(chosen.apply(image, rng), rng)
 
 
 def deit3_train(size: int, simple_crop: bool = False, exif: bool = True) -> str:

@@ -1,4 +1,4 @@
-"""`prepare_data`: from downloaded images to a TFDS dataset of random-access shards.
+"""From downloaded images to a TFDS dataset of random-access shards, and its check afterwards.
 
 Until it is finished, `NAME/VERSION.incomplete` is beside the dataset's own folder `NAME/VERSION`:
 
@@ -35,7 +35,7 @@ from vit_jax.data.tfds_reader import NAME, data_root
 from vit_jax.data_preparation.origins import ORIGINS, Listing, fingerprint
 from vit_jax.data_preparation.shards import Shard, write_shard
 from vit_jax.errors import UserError, missing_package, one_line
-from vit_jax.files.manifest import MANIFEST, read_manifest, write_manifest
+from vit_jax.files.manifest import MANIFEST, digest, read_manifest, write_manifest
 from vit_jax.files.paths import UNFINISHED, check_local, read_object, sync, write_atomically
 from vit_jax.kinds import check_known
 from vit_jax.wording import counted, list_names, nearest
@@ -241,3 +241,26 @@ def build_tfds(name: str, data_dir: str, manual_dir: str = "") -> str:
     if not (folder / MANIFEST).exists():
         write_manifest(folder, {"plan": {"kind": "tfds", "source": name}})
     return str(folder)
+
+
+def check_prepared(directory: str) -> list[tuple[str, str]]:
+    """Damaged files of a prepared `.../NAME/VERSION`, and why; UserError: no intact checksums."""
+    folder = Path(os.path.expanduser(directory)).absolute()
+    if (manifest := read_manifest(folder)) is None:
+        what = f"has no intact {MANIFEST}"
+        raise UserError(f"{folder}: {what}; give a .../NAME/VERSION prepared by vit_jax.")
+    files = manifest["files"]
+
+    def reason(name: str) -> str:
+        size, sha256 = files[name]
+        try:
+            size_now, sha256_now = digest(folder / name)
+        except OSError as error:
+            return one_line(error)
+        if size_now != size:
+            return f"has {size_now} bytes instead of {size}"
+        return "" if sha256_now == sha256 else "its bytes have changed"
+
+    checked = map_threads(reason, files, chunk=1)
+    reasons = tqdm(checked, "checking files", len(files), mininterval=10)
+    return sorted((name, why) for name, why in zip(files, reasons, strict=True) if why)

@@ -18,7 +18,7 @@ from tensorflow_datasets.proto import tf_example_pb2
 from vit_jax.data.decode import damage, decode_image, resize
 from vit_jax.errors import UserError, one_line
 from vit_jax.files.manifest import digest
-from vit_jax.files.paths import read_object, replacing, write_atomically
+from vit_jax.files.paths import read_object, reading, replacing, write_atomically
 
 # One record per group, as Grain and TFDS need for random access; JPEGs do not compress further.
 WRITER_OPTIONS = "group_size:1,uncompressed"
@@ -80,12 +80,9 @@ def _read_images(rows: np.ndarray) -> Iterator[tuple[int, bytes, str]]:
         path = container if offset else os.path.join(container, name)
         images.append((path, offset, size, number, f"{path}: {name}" if offset else path))
     for path, offset, size, number, where in sorted(images):
-        try:
-            with open(path, "rb") as file:
-                file.seek(offset)
-                yield number, file.read(size), where
-        except OSError as error:
-            raise UserError(f"{path}: {error.strerror}.") from None
+        with reading(path), open(path, "rb") as file:
+            file.seek(offset)
+            yield number, file.read(size), where
 
 
 def shrink(data: bytes, short_side: int, quality: int) -> bytes:

@@ -104,8 +104,7 @@ def device_groups(devices: Sequence[Any]) -> tuple[str, list[list[Any]]]:
     for device in devices:
         groups.setdefault(getattr(device, attribute), []).append(device)
     ordered = [groups[key] for key in sorted(groups)]
-    single = kind == "slice" and not numbered
-    if single or len({len(group) for group in ordered}) > 1:
+    if (kind == "slice" and not numbered) or len({len(group) for group in ordered}) > 1:
         ordered = [[device for group in ordered for device in group]]
     return kind, ordered
 
@@ -166,7 +165,6 @@ def arrange_devices(devices: Sequence[Any], sizes: tuple[int, ...]) -> np.ndarra
     _, groups = device_groups(devices)
     outer, inner = split_sizes(sizes, len(groups[0]))
     create = functools.partial(mesh_utils.create_device_mesh, allow_split_physical_axes=True)
-    blocks = np.stack([create(inner, group) for group in groups])  # [groups, *inner]
-    blocks = blocks.reshape(*outer, *inner)
+    blocks = np.stack([create(inner, group) for group in groups]).reshape(*outer, *inner)
     pairs = [axis for i in range(len(sizes)) for axis in (i, i + len(sizes))]
     return blocks.transpose(pairs).reshape(sizes)

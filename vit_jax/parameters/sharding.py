@@ -104,9 +104,6 @@ def replicated(mesh: Mesh) -> NamedSharding:
 def check_batch_size(key: str, batch_size: int, mesh: Mesh, accumulation_steps: int = 1) -> None:
     """Raises UserError unless devices and accumulation steps divide the batch."""
     shards = math.prod(mesh.shape[axis] for axis in BATCH_AXES)
-    for name, value in ((key, batch_size), ("train_step.accumulation_steps", accumulation_steps)):
-        if value < 1:
-            raise UserError(f"{name}={value} must be at least 1.")
     unit = shards * accumulation_steps
     if batch_size % unit:
         below = batch_size // unit * unit
@@ -229,11 +226,7 @@ def keep_batch_sharding() -> AbstractContextManager[None]:
 
 def with_shardings(abstract_tree: Any, shardings: Any) -> Any:
     """Adds shardings to abstract arrays."""
-    return jax.tree.map(
-        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
-        abstract_tree,
-        shardings,
-    )
+    return jax.tree.map(lambda leaf, at: leaf.update(sharding=at), abstract_tree, shardings)
 
 
 def to_host(tree: Any) -> Any:

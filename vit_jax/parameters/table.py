@@ -112,8 +112,7 @@ class ParameterTable:
 
     def image_kernel(self, names: Collection[str]) -> str:
         """Name of the convolution on the image; "" if there is none."""
-        kernels = self.with_role("image", names) or self.with_role("patches", names)
-        return next(iter(kernels), "")
+        return next(iter(self.with_role("image", names) or self.with_role("patches", names)), "")
 
     def last_norms(self, names: Iterable[str]) -> list[str]:
         """Layers after the last block that have one scale per feature."""
@@ -193,8 +192,7 @@ class ParameterTable:
 
 def table_of(model: Any) -> ParameterTable:
     """The parameters of a module that `create_model` made, or of a kind of `MODELS`."""
-    family = MODELS[model] if isinstance(model, str) else family_of(model)
-    return ParameterTable({"": family})
+    return ParameterTable({"": MODELS[model] if isinstance(model, str) else family_of(model)})
 
 
 @functools.cache  # a loader asks several times; nobody changes the tree

@@ -46,8 +46,7 @@ def adopt(config: ConfigDict, workdir: str, *, rescales: bool = True) -> ConfigD
         except ValueError as error:
             raise as_user_error(f"pretrained.source={source!r}: {error}", error) from error
         known = stored.description
-        spec = stored.eval_preprocess or spell(stored.ops or [])
-        spec = known.eval_preprocess if known else spec
+        spec = known.eval_preprocess if known else stored.eval_preprocess or spell(stored.ops or [])
         # Others do not fit; with the same blocks a decoder or a second token is dropped.
         if MODELS[stored.kind].blocks == family.blocks:
             stated = {**stored.conventions, **(known.model if known else {})}

@@ -14,7 +14,7 @@ import numpy as np
 
 from vit_jax.data.class_names import class_names
 from vit_jax.data.sized import at_size, size_of, spell
-from vit_jax.errors import UserError, as_user_error
+from vit_jax.errors import UserError, as_user_error, naming
 from vit_jax.files.paths import full_path, local_copy, read_object, reading, to_path
 from vit_jax.kinds import check_known
 from vit_jax.models.create import MODELS, recognise, variant_defaults
@@ -204,12 +204,10 @@ def _read_own(format: str, path: Path, arrays: Mapping[str, Any], ours: _Ours) -
     if not own:
         only = list_names(list(arrays))
         raise UserError(f"{path}: no parameters of {ours.part!r}, only of {only}.")
-    try:
+    with naming(str(path)):
         tree = table_of(stored.kind).unstack(unflatten_names(own))
         for name, array in flatten_names(tree).items():
             stored.add(name, np.asarray(array))
-    except UserError as error:
-        raise UserError(f"{path}: {error}") from error
     return stored
 
 

@@ -8,8 +8,6 @@ from typing import Any
 
 from vit_jax.workdir.metrics import is_lowest_best
 
-STOP = "stop"  # what a callback returns to end the run
-
 
 def create_ending(
     values: dict[int, float],
@@ -29,7 +27,7 @@ def create_ending(
     """
 
     def ending(step: int, results: Mapping[str, float]) -> dict[str, float]:
-        asked = on_evaluation is not None and on_evaluation(step, dict(results)) == STOP
+        asked = on_evaluation is not None and on_evaluation(step, dict(results)) == "stop"
         best = None
         if metric in results:
             values[step] = results[metric]

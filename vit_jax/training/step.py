@@ -100,13 +100,12 @@ def make_train_step(
         batch = objective.prepare(batch)
         rate = relative_rate(state.step)
         (loss, metrics), grads = gradient(value_and_grad, state.params, batch, rng, rate)
-        seen: Any = metrics.pop("buffers", {})
         updates, opt_state = tx.update(grads, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
         polyak_params = state.polyak_params
         if polyak_decay:
             polyak_params = optax.incremental_update(params, polyak_params, 1.0 - polyak_decay)
-        buffers = objective.update(state.buffers, params, seen)
+        buffers = objective.update(state.buffers, params, metrics.pop("buffers", {}))
         state = TrainState(state.step + 1, params, opt_state, polyak_params, buffers)
         norms = {"grad_norm": optax.tree.norm(grads), "param_norm": optax.tree.norm(params)}
         return state, {"loss": loss, **norms, **metrics}

@@ -92,8 +92,7 @@ class BucketLock:
         self._released.set()
         self._thread.join()
         try:
-            write = self._store.write(LOCK, None, if_equal=self._generation)
-            write.result(timeout=_TIMEOUT)
+            self._store.write(LOCK, None, if_equal=self._generation).result(timeout=_TIMEOUT)
         except (ValueError, TimeoutError) as error:
             _LOG.warning("Could not remove %s/%s: %s", self._folder, LOCK, one_line(error))
 

@@ -67,7 +67,7 @@ class MetricWriter(contextlib.AbstractContextManager["MetricWriter"]):
         is_evaluated: bool = False,
         tensorboard: bool,
         wandb_project: str = "",
-        config: dict[str, Any] | None = None,
+        config: dict[str, Any],
     ):
         self._start_step = start_step
         self._path = to_path(workdir) / METRICS_FILE
@@ -78,7 +78,7 @@ class MetricWriter(contextlib.AbstractContextManager["MetricWriter"]):
 
         def start() -> None:
             if wandb_project:  # first, as this may fail
-                self._wandb = _start_wandb(workdir, wandb_project, config or {})
+                self._wandb = _start_wandb(workdir, wandb_project, config)
             rows = [row for row in read_metrics(workdir) if row["step"] <= start_step]
             if not is_evaluated:
                 rows = [r for r in rows if r["step"] < start_step or not any("/" in k for k in r)]
@@ -156,7 +156,7 @@ class MetricWriter(contextlib.AbstractContextManager["MetricWriter"]):
             logging.warning("W&B does not respond (%r); this session stops logging to it.", error)
 
 
-def _summary_writer(folder: Path, start_step: int, config: dict[str, Any] | None) -> Any:
+def _summary_writer(folder: Path, start_step: int, config: dict[str, Any]) -> Any:
     """TensorBoard's event writer; each start of a run adds its config, as a code block."""
     hidden = "torch" not in sys.modules
     if hidden:  # tensorboardX imports PyTorch, if installed, just for a type: 1.3 s
@@ -166,9 +166,8 @@ def _summary_writer(folder: Path, start_step: int, config: dict[str, Any] | None
     if hidden:
         del sys.modules["torch"]
     summary = SummaryWriter(str(folder), purge_step=start_step + 1, flush_secs=20)
-    if config is not None:
-        lines = json.dumps(config, indent=2).splitlines()
-        summary.add_text("config", "\n".join("    " + line for line in lines), start_step)
+    lines = json.dumps(config, indent=2).splitlines()
+    summary.add_text("config", "\n".join("    " + line for line in lines), start_step)
     return summary
 
 

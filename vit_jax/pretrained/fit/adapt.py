@@ -142,8 +142,7 @@ class _Fit:
         return self.ours.role_of(name) or self.theirs.role_of(name)
 
     def _title(self, token: str) -> str:
-        table = self.ours if self.ours.has(token) else self.theirs
-        return table.find(token).row.title
+        return (self.ours if self.ours.has(token) else self.theirs).find(token).row.title
 
     def tokens(self, class_token: str) -> None:
         """Adds or drops class and distillation tokens; `positions` handles their positions."""

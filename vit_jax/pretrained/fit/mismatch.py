@@ -34,8 +34,7 @@ def describe_mismatch(arrays: Shapes, like: Shapes, original: Shapes, kinds: Kin
         known = " ".join(hints)
         hints += [x for x in _size_hints(arrays, like, kinds) if x.partition("=")[0] not in known]
     hints = hints or ["check that the file is complete and matches the model (model.*)"]
-    fix = "; ".join(hints)
-    return f"the pre-trained parameters do not fit the model: {text}. To fix: {fix}."
+    return f"the pre-trained parameters do not fit the model: {text}. To fix: {'; '.join(hints)}."
 
 
 def _option_hints(arrays: Shapes, like: Shapes, kinds: Kinds) -> list[str]:
@@ -82,8 +81,7 @@ def _different(arrays: Shapes, like: Shapes, kinds: Kinds) -> list[tuple[str, An
 def _size_hints(arrays: Shapes, like: Shapes, kinds: Kinds) -> list[str]:
     """Hints about differences that only another model can resolve."""
     theirs, ours = map(table_of, kinds)
-    different = _different(arrays, like, kinds)
-    hints = [f"model.{key}={old} (now {new})" for key, old, new in different]
+    hints = [f"model.{key}={old} (now {new})" for key, old, new in _different(arrays, like, kinds)]
     if theirs.with_role("pre_logits", arrays) and not ours.with_role("pre_logits", like):
         hints.append("pretrained.reset_head=True (the kept head depends on pre_logits)")
     old, new = num_tokens(arrays, kinds[0]), num_tokens(like, kinds[1])

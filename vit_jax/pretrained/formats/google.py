@@ -26,7 +26,7 @@ from vit_jax.models import bit
 from vit_jax.models.create import MODELS, recognise
 from vit_jax.models.positions import infer_positions
 from vit_jax.models.vit import BLOCKS, POSITIONS
-from vit_jax.parameters.table import table_of
+from vit_jax.parameters.table import ParameterTable, table_of
 from vit_jax.pretrained.formats.names import SAME, Op, Part, read_table, write_table
 from vit_jax.pretrained.formats.stored import ONE_TABLE, Arrays, Beside, Grid, Holds, Stored
 from vit_jax.trees import flatten_names, unflatten_names
@@ -50,7 +50,8 @@ _TRAIN_STATE = re.compile(r"(?:opt|optimizer|opt_state|state|chrono|extra|step|e
 
 
 def detect(arrays: Arrays, part: str) -> bool:
-    return _format(arrays, part) != ""
+    is_bit = any(name.startswith("resnet/root_block/") for name in arrays)
+    return is_bit or _find_prefix(arrays, part) is not None
 
 
 def _find_prefix(names: Collection[str], part: str) -> str | None:
@@ -61,36 +62,30 @@ def _find_prefix(names: Collection[str], part: str) -> str | None:
     return next((p for p in prefixes if any(f"{p}{name}" in names for name in inputs)), None)
 
 
-def _format(arrays: Arrays, part: str) -> str:
-    """The name of the format; "" if it is none of these."""
-    prefix = _find_prefix(arrays, part)
-    if prefix is None:
-        is_bit = any(name.startswith("resnet/root_block/") for name in arrays)
-        return "npz_published" if is_bit else ""
-    names = [name.removeprefix(prefix) for name in arrays if name.startswith(prefix)]
-    if any(part in name for name in names for part in _PRE_LINEN) or prefix.endswith("target/"):
+def _format(own: Arrays, prefix: str, table: ParameterTable) -> str:
+    """The name of the format of a model's own arrays, whose names in the file have this prefix."""
+    if any(part in name for name in own for part in _PRE_LINEN) or prefix.endswith("target/"):
         return "npz_published"
-    is_stacked = table_of(recognise(names)).is_stacked
-    if prefix or {"pos_embedding", "probe"} & {*names} or any(map(is_stacked, names)):
+    if prefix or {"pos_embedding", "probe"} & own.keys() or any(map(table.is_stacked, own)):
         return "big_vision"
-    norms = (arrays[name] for name in names if _GROUP_NORM.fullmatch(name))
+    norms = (array for name, array in own.items() if _GROUP_NORM.fullmatch(name))
     return "npz_published" if any(array.ndim == 4 for array in norms) else "npz"
 
 
 def read(arrays: Arrays, beside: Beside) -> Stored:
     """Reads any of the three naming schemes; UserError if two arrays are the same parameter."""
-    stored = Stored(_format(arrays, beside.part))
     prefix = _find_prefix(arrays, beside.part)
     if prefix is None:
+        stored = Stored("npz_published", conventions=dict(BIT_ASSUMED))
         # Some files number the convolutions of a unit.
         arrays = {re.sub(r"(conv2d)_\d+/", r"\1/", name): array for name, array in arrays.items()}
         read_table(stored, arrays, _BIG_TRANSFER)
-        stored.conventions = dict(BIT_ASSUMED)
         return stored
-    names = [name.removeprefix(prefix) for name in arrays if name.startswith(prefix)]
-    table = table_of(recognise(names))
+    own = {n.removeprefix(prefix): array for n, array in arrays.items() if n.startswith(prefix)}
+    table = table_of(recognise(own))
+    stored = Stored(_format(own, prefix, table), conventions=dict(ASSUMED))
     taken: dict[str, str] = {}  # our name -> name in the file
-    is_text = table.with_role("vocabulary", names)
+    is_text = table.with_role("vocabulary", own)
     for name, array in arrays.items():
         if _TRAIN_STATE.fullmatch(name) and not (prefix and name.startswith(prefix)):
             stored.dropped[name] = "part of the train state, not a parameter"
@@ -115,7 +110,6 @@ def read(arrays: Arrays, beside: Beside) -> Stored:
     stored.params = flatten_names(table.unstack(unflatten_names(stored.params)))
     if "cls" in stored.params and not taken.get(POSITIONS, POSITIONS).endswith(POSITIONS):
         _place_posemb(stored, taken[POSITIONS], beside.grid)
-    stored.conventions = dict(ASSUMED)
     if infer_positions(stored.params, "Transformer", BLOCKS) == "sincos2d":  # no such arrays
         # Only big_vision has models with fixed positions; elsewhere the array is missing.
         is_fixed = stored.format == "big_vision"

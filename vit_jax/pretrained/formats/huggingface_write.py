@@ -12,8 +12,8 @@ from vit_jax.models.description import Description, InputSettings
 from vit_jax.models.later import modern_vit
 from vit_jax.models.vit import POSITIONS
 from vit_jax.pretrained.formats import vit_parts
+from vit_jax.pretrained.formats.huggingface import PACKED, TOWER, names_table
 from vit_jax.pretrained.formats.huggingface_config import to_settings
-from vit_jax.pretrained.formats.huggingface_names import PACKED, TOWER, names_table
 from vit_jax.pretrained.formats.names import write_table
 from vit_jax.pretrained.formats.stored import NUMBER, ONE_TABLE, Arrays, Holds, Written
 
@@ -21,7 +21,7 @@ from vit_jax.pretrained.formats.stored import NUMBER, ONE_TABLE, Arrays, Holds, 
 class _Class(NamedTuple):
     """A class of transformers without a head, and one with."""
 
-    kind: str  # of their names, see `huggingface_names`
+    kind: str  # of their names, see `huggingface`
     model_type: str
     stem: str
     ends: tuple[str, str] = ("Model", "ForImageClassification")

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from vit_jax.data.ops import CentralCrop
-from vit_jax.errors import UserError
+from vit_jax.errors import UserError, naming
 from vit_jax.files.paths import read_object, reading, write_arrays, write_json
 from vit_jax.models.create import MODELS
 from vit_jax.models.description import Description, InputSettings
@@ -28,7 +28,7 @@ from vit_jax.pretrained.formats import (
     timm_write,
     translations,
 )
-from vit_jax.pretrained.formats.huggingface_images import PREPROCESSOR, read_processor
+from vit_jax.pretrained.formats.huggingface_config import PREPROCESSOR, read_processor
 from vit_jax.pretrained.formats.names import numbers
 from vit_jax.pretrained.formats.stored import Arrays, Beside, Holds, Stored
 from vit_jax.pretrained.formats.vit_parts import DECODER_HEADS
@@ -103,34 +103,31 @@ FORMATS: dict[str, Format] = {
 def read_weights(path: Path, arrays: Arrays, **known: Any) -> Stored:
     """Arrays of a file of any format in our names; `known` are fields of `Beside`."""
     beside = Beside(*_read_settings(path), **known)
-    try:
-        with reading("it"):  # also arrays of shapes that do not fit each other
-            similarity = stored.similarity(arrays)
-            found = _recognise(arrays, beside.part)
-            if found.read is None:
-                names = list_names(list(found.arrays), 4)
-                raise UserError(f"{names}: names match no supported Vision Transformer or ResNet.")
-            weights = found.read(found.arrays, beside)
-            weights.similarity = similarity
-            weights.posemb = found.posemb or weights.posemb
-            if found.posemb == "dinov2" and not beside.settings:
-                weights.ops, _ = read_processor({}, "dinov2", None)
-            if found.posemb in ("dinov2", "bicubic"):  # they crop by torchvision
-                for i, op in enumerate(weights.ops or ()):
-                    if weights.ops and isinstance(op, CentralCrop):
-                        weights.ops[i] = dataclasses.replace(op, rounding="nearest")
-            model_args = beside.settings.get("model_args") or {}
-            stated = model_args.get("depth") or beside.settings.get("num_hidden_layers")
-            depth = len(numbers(f"{BLOCKS}_{{}}/", weights.params))
-            if stated and stated != depth:
-                raise UserError(f"config.json has {stated} blocks, but the file has {depth}.")
-            weights.dropped |= found.dropped
-            if not beside.settings and FORMATS[weights.format].is_folder:
-                weights.lacks, weights.assumed = "config.json", _guesses(weights, beside)
-            elif weights.format == "huggingface" and not beside.preprocessor:
-                weights.lacks = PREPROCESSOR
-    except UserError as error:
-        raise UserError(f"{path}: {error}") from error
+    with naming(str(path)), reading("it"):  # also arrays of shapes that do not fit each other
+        similarity = stored.similarity(arrays)
+        found = _recognise(arrays, beside.part)
+        if found.read is None:
+            names = list_names(list(found.arrays), 4)
+            raise UserError(f"{names}: names match no supported Vision Transformer or ResNet.")
+        weights = found.read(found.arrays, beside)
+        weights.similarity = similarity
+        weights.posemb = found.posemb or weights.posemb
+        if found.posemb == "dinov2" and not beside.settings:
+            weights.ops, _ = read_processor({}, "dinov2", None)
+        if found.posemb in ("dinov2", "bicubic"):  # they crop by torchvision
+            for i, op in enumerate(weights.ops or ()):
+                if weights.ops and isinstance(op, CentralCrop):
+                    weights.ops[i] = dataclasses.replace(op, rounding="nearest")
+        model_args = beside.settings.get("model_args") or {}
+        stated = model_args.get("depth") or beside.settings.get("num_hidden_layers")
+        depth = len(numbers(f"{BLOCKS}_{{}}/", weights.params))
+        if stated and stated != depth:
+            raise UserError(f"config.json has {stated} blocks, but the file has {depth}.")
+        weights.dropped |= found.dropped
+        if not beside.settings and FORMATS[weights.format].is_folder:
+            weights.lacks, weights.assumed = "config.json", _guesses(weights, beside)
+        elif weights.format == "huggingface" and not beside.preprocessor:
+            weights.lacks = PREPROCESSOR
     return weights
 
 

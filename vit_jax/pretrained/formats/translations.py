@@ -14,8 +14,8 @@ import numpy as np
 from vit_jax.errors import UserError
 from vit_jax.files.paths import reading
 from vit_jax.models.description import PILLOW_METHODS
-from vit_jax.pretrained.formats.huggingface_images import CLIP
-from vit_jax.pretrained.formats.huggingface_names import find_kind
+from vit_jax.pretrained.formats.huggingface import find_kind
+from vit_jax.pretrained.formats.huggingface_config import CLIP
 from vit_jax.pretrained.formats.names import CONV
 from vit_jax.pretrained.formats.stored import Arrays
 
