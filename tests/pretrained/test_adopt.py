@@ -126,5 +126,4 @@ def test_what_signs_an_address_is_neither_saved_nor_shown(tmp_path, monkeypatch,
         assert config.pretrained.source == signed  # which is read once more
         with pytest.raises(UserError) as error:
             adopt(config_for(source, pretrained__source=signed.replace("a.npz", "b")), "")
-    assert "secret" in str(error.value)
-    assert "secret" not in escaped(str(error.value)) + escaped(caplog.text, "\n")
+    assert "secret" not in str(error.value) + escaped(caplog.text, "\n")

@@ -137,7 +137,7 @@ def test_a_description_that_contradicts_itself(tmp_path: Path) -> None:
         ({"image_shape": [0, 0, 3]}, "does not divide images of 0x0 pixels"),
         ({"model__num_layers": 10**9}, "has a value of the wrong type.*the maximum is 10000"),
         ({"model__name": None}, "describe a model|description"),
-        ({"model__hidden_size": "24"}, "hidden_size='24' must be an int"),
+        ({"model__hidden_size": "24"}, "hidden_size='24' must be int"),
         ({"model__num_classes": -1}, "but -1 outputs"),
         ({"model__unknown": 1}, "unknown"),
         ({"class_names": ["a", "b"]}, r"2 class names \(class_names\), but 3 outputs"),

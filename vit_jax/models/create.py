@@ -170,9 +170,9 @@ def _check_attributes(family: Family, module: Any) -> None:
     for key in family.keys:
         value, hint = getattr(module, key), hints[key]
         if not accepts(hint, value):
-            raise UserError(f"model.{key}={value!r} must be of type {hint}.")
+            raise UserError(f"model.{key}={value!r} must be {getattr(hint, '__name__', hint)}.")
         is_count = hint is int or (hint == int | None and value is not None)
-        if is_count and (type(value) is not int or value < 1):
+        if is_count and value < 1:
             raise UserError(f"model.{key}={value!r} must be an int of at least 1.")
         if key.endswith("_rate") and not 0.0 <= value < 1.0:
             raise UserError(f"model.{key}={value} must be in [0, 1).")
