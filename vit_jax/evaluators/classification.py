@@ -160,7 +160,6 @@ class AveragePrecisionEvaluator(_ExampleEvaluator):
 
         def outputs(params: Any, batch: Any) -> Any:
             logits = objective.predict(params, batch)
-            values = objective.values(logits, batch)
-            return {**values, "logits": logits, "label": batch["label"]}
+            return {**objective.values(logits, batch), "logits": logits, "label": batch["label"]}
 
         super().__init__(outputs, reader)

@@ -153,8 +153,7 @@ class MAPHead(nn.Module):
         probe = self.param("probe", nn.initializers.xavier_uniform(), (1, 1, x.shape[-1]))
         probe = jnp.tile(jnp.asarray(probe, c.dtype), (x.shape[0], 1, 1))  # [B, 1, D]
         x = c.msa(train=train)(probe, x)  # [B, 1, D]
-        y = c.norm()(x)
-        return (x + MlpBlock(c)(y, train=train))[:, 0]  # [B, D]
+        return (x + MlpBlock(c)(c.norm()(x), train=train))[:, 0]  # [B, D]
 
 
 class VisionTransformer(ModelBase):
