@@ -51,17 +51,14 @@ class Features:
         if self._of is not params:
             self._of, self._splits = None, ()  # free before computing the next
             readers = (self.train_reader, self.reader)
-            computed = tuple(self._compute(reader, params, on_batch) for reader in readers)
+            outputs = (reader.outputs(self._step, params, on_batch) for reader in readers)
+            computed = tuple(Split(**arrays) for arrays in outputs)
             self._of, self._splits, self._num_asked = params, computed, 0
         splits = self._splits
         self._num_asked += 1
         if self._num_asked >= self.num_users:
             self._of, self._splits = None, ()
         return splits
-
-    def _compute(self, reader: Reader, params: Any, on_batch: Hook) -> Split:
-        parts = list(stream.stream_outputs(self._step, params, reader, on_batch=on_batch))
-        return Split(*(np.concatenate([part[key] for part in parts]) for key in Split._fields))
 
 
 class FrozenFeaturesEvaluator:

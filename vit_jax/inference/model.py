@@ -58,6 +58,7 @@ class Model:
     source: str  # of the weights
     report: dict[str, Any]  # what happened to every array, see `fit.adapt.adapt_params`
     text_head: TextHead | None = None  # of `zero_shot`
+    _steps: dict[Any, Any] = dataclasses.field(default_factory=dict, init=False, compare=False)
 
     @property
     def is_text(self) -> bool:
@@ -352,10 +353,6 @@ class Model:
             self._steps[key] = compile_outputs(step, self.mesh)
         reader = self.reader(examples, batch_size)
         return stream_outputs(self._steps[key], self.placed_params, reader)
-
-    @functools.cached_property
-    def _steps(self) -> dict[Any, Any]:
-        return {}
 
     def __repr__(self) -> str:
         return f"Model({self.source!r}, {self._sizes()})"
