@@ -26,7 +26,7 @@ from vit_jax.evaluators.zero_shot import TextHead, class_vectors, fill_prompts
 from vit_jax.files.paths import read_json, reading
 from vit_jax.inference.images import Images, Inputs, input_chain, input_range
 from vit_jax.kinds import check_known
-from vit_jax.models.create import MODELS, family_of, variant_of
+from vit_jax.models.create import MODELS, clone_with, family_of, variant_of
 from vit_jax.models.description import Description
 from vit_jax.models.features import check_features, feature_function
 from vit_jax.models.look import look
@@ -250,7 +250,7 @@ class Model:
         sizes = {key: headless.get(key, value) for key, value in description.model.items()}
         none: Any = {"class_names": (), "similarity": None}
         description = dataclasses.replace(description, model=sizes, **none)
-        module = self.module.clone(**{key: sizes[key] for key in headless if key in sizes})
+        module = clone_with(self.module, **headless)
         names = flatten_names(abstract_params(module, description.image_shape))
         dropped = dict.fromkeys(flat.keys() - names, "dropped (--drop_head)")
         if not dropped:

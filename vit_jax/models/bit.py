@@ -20,7 +20,6 @@ from vit_jax.errors import UserError
 from vit_jax.models import resnet
 from vit_jax.models.family import FIRST, HEAD, LAST, Family, ModelBase, Row
 from vit_jax.models.layers import IdentityLayer, head
-from vit_jax.models.resnet import STEM_WIDTH, ResNetLayers, apply_stages
 
 GROUP_NORM_EPSILON = 1e-5
 WEIGHT_STANDARDIZATION_EPSILON = 1e-10
@@ -58,7 +57,7 @@ class RootBlock(nn.Module):
 
     features: int
     max_pool_padding: str
-    layers: ResNetLayers
+    layers: resnet.ResNetLayers
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -77,7 +76,7 @@ class ResidualUnit(nn.Module):
     """
 
     features: int
-    layers: ResNetLayers
+    layers: resnet.ResNetLayers
     stride: int
 
     @nn.compact
@@ -123,7 +122,7 @@ class BiTResNet(ModelBase):
         """Images in [-1, 1], [B, H, W, C] -> logits [B, K] float32; `train` has no effect."""
         del train
         x = jnp.asarray(images, self.dtype)
-        x = self._features(x, STEM_WIDTH * self.resnet_width_factor)  # [B, h, w, D]
+        x = self._features(x, resnet.STEM_WIDTH * self.resnet_width_factor)  # [B, h, w, D]
         x = jnp.mean(x, axis=(1, 2), dtype=jnp.float32)  # [B, D]
         x = IdentityLayer(name="pre_logits")(x)
         return head(self.num_classes, self.head_bias_init)(x) if self.num_classes else x
@@ -131,11 +130,11 @@ class BiTResNet(ModelBase):
     def _features(self, x: jax.Array, width: int) -> jax.Array:
         """[B, H, W, C] -> [B, H/d, W/d, D], d = 4 * 2^(stages - 1); `width` of the stem."""
         standardize = functools.partial(weight_standardize, epsilon=self.standardization_epsilon)
-        layers = ResNetLayers(
+        layers = resnet.ResNetLayers(
             False, False, self.dtype, standardize, GROUP_NORM_EPSILON, symmetric=True
         )
         x = RootBlock(width, self.max_pool_padding, layers, name="root_block")(x)
-        x = apply_stages(
+        x = resnet.apply_stages(
             x, self.resnet_layers, width, ResidualUnit, remat=self.remat, digits=2, layers=layers
         )
         norm = nn.GroupNorm(epsilon=GROUP_NORM_EPSILON, dtype=self.dtype, name="norm-pre-head")

@@ -26,7 +26,6 @@ from vit_jax.models.positions import (
     infer_positions,
     position_rows,
 )
-from vit_jax.models.resnet import ResNetLayers, resnet_features
 
 
 @dataclasses.dataclass(frozen=True)
@@ -239,8 +238,8 @@ class VisionTransformer(ModelBase):
         x = jnp.asarray(images, self.dtype)
         if self.resnet_layers is not None:
             width = 64 * self.resnet_width_factor
-            parts = ResNetLayers(self.resnet_batch_norm, train, self.dtype)
-            x = resnet_features(x, self.resnet_layers, width, parts)  # [B, H/d, W/d, C']
+            parts = resnet.ResNetLayers(self.resnet_batch_norm, train, self.dtype)
+            x = resnet.resnet_features(x, self.resnet_layers, width, parts)  # [B, H/d, W/d, C']
 
         x = layers.embed_patches(self, x)  # x_p E of equation 1, [B, h, w, D]
         batch_size, height, width, hidden_size = x.shape
