@@ -256,8 +256,7 @@ class Model:
         if not dropped:
             raise UserError(f"--drop_head: {self.source} has no head.")
         loaded = [name for name in self.report["loaded"] if name in names]
-        dropped = {**self.report["dropped"], **dropped}
-        report = {**self.report, "loaded": loaded, "dropped": dropped}
+        report = {**self.report, "loaded": loaded, "dropped": self.report["dropped"] | dropped}
         params = unflatten_names({name: flat[name] for name in names})
         changed: Any = {"params": params, "description": description, "report": report}
         return dataclasses.replace(self, module=module, text_head=None, **changed)
