@@ -55,8 +55,8 @@ def test_every_picture(tmp_path: Path, model: str, photos: Path) -> None:
 def test_photos_are_finer_than_the_input(model: str, tmp_path: Path) -> None:
     image = np.zeros((200, 300, 3), np.uint8)
     image[1::2] = (255, 128, 0)  # lines that the 16 x 24 pixels of the input do not have
-    large = photos_of(load_model(model), [image], size=240)
-    assert large.shape == (1, 160, 240, 3)
+    large = photos_of(load_model(model), [image])
+    assert large.shape == (1, 176, 264, 3)
     assert np.ptp(large[0, :, 180, 0]) > 0.1
     fixed = saved(tmp_path / "fixed", eval_preprocess="decode")
     small = np.full((16, 24, 3), 255, np.uint8)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from vit_jax.errors import UserError
-from vit_jax.evaluators.stream import Hook, Reader, compile_outputs, nothing, stream_outputs
+from vit_jax.evaluators.stream import Hook, Reader, compile_outputs, nothing
 
 
 class _ExampleEvaluator:
@@ -24,8 +24,7 @@ class _ExampleEvaluator:
 
     def examples(self, params: Any, *, on_batch: Hook = nothing) -> dict[str, np.ndarray]:
         """The outputs for every example, in order: [N, ...]; UserError if a loss is not finite."""
-        parts = list(stream_outputs(self._step, params, self._reader, on_batch=on_batch))
-        arrays = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+        arrays = self._reader.outputs(self._step, params, on_batch)
         if len(bad := np.flatnonzero(~np.isfinite(arrays["loss"]))):
             raise UserError(
                 f"the loss of {len(bad)} of {len(arrays['loss'])} examples is not finite, first of "
@@ -160,7 +159,6 @@ class AveragePrecisionEvaluator(_ExampleEvaluator):
 
         def outputs(params: Any, batch: Any) -> Any:
             logits = objective.predict(params, batch)
-            values = objective.values(logits, batch)
-            return {**values, "logits": logits, "label": batch["label"]}
+            return {**objective.values(logits, batch), "logits": logits, "label": batch["label"]}
 
         super().__init__(outputs, reader)

@@ -180,7 +180,6 @@ def create_evaluations(
         read = functools.partial(
             Reader, mesh=mesh, batch_size=batch, loader=dict(loader), keys=needed, on_wait=on_wait
         )
-        source: tuple[Any, ...]
         if section["name"] in OF_FEATURES:
             from vit_jax.evaluators.frozen_features import Features, feature_step  # few need it
 
@@ -190,7 +189,7 @@ def create_evaluations(
             data = name, batch, own["train_split"], *(section[name] for name in _DATA_KEYS)
             if data not in features:
                 features[data] = Features(steps[name], *map(read, datasets[key].values()))
-            source = (features[data],)
+            source: tuple[Any, ...] = (features[data],)
         else:
             source = objective, read(with_classes(key, datasets[key][key]))
         with naming(f"evaluators.{key}"):

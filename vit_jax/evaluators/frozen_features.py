@@ -10,17 +10,15 @@ import numpy as np
 from jax.sharding import Mesh
 
 from vit_jax.errors import UserError
-from vit_jax.evaluators import stream
-from vit_jax.evaluators.stream import Hook, Reader, nothing
+from vit_jax.evaluators.stream import Hook, OutputStep, Reader, compile_outputs, nothing
 
 
-def feature_step(feature_of: Callable[[Any, Any], jax.Array], mesh: Mesh) -> stream.OutputStep:
+def feature_step(feature_of: Callable[[Any, Any], jax.Array], mesh: Mesh) -> OutputStep:
     """The step shared by all evaluators of `feature_of(params, batch) -> [B, D]`."""
 
-    def outputs(params: Any, batch: Any) -> Any:
-        return {"x": feature_of(params, batch), "y": batch["label"]}
-
-    return stream.compile_outputs(outputs, mesh)
+    return compile_outputs(
+        lambda params, batch: {"x": feature_of(params, batch), "y": batch["label"]}, mesh
+    )
 
 
 class Split(NamedTuple):
@@ -33,7 +31,7 @@ class Split(NamedTuple):
 class Features:
     """A feature and the labels of two splits, computed once for all their evaluators."""
 
-    def __init__(self, step: stream.OutputStep, reader: Reader, train_reader: Reader):
+    def __init__(self, step: OutputStep, reader: Reader, train_reader: Reader):
         """`step`, of `feature_step`, compiles once; `train_reader` reads the images to fit."""
         self.reader, self.train_reader = reader, train_reader
         self.num_users = 0
@@ -51,17 +49,14 @@ class Features:
         if self._of is not params:
             self._of, self._splits = None, ()  # free before computing the next
             readers = (self.train_reader, self.reader)
-            computed = tuple(self._compute(reader, params, on_batch) for reader in readers)
+            outputs = (reader.outputs(self._step, params, on_batch) for reader in readers)
+            computed = tuple(Split(**arrays) for arrays in outputs)
             self._of, self._splits, self._num_asked = params, computed, 0
         splits = self._splits
         self._num_asked += 1
         if self._num_asked >= self.num_users:
             self._of, self._splits = None, ()
         return splits
-
-    def _compute(self, reader: Reader, params: Any, on_batch: Hook) -> Split:
-        parts = list(stream.stream_outputs(self._step, params, reader, on_batch=on_batch))
-        return Split(*(np.concatenate([part[key] for part in parts]) for key in Split._fields))
 
 
 class FrozenFeaturesEvaluator:

@@ -55,6 +55,11 @@ class Reader:
             announced = self._announce(batches)
             yield pipeline.device_batches(announced, sharding, batch_size=size, keys=self.keys)
 
+    def outputs(self, step: OutputStep, params: Any, on_batch: Hook) -> dict[str, np.ndarray]:
+        """What `stream_outputs` yields, as arrays of the whole split, [N, ...]."""
+        parts = list(stream_outputs(step, params, self, on_batch=on_batch))
+        return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
     def _announce(self, host_batches: Iterable[Batch]) -> Iterator[Batch]:
         self.on_wait()
         for batch in host_batches:
@@ -120,7 +125,6 @@ class ObjectiveEvaluator:
 
     def __call__(self, params: Any, *, on_batch: Hook = nothing) -> dict[str, float]:
         """Means by name, and `num_examples`; `params` with the objective's constants."""
-        parts = list(stream_outputs(self._step, params, self._reader, on_batch=on_batch))
-        values = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+        values = self._reader.outputs(self._step, params, on_batch)
         means = {name: float(np.mean(x, dtype=np.float64)) for name, x in values.items()}
         return {**means, "num_examples": len(next(iter(values.values())))}

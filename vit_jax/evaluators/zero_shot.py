@@ -11,7 +11,7 @@ import numpy as np
 
 from vit_jax.data.preprocess import encode_texts
 from vit_jax.errors import UserError
-from vit_jax.evaluators.stream import Hook, Reader, compile_outputs, nothing, stream_outputs
+from vit_jax.evaluators.stream import Hook, Reader, compile_outputs, nothing
 from vit_jax.parameters.sharding import replicated
 
 
@@ -55,8 +55,7 @@ class ZeroShotEvaluator:
     def __call__(self, params: Any, *, on_batch: Hook = nothing) -> dict[str, float]:
         """See `ObjectiveEvaluator`."""
         arguments = {"towers": params, "classes": self._classes(params, self._tokens)}
-        parts = stream_outputs(self._step, arguments, self._reader, on_batch=on_batch)
-        hits = np.concatenate([part["hit"] for part in parts])
+        hits = self._reader.outputs(self._step, arguments, on_batch)["hit"]
         return {"accuracy": float(np.mean(hits, dtype=np.float64)), "num_examples": len(hits)}
 
 

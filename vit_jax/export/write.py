@@ -20,6 +20,7 @@ from vit_jax.inference.images import input_range
 from vit_jax.inference.load import load_model
 from vit_jax.inference.model import Model
 from vit_jax.kinds import check_known
+from vit_jax.models.create import clone_with
 from vit_jax.trees import flatten_names, unflatten_names
 from vit_jax.workdir.description import MODEL_FILE, PARAMS_FILE
 
@@ -110,9 +111,7 @@ def export_model(
 
 def create_forward(model: Model, output: str) -> Callable[[Any, Any], Any]:
     """(flat parameters, images [B, H, W, C]) -> logits or probabilities [B, K]."""
-    module = model.module
-    if hasattr(module, "attention"):  # kernels are platform-specific
-        module = module.clone(attention="reference")
+    module = clone_with(model.module, attention="reference")  # kernels are platform-specific
 
     def forward(params: Mapping[str, Any], images: jax.Array) -> jax.Array:
         if images.dtype == jnp.uint8:

@@ -14,13 +14,7 @@ import numpy as np
 from vit_jax.console import watched
 from vit_jax.data.datasets import Dataset
 from vit_jax.errors import UserError, naming
-from vit_jax.evaluators.classification import (
-    AveragePrecisionEvaluator,
-    ClassificationEvaluator,
-    real_accuracy,
-    summarize,
-    summarize_ranking,
-)
+from vit_jax.evaluators import classification
 from vit_jax.files.paths import to_path, write_json
 from vit_jax.inference import evaluation_tables
 from vit_jax.inference.class_order import match_classes, relabel
@@ -114,10 +108,11 @@ def evaluate(
         model, data, outputs, competing=competing, several=several, loss=loss, batch_size=batch_size
     )
     seconds = time.perf_counter() - start
-    results: dict[str, Any] = summarize_ranking(arrays) if several else summarize(arrays)
+    summarize = classification.summarize_ranking if several else classification.summarize
+    results: dict[str, Any] = summarize(arrays)
     if real:
         matched = [outputs[labels].tolist() for labels in sets]
-        accuracy, count = real_accuracy(arrays["prediction"], matched)
+        accuracy, count = classification.real_accuracy(arrays["prediction"], matched)
         results |= {"accuracy_real": accuracy, "num_examples_real": count}
     if prompts:
         results["prompts"] = list(prompts)
@@ -182,12 +177,12 @@ def measure_examples(
     evaluator: Any
     if several:
         task = dataclasses.replace(task, class_names=data.class_names)
-        evaluator = AveragePrecisionEvaluator(MultiLabel(task), reader)
+        evaluator = classification.AveragePrecisionEvaluator(MultiLabel(task), reader)
     else:
         by = model.description.probabilities_by
         loss = loss or ("softmax" if by == "none" else by)
         objective = _SubsetClassification(task, competing, loss=loss)
-        evaluator = ClassificationEvaluator(objective, reader)
+        evaluator = classification.ClassificationEvaluator(objective, reader)
     with watched(None, "batch", -(-data.num_examples // reader.batch_size)) as bar:
         arrays = evaluator.examples(model.placed_params, on_batch=bar.update)
     moved = () if several else ("label", "prediction")

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from vit_jax.evaluators.classification import average_precisions, class_scores
-from vit_jax.files.paths import csv_text
+from vit_jax.files.paths import csv_text, write_atomically
 from vit_jax.wording import counted
 
 _ROWS = {
@@ -37,7 +37,7 @@ def write_examples(
         for example, label, guess, sure, loss in zip(examples, *columns, strict=True)
     ]
     header = ["example", "label", "prediction", "confidence", "loss"]
-    _write_csv(folder / "examples.csv", [header, *rows])
+    write_atomically(folder / "examples.csv", csv_text([header, *rows]))
 
 
 def confusion_matrix(labels: np.ndarray, predictions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -53,7 +53,7 @@ def write_confusion(folder: Path, names: Mapping[int, str], arrays: dict[str, np
     classes, counts = confusion_matrix(arrays["label"], arrays["prediction"])
     columns = [names.get(number, number) for number in classes.tolist()]
     rows = [[name, *row] for name, row in zip(columns, counts.tolist(), strict=True)]
-    _write_csv(folder / "confusion.csv", [["label \\ prediction", *columns], *rows])
+    write_atomically(folder / "confusion.csv", csv_text([["label \\ prediction", *columns], *rows]))
 
 
 def per_class_scores(
@@ -74,7 +74,7 @@ def write_classes(folder: Path, scores: Sequence[Mapping[str, Any]]) -> None:
         for row in scores
     ]
     header = ["class", "images", *(f"{name}_percent" for name in measures)]
-    _write_csv(folder / "classes.csv", [header, *rows])
+    write_atomically(folder / "classes.csv", csv_text([header, *rows]))
 
 
 def write_average_precisions(
@@ -91,13 +91,8 @@ def write_average_precisions(
         [name, int(count), f"{precision:.6f}" if count else ""]
         for name, count, precision in zip(class_names, counts, precisions, strict=True)
     ]
-    _write_csv(folder / "classes.csv", [["class", "images", "average_precision"], *rows])
-
-
-def _write_csv(path: Path, rows: Iterable[Sequence[Any]]) -> None:
-    """File names may be any bytes."""
-    with open(path, "w", newline="", encoding="utf-8", errors="surrogateescape") as file:
-        file.write(csv_text(rows))
+    header = ["class", "images", "average_precision"]
+    write_atomically(folder / "classes.csv", csv_text([header, *rows]))
 
 
 def table(results: dict[str, Any]) -> str:

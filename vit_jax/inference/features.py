@@ -71,9 +71,8 @@ def extract_features(
         source_of_files = FolderSource(encoded, {}, "")
         data = Dataset("images", "", source_of_files, chain, (), on_bad_image or model.on_bad_image)
     data = data.check()
-    function = feature_function(model.module, names)
     inputs = jax.ShapeDtypeStruct((data.num_examples, *data.image_shape), np.float32)
-    specs = dict(jax.eval_shape(function, model.params, inputs))
+    specs = dict(jax.eval_shape(feature_function(model.module, names), model.params, inputs))
     others = {"names": np.array(example_names(data.source))}
     if split:
         label = data.element_spec["label"]

@@ -26,7 +26,7 @@ from vit_jax.evaluators.zero_shot import TextHead, class_vectors, fill_prompts
 from vit_jax.files.paths import read_json, reading
 from vit_jax.inference.images import Images, Inputs, input_chain, input_range
 from vit_jax.kinds import check_known
-from vit_jax.models.create import MODELS, family_of, variant_of
+from vit_jax.models.create import MODELS, clone_with, family_of, variant_of
 from vit_jax.models.description import Description
 from vit_jax.models.features import check_features, feature_function
 from vit_jax.models.look import look
@@ -58,6 +58,7 @@ class Model:
     source: str  # of the weights
     report: dict[str, Any]  # what happened to every array, see `fit.adapt.adapt_params`
     text_head: TextHead | None = None  # of `zero_shot`
+    _steps: dict[Any, Any] = dataclasses.field(default_factory=dict, init=False, compare=False)
 
     @property
     def is_text(self) -> bool:
@@ -249,14 +250,13 @@ class Model:
         sizes = {key: headless.get(key, value) for key, value in description.model.items()}
         none: Any = {"class_names": (), "similarity": None}
         description = dataclasses.replace(description, model=sizes, **none)
-        module = self.module.clone(**{key: sizes[key] for key in headless if key in sizes})
+        module = clone_with(self.module, **headless)
         names = flatten_names(abstract_params(module, description.image_shape))
         dropped = dict.fromkeys(flat.keys() - names, "dropped (--drop_head)")
         if not dropped:
             raise UserError(f"--drop_head: {self.source} has no head.")
         loaded = [name for name in self.report["loaded"] if name in names]
-        dropped = {**self.report["dropped"], **dropped}
-        report = {**self.report, "loaded": loaded, "dropped": dropped}
+        report = {**self.report, "loaded": loaded, "dropped": self.report["dropped"] | dropped}
         params = unflatten_names({name: flat[name] for name in names})
         changed: Any = {"params": params, "description": description, "report": report}
         return dataclasses.replace(self, module=module, text_head=None, **changed)
@@ -352,10 +352,6 @@ class Model:
             self._steps[key] = compile_outputs(step, self.mesh)
         reader = self.reader(examples, batch_size)
         return stream_outputs(self._steps[key], self.placed_params, reader)
-
-    @functools.cached_property
-    def _steps(self) -> dict[Any, Any]:
-        return {}
 
     def __repr__(self) -> str:
         return f"Model({self.source!r}, {self._sizes()})"

@@ -56,8 +56,7 @@ def predict(
     readable = []
     for row in predict_images(model, paths, top=top, loss=loss, batch_size=batch_size):
         if "error" in row:
-            message = f"error: {printable(row['image'])}: {row['error']}"
-            print(message, file=sys.stderr, flush=True)
+            print(f"error: {printable(row['image'])}: {row['error']}", file=sys.stderr, flush=True)
         else:
             readable.append(row)
         if as_json or "error" not in row:

@@ -62,8 +62,7 @@ def probe(
     if count := data[0].shared(data[1]):
         logging.warning(f"--split={split!r}: {counted(count, 'image')} are in {train_split!r} too.")
     readers = [model.reader(part, batch_size) for part in data]
-    image_shape = model.description.image_shape
-    feature_of = vector_feature(model.module, feature, image_shape, model.params)
+    feature_of = vector_feature(model.module, feature, model.description.image_shape, model.params)
     features = Features(feature_step(of_batches(feature_of), model.mesh), *readers)
     own = {"few_shot": {"num_seeds": seeds}, "nearest_neighbors": {"num_neighbors": num_neighbors}}
     shared = {"train_split": train_split, "feature": feature}

@@ -158,13 +158,10 @@ def head_distances(
     return np.sum(sums, axis=0) / len(images), analysis.uniform_distance(grid, pixels)
 
 
-def photos(model: Model, images: Sequence[Any], size: int = 256) -> np.ndarray:
-    """The images as the model sees them, [B, H, W, C] in [0, 1], finer if its input is small.
-
-    `size`: of the longer side in pixels, approximately.
-    """
+def photos(model: Model, images: Sequence[Any]) -> np.ndarray:
+    """The images as the model sees them, [B, H, W, C] in [0, 1], finer if its input is small."""
     height, width, _ = model.description.image_shape
-    scale = max(1, round(size / max(height, width)))
+    scale = max(1, round(256 / max(height, width)))  # about 256 pixels on the longer side
     try:
         large = at_image_size(model.description, (scale * height, scale * width))
         inputs = dataclasses.replace(model, description=large).preprocess(images)

@@ -17,10 +17,9 @@ import jax.numpy as jnp
 
 from vit_jax.models import vit
 from vit_jax.models.family import Shapes
-from vit_jax.models.vit import BLOCKS, BlockConfig, Encoder1DBlock, attention_rows, infer_blocks
 
 
-class LineBlock(Encoder1DBlock):
+class LineBlock(vit.Encoder1DBlock):
     """A Transformer layer within each row, or each column: [B, h*w, D] -> [B, h*w, D]."""
 
     of_columns: bool = False
@@ -38,7 +37,7 @@ class LineBlock(Encoder1DBlock):
 class AxialBlock(nn.Module):
     """A layer of rows, then one of columns: [B, h*w, D] -> [B, h*w, D]; drop rate as in a ViT's."""
 
-    config: BlockConfig
+    config: vit.BlockConfig
 
     @nn.compact
     def __call__(self, x: jax.Array, drop_rate: Any = None, *, train: bool) -> jax.Array:
@@ -61,17 +60,17 @@ class AxialVisionTransformer(vit.VisionTransformer):
 
 def infer(shapes: Shapes) -> dict[str, Any]:
     """See `Family.infer`."""
-    return {**vit.infer(shapes), **infer_blocks(shapes, BLOCKS, "/row")}
+    return {**vit.infer(shapes), **vit.infer_blocks(shapes, vit.BLOCKS, "/row")}
 
 
-_BLOCK = rf"{BLOCKS}(?:_(?P<block>\d+))?/(?:row|column)"
+_BLOCK = rf"{vit.BLOCKS}(?:_(?P<block>\d+))?/(?:row|column)"
 
 FAMILY = dataclasses.replace(
     vit.FAMILY,
     module=AxialVisionTransformer,
     title="Axial-ViT (arXiv 2010.11929, appendix D.6)",
     acronym="Axial",
-    rows=(*vit.FAMILY.rows, *attention_rows(_BLOCK)),
+    rows=(*vit.FAMILY.rows, *vit.attention_rows(_BLOCK)),
     infer=infer,
     choices={
         **vit.FAMILY.choices,

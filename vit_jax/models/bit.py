@@ -20,7 +20,6 @@ from vit_jax.errors import UserError
 from vit_jax.models import resnet
 from vit_jax.models.family import FIRST, HEAD, LAST, Family, ModelBase, Row
 from vit_jax.models.layers import IdentityLayer, head
-from vit_jax.models.resnet import STEM_WIDTH, StdConv, apply_stages, symmetric_conv
 
 GROUP_NORM_EPSILON = 1e-5
 WEIGHT_STANDARDIZATION_EPSILON = 1e-10
@@ -38,18 +37,6 @@ def weight_standardize(
     centred = kernel - jnp.mean(kernel, axis=axes, keepdims=True)
     variance = jnp.mean(jnp.square(centred), axis=axes, keepdims=True)
     return centred / jnp.sqrt(variance + epsilon)
-
-
-def _conv(
-    features: int, size: int, stride: int, name: str, *, dtype: Any, epsilon: float
-) -> nn.Module:
-    standardize = functools.partial(weight_standardize, epsilon=epsilon)
-    options = {"kind": StdConv, "standardize": standardize, "dtype": dtype}
-    return symmetric_conv(features, size, stride, name, **options)
-
-
-def _norm(dtype: Any, name: str) -> nn.Module:
-    return nn.GroupNorm(num_groups=32, epsilon=GROUP_NORM_EPSILON, dtype=dtype, name=name)
 
 
 def _zeros_at_border(before: tuple[int, ...], after: tuple[int, ...], dtype: Any) -> jax.Array:
@@ -70,16 +57,14 @@ class RootBlock(nn.Module):
 
     features: int
     max_pool_padding: str
-    epsilon: float
-    dtype: Any = jnp.float32
+    layers: resnet.ResNetLayers
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        conv = _conv(self.features, 7, 2, "conv_root", dtype=self.dtype, epsilon=self.epsilon)
-        x = conv(x)  # [B, H/2, W/2, features]
+        x = self.layers.conv(self.features, 7, 2, "conv_root")(x)  # [B, H/2, W/2, features]
         y = nn.max_pool(x, (3, 3), (2, 2), padding=((1, 1), (1, 1)))  # [B, H/4, W/4, features]
         if self.max_pool_padding == "zero":
-            y = jnp.maximum(y, _zeros_at_border(x.shape[1:3], y.shape[1:3], self.dtype))
+            y = jnp.maximum(y, _zeros_at_border(x.shape[1:3], y.shape[1:3], y.dtype))
         return y
 
 
@@ -91,22 +76,21 @@ class ResidualUnit(nn.Module):
     """
 
     features: int
+    layers: resnet.ResNetLayers
     stride: int
-    epsilon: float
-    dtype: Any = jnp.float32
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        conv = functools.partial(_conv, dtype=self.dtype, epsilon=self.epsilon)
+        conv, norm = self.layers.conv, self.layers.norm
         features_out = 4 * self.features
-        y = nn.relu(_norm(self.dtype, "gn1")(x))  # [B, H, W, C]
+        y = nn.relu(norm("1")(x))  # [B, H, W, C]
         shortcut = x
         if x.shape[-1] != features_out or self.stride != 1:
             shortcut = conv(features_out, 1, self.stride, "conv_proj")(y)  # [B, H/s, W/s, 4F]
         y = conv(self.features, 1, 1, "conv1")(y)  # [B, H, W, F]
-        y = nn.relu(_norm(self.dtype, "gn2")(y))
+        y = nn.relu(norm("2")(y))
         y = conv(self.features, 3, self.stride, "conv2")(y)  # [B, H/s, W/s, F]
-        y = nn.relu(_norm(self.dtype, "gn3")(y))
+        y = nn.relu(norm("3")(y))
         y = conv(features_out, 1, 1, "conv3")(y)  # [B, H/s, W/s, 4F]
         return shortcut + y
 
@@ -138,28 +122,31 @@ class BiTResNet(ModelBase):
         """Images in [-1, 1], [B, H, W, C] -> logits [B, K] float32; `train` has no effect."""
         del train
         x = jnp.asarray(images, self.dtype)
-        x = self._features(x, STEM_WIDTH * self.resnet_width_factor)  # [B, h, w, D]
+        x = self._features(x, resnet.STEM_WIDTH * self.resnet_width_factor)  # [B, h, w, D]
         x = jnp.mean(x, axis=(1, 2), dtype=jnp.float32)  # [B, D]
         x = IdentityLayer(name="pre_logits")(x)
         return head(self.num_classes, self.head_bias_init)(x) if self.num_classes else x
 
     def _features(self, x: jax.Array, width: int) -> jax.Array:
         """[B, H, W, C] -> [B, H/d, W/d, D], d = 4 * 2^(stages - 1); `width` of the stem."""
-        options: dict[str, Any] = {"epsilon": self.standardization_epsilon, "dtype": self.dtype}
-        x = RootBlock(width, self.max_pool_padding, **options, name="root_block")(x)
-        options |= {"remat": self.remat, "digits": 2}
-        x = apply_stages(x, self.resnet_layers, width, ResidualUnit, **options)
-        return nn.relu(_norm(self.dtype, "norm-pre-head")(x))
+        standardize = functools.partial(weight_standardize, epsilon=self.standardization_epsilon)
+        layers = resnet.ResNetLayers(
+            False, False, self.dtype, standardize, GROUP_NORM_EPSILON, symmetric=True
+        )
+        x = RootBlock(width, self.max_pool_padding, layers, name="root_block")(x)
+        x = resnet.apply_stages(
+            x, self.resnet_layers, width, ResidualUnit, remat=self.remat, digits=2, layers=layers
+        )
+        norm = nn.GroupNorm(epsilon=GROUP_NORM_EPSILON, dtype=self.dtype, name="norm-pre-head")
+        return nn.relu(norm(x))
 
 
 def check(model: BiTResNet) -> None:
     """Raises UserError for invalid units per stage."""
-    layers = model.resnet_layers
-    is_tuple = isinstance(layers, tuple) and bool(layers)
-    if not is_tuple or not all(isinstance(units, int) and units >= 1 for units in layers):
+    if min(model.resnet_layers, default=0) < 1:
         raise UserError(
-            f"model.resnet_layers={layers!r} must be the number of units of each stage, such "
-            "as (3, 4, 6, 3) for an R50."
+            f"model.resnet_layers={model.resnet_layers} must be the number of units of each "
+            "stage, such as (3, 4, 6, 3) for an R50."
         )
 
 

@@ -107,7 +107,10 @@ class Family:
     conventions: tuple[str, ...] = ()
     head_conventions: tuple[str, ...] = ()
     objective: str = "classification"
-    scale: Callable[[Mapping[str, Any]], int] = lambda model: scale_of_width(model["hidden_size"])
+    # A Transformer's: L is 1; So400m, H, g and G are 2.
+    scale: Callable[[Mapping[str, Any]], int] = lambda model: sum(
+        model["hidden_size"] >= width for width in (1024, 1152)
+    )
 
     @functools.cached_property
     def keys(self) -> dict[str, dataclasses.Field[Any]]:
@@ -163,11 +166,6 @@ class ModelBase(nn.Module):
     @nn.nowrap
     def token_grid(self, image_size: tuple[int, int]) -> tuple[int, int]:
         return token_grid(image_size, *self.stem)
-
-
-def scale_of_width(width: int) -> int:
-    """The `Family.scale` of a Transformer: L is 1; So400m, H, g and G are 2."""
-    return (width >= 1024) + (width >= 1152)
 
 
 def axis_of(shapes: Shapes, name: str, ndim: int, axis: int) -> int | None:

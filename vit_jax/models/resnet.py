@@ -63,15 +63,6 @@ class StdConv(nn.Conv):
         return self.standardize(value) if name == "kernel" else value
 
 
-def symmetric_conv(
-    features: int, size: int, stride: int, name: str, *, kind: Any = nn.Conv, **options: Any
-) -> nn.Module:
-    """A convolution without bias, with the same padding on both sides, as in PyTorch."""
-    padding = ((size // 2, size // 2),) * 2
-    sizes = (size, size), (stride, stride), padding
-    return kind(features, *sizes, use_bias=False, name=name, **options)
-
-
 @dataclasses.dataclass(frozen=True)
 class ResNetLayers:
     """Convolutions without bias and norms: standardised and of groups, or plain and of batches."""
@@ -81,12 +72,15 @@ class ResNetLayers:
     dtype: Any
     standardize: Callable[[jax.Array], jax.Array] = weight_standardize
     epsilon: float = GROUP_NORM_EPSILON
+    symmetric: bool = False  # the same padding on both sides, as in PyTorch
 
-    def conv(self, features: int, size: int, stride: int, name: str) -> nn.Module:
+    def conv(self, features: int, size: int, stride: int, name: str, groups: int = 1) -> nn.Module:
         standardized = functools.partial(StdConv, standardize=self.standardize)
         kind = nn.Conv if self.batch_norm else standardized
-        sizes = (size, size), (stride, stride)
-        return kind(features, *sizes, use_bias=False, dtype=self.dtype, name=name)
+        padding: Any = ((size // 2, size // 2),) * 2 if self.symmetric else "SAME"
+        sizes = (size, size), (stride, stride), padding
+        options = {"feature_group_count": groups, "use_bias": False, "dtype": self.dtype}
+        return kind(features, *sizes, **options, name=name)
 
     def norm(self, part: str, **kwargs: Any) -> nn.Module:
         """`gn1` or `bn1` for the part `1`."""
@@ -96,7 +90,7 @@ class ResNetLayers:
 
 
 class ResidualUnit(nn.Module):
-    """Bottleneck unit: [B, H, W, C] -> [B, H/s, W/s, 4 * features] for stride s.
+    """Bottleneck unit: [B, H, W, C] -> [B, H/s, W/s, expansion * features] for stride s.
 
     y = norm3(conv3(relu(norm2(conv2(relu(norm1(conv1(x)))))))); out = relu(y + shortcut(x)).
     """
@@ -105,20 +99,22 @@ class ResidualUnit(nn.Module):
     layers: ResNetLayers
     stride: int
 
+    expansion = 4
+    last_scale = 0.0  # at initialisation the unit is its shortcut
+
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         conv, norm = self.layers.conv, self.layers.norm
-        features_out = 4 * self.features
+        features_out = self.expansion * self.features  # F'
         shortcut = x
         if x.shape[-1] != features_out or self.stride != 1:
             shortcut = conv(features_out, 1, self.stride, "conv_proj")(x)
-            shortcut = norm("_proj")(shortcut)  # [B, H/s, W/s, 4F]
+            shortcut = norm("_proj")(shortcut)  # [B, H/s, W/s, F']
 
         y = conv(self.features, 1, 1, "conv1")(x)
         y = self._mix(nn.relu(norm("1")(y)))  # [B, H/s, W/s, F]
         y = conv(features_out, 1, 1, "conv3")(y)
-        # Scale 0: at initialisation the unit is its shortcut.
-        y = norm("3", scale_init=nn.initializers.zeros_init())(y)  # [B, H/s, W/s, 4F]
+        y = norm("3", scale_init=nn.initializers.constant(self.last_scale))(y)  # [B, H/s, W/s, F']
         return nn.relu(y + shortcut)
 
     def _mix(self, y: jax.Array) -> jax.Array:

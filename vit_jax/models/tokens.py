@@ -22,13 +22,9 @@ def pixels_per_token(
 ) -> tuple[int, int]:
     """Height and width of a token, or of a cell of a ResNet's last feature map, in pixels."""
     height, width = (1, 1) if patch_size is None else patch_shape(patch_size)
-    factor = _downsampling(resnet_layers)
+    # A factor of 4 for the stem, and 2 for each stage after the first.
+    factor = 1 if resnet_layers is None else 4 * 2 ** max(len(resnet_layers) - 1, 0)
     return height * factor, width * factor
-
-
-def _downsampling(resnet_layers: tuple[int, ...] | None) -> int:
-    """A factor of 4 for the stem, and 2 for each stage after the first."""
-    return 1 if resnet_layers is None else 4 * 2 ** max(len(resnet_layers) - 1, 0)
 
 
 def token_grid(
@@ -49,7 +45,7 @@ def token_grid(
         if pixels % stride or not pixels:
             below = pixels // stride * stride
             fitting = f"{below} or {below + stride}" if below else f"{stride}"
-            factor = _downsampling(resnet_layers)
+            factor, _ = pixels_per_token(None, resnet_layers)
             resnet = f" (after the ResNet's {factor})" if factor > 1 else ""
             raise UserError(
                 f"model.patch_size={patch_size}{resnet} does not divide images of {image_size[0]}x"

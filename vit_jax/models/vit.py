@@ -26,7 +26,6 @@ from vit_jax.models.positions import (
     infer_positions,
     position_rows,
 )
-from vit_jax.models.resnet import ResNetLayers, resnet_features
 
 
 @dataclasses.dataclass(frozen=True)
@@ -153,8 +152,7 @@ class MAPHead(nn.Module):
         probe = self.param("probe", nn.initializers.xavier_uniform(), (1, 1, x.shape[-1]))
         probe = jnp.tile(jnp.asarray(probe, c.dtype), (x.shape[0], 1, 1))  # [B, 1, D]
         x = c.msa(train=train)(probe, x)  # [B, 1, D]
-        y = c.norm()(x)
-        return (x + MlpBlock(c)(y, train=train))[:, 0]  # [B, D]
+        return (x + MlpBlock(c)(c.norm()(x), train=train))[:, 0]  # [B, D]
 
 
 class VisionTransformer(ModelBase):
@@ -240,8 +238,8 @@ class VisionTransformer(ModelBase):
         x = jnp.asarray(images, self.dtype)
         if self.resnet_layers is not None:
             width = 64 * self.resnet_width_factor
-            parts = ResNetLayers(self.resnet_batch_norm, train, self.dtype)
-            x = resnet_features(x, self.resnet_layers, width, parts)  # [B, H/d, W/d, C']
+            parts = resnet.ResNetLayers(self.resnet_batch_norm, train, self.dtype)
+            x = resnet.resnet_features(x, self.resnet_layers, width, parts)  # [B, H/d, W/d, C']
 
         x = layers.embed_patches(self, x)  # x_p E of equation 1, [B, h, w, D]
         batch_size, height, width, hidden_size = x.shape

@@ -58,14 +58,12 @@ class Distillation(Classification):
         """The mean over the real examples; `accuracy` is the class head's."""
         images = scale_images(batch["image"])
         mean, outputs, seen = self.apply_train(params, images, rng)
-        logits = outputs.get("class_logits", mean)  # [B, K]
         student = outputs.get("distillation_logits", mean)  # [B, K]
         answers = jax.lax.stop_gradient(self._teacher.logits(params[TEACHER], images))
-        values = self.train_values(logits, batch)
+        values = self.train_values(outputs.get("class_logits", mean), batch)
         values["distillation_loss"] = self._distill(student, answers)
         means = {name: masked_mean(value, batch["mask"]) for name, value in values.items()}
-        label_loss = means.pop("loss")
-        loss = (1.0 - self._weight) * label_loss + self._weight * means["distillation_loss"]
+        loss = (1.0 - self._weight) * means.pop("loss") + self._weight * means["distillation_loss"]
         return loss, {**means, **seen}
 
     def _distill(self, logits: jax.Array, answers: jax.Array) -> jax.Array:

@@ -79,9 +79,8 @@ class Objective:
     @classmethod
     def check_labels(cls, name: str, dataset: Any) -> None:
         """Raises UserError if the labels per image, one or several, do not fit the objective."""
-        if "label" not in cls.example_keys:
-            return
-        if bool(dataset.element_spec["label"].shape) == cls.several_labels:
+        needs_label = "label" in cls.example_keys
+        if not needs_label or bool(dataset.element_spec["label"].shape) == cls.several_labels:
             return
         has, hint = "one label", "a table with the column 'labels'"
         if not cls.several_labels:

@@ -116,8 +116,8 @@ def _verdict(plan: Plan) -> list[str]:
     total = plan.step.memory["total"] / GIB if plan.step else 0.0
     if plan.available_bytes is None:
         return [f"It compiles and needs {total:.3f} GiB per device; this machine may have less."]
-    needs = f"{total:.3f} of the {plan.available_bytes / GIB:.3f} GiB of a device"
-    needs = f"{needs} ({plan.filled:.0%})"
+    available = plan.available_bytes / GIB
+    needs = f"{total:.3f} of the {available:.3f} GiB of a device ({plan.filled:.0%})"
     line = f"It fits: {needs}." if plan.fits else f"It does not fit: it needs {needs}."
     if plan.step is None:
         line = "It does not fit, according to the compiler."

@@ -67,12 +67,11 @@ def _facts(run: Run) -> dict[str, str]:
     training += [format_seconds(run.time["elapsed_seconds"])] if run.time else []
     training += [devices_text(start) for start in run.starts[-1:]]
     training += [f"started {start['time'][:10]}" for start in run.starts[:1]]
-    objective = config["objective"]["name"].replace("_", " ")
     return {
         "Model": ", ".join(parts),
         "Data": f"{data_title(data['name'])}, split {data['split']}",
         "Weights": _weights(run),
-        "Objective": objective.removeprefix("classification"),
+        "Objective": config["objective"]["name"].replace("_", " ").removeprefix("classification"),
         "Training": ", ".join(training),
         "Best": best_text(run.folder)[0].replace(str(run.folder), tail(full_path(run.folder))),
         "Published": config["sweep"]["published"],

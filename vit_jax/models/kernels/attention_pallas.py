@@ -54,7 +54,7 @@ class _Heads:
 
     @property
     def rows(self) -> int:
-        return _padded(self.num_tokens)
+        return -(-self.num_tokens // LANES) * LANES
 
     @property
     def keys(self) -> int:
@@ -70,8 +70,9 @@ class _Heads:
 
     @property
     def group(self) -> int:
-        """The fewest lanes that are both whole heads and whole vectors."""
-        return _lanes_of_whole_heads(self.head_dim, self.width)
+        """The fewest lanes that are both whole heads and whole vectors; else all."""
+        lanes = math.lcm(self.head_dim, LANES)
+        return lanes if self.width % lanes == 0 else self.width
 
     @property
     def lanes(self) -> list[tuple[slice, slice]]:
@@ -80,6 +81,13 @@ class _Heads:
         ends = [min(-(-lanes.stop // LANES) * LANES, self.group) for lanes in own]
         starts = [lanes.start // LANES * LANES for lanes in own]
         return list(zip(own, map(slice, starts, ends), strict=True))
+
+    def width_of_program(self, itemsize: int) -> int:
+        """Lanes of a program: the most whole heads whose blocks fit into VMEM."""
+        counts = range(1, self.width // self.group + 1)
+        widths = [self.width // n for n in counts if self.width % (n * self.group) == 0]
+        most = _MAX_BLOCK_BYTES // (self.rows * _ARRAYS * itemsize)
+        return next((width for width in widths if width <= most), self.group)
 
     def for_each(self, work: Callable[[Any], Iterator[Callable[[], None]]], arrays: int) -> None:
         """Calls `work(lanes)` per group, which yields the second step of each tile of a head.
@@ -239,19 +247,6 @@ def _attention_backward(heads: _Heads, joint: bool, *refs: Any) -> None:
     heads.for_each(work, arrays=2)
 
 
-def _lanes_of_whole_heads(head_dim: int, width: int) -> int:
-    """The fewest lanes that are both whole heads and whole vectors; else all."""
-    lanes = math.lcm(head_dim, LANES)
-    return lanes if width % lanes == 0 else width
-
-
-def _block_width(rows: int, head_dim: int, width: int, bytes_per_lane: int) -> int:
-    """Lanes of a program: the most whole heads whose blocks fit into VMEM."""
-    least = _lanes_of_whole_heads(head_dim, width)
-    widths = [width // n for n in range(1, width // least + 1) if width % (n * least) == 0]
-    return next((w for w in widths if w * rows * bytes_per_lane <= _MAX_BLOCK_BYTES), least)
-
-
 def fits(num_tokens: int, num_heads: int, head_dim: int, itemsize: int) -> bool:
     """Whether the backward pass fits into VMEM: up to 2,048 tokens for d = 64."""
     heads = _Heads(num_tokens, head_dim, num_heads * head_dim)
@@ -261,14 +256,10 @@ def fits(num_tokens: int, num_heads: int, head_dim: int, itemsize: int) -> bool:
     return block_bytes <= _MAX_BLOCK_BYTES and num_tiles <= _MAX_UNROLLED
 
 
-def _padded(num_tokens: int) -> int:
-    return -(-num_tokens // LANES) * LANES
-
-
 def num_groups(num_tokens: int, num_heads: int, head_dim: int, itemsize: int) -> int:
     """How many programs share the heads of an image."""
-    width = num_heads * head_dim
-    return width // _block_width(_padded(num_tokens), head_dim, width, _ARRAYS * itemsize)
+    heads = _Heads(num_tokens, head_dim, num_heads * head_dim)
+    return heads.width // heads.width_of_program(itemsize)
 
 
 def _call(
@@ -276,29 +267,29 @@ def _call(
     x: Any,
     arrays: Sequence[Any],
     outputs: Sequence[Any],
-    *,
-    num_products: int,
     head_dim: int,
     interpret: bool,
+    *,
     joint: bool = False,
 ) -> Any:
     """Arrays and outputs are as wide as x [B, N, H * d], or three times as wide."""
     batch_size, num_tokens, total = x.shape
-    rows = _padded(num_tokens)
-    width = _block_width(rows, head_dim, total, _ARRAYS * x.dtype.itemsize)
+    heads = _Heads(num_tokens, head_dim, total)
+    width = heads.width_of_program(x.dtype.itemsize)
 
     def block(array: Any) -> pl.BlockSpec:
         _, length, lanes = array.shape
-        shape = (None, rows if length == num_tokens else length, lanes * width // total)
+        shape = (None, heads.rows if length == num_tokens else length, lanes * width // total)
         return pl.BlockSpec(shape, lambda i, j: (i, 0, j))
 
+    num_products = 2 if kernel is _attention_forward else 4
     cost = pl.CostEstimate(  # of the mathematics, without padding
         flops=2 * num_products * x.size * num_tokens,
         transcendentals=x.size * num_tokens // head_dim,
         bytes_accessed=sum(a.size * a.dtype.itemsize for a in (*arrays, *outputs)),
     )
     return pl.pallas_call(
-        functools.partial(kernel, _Heads(num_tokens, head_dim, width), joint),
+        functools.partial(kernel, dataclasses.replace(heads, width=width), joint),
         grid=(batch_size, total // width),
         in_specs=[block(array) for array in arrays],
         out_specs=[block(output) for output in outputs],
@@ -322,14 +313,12 @@ def attention(
       query: divided by sqrt(d).
       key, value: of the same shape.
     """
-    call = functools.partial(_call, head_dim=head_dim, interpret=interpret, num_products=2)
-    [out] = call(_attention_forward, query, (query, key, value), [query])
+    [out] = _call(_attention_forward, query, (query, key, value), [query], head_dim, interpret)
     return out
 
 
 def _backward(head_dim: int, interpret: bool, qkv: Any, d_out: jax.Array) -> Any:
-    call = functools.partial(_call, head_dim=head_dim, interpret=interpret, num_products=4)
-    return tuple(call(_attention_backward, d_out, (*qkv, d_out), qkv))
+    return tuple(_call(_attention_backward, d_out, (*qkv, d_out), qkv, head_dim, interpret))
 
 
 attention.defvjp(lambda *arguments: (attention(*arguments), arguments[2:]), _backward)
@@ -350,15 +339,15 @@ def _joint_forward(head_dim: int, interpret: bool, qkv: jax.Array, bias: jax.Arr
     # As the kernel reads it: otherwise remat would add the bias and write it again.
     qkv = saved(qkv + bias.astype(qkv.dtype), "dense")
     out = jax.ShapeDtypeStruct((*qkv.shape[:2], qkv.shape[2] // 3), qkv.dtype)
-    call = functools.partial(_call, head_dim=head_dim, interpret=interpret, num_products=2)
-    [out] = call(_attention_forward, out, [qkv], [out], joint=True)
+    [out] = _call(_attention_forward, out, [qkv], [out], head_dim, interpret, joint=True)
     return out, qkv
 
 
 def _joint_backward(head_dim: int, interpret: bool, qkv: jax.Array, d_out: jax.Array) -> Any:
     sums = jax.ShapeDtypeStruct((len(qkv), 1, qkv.shape[2]), jnp.float32)
-    call = functools.partial(_call, head_dim=head_dim, interpret=interpret, num_products=4)
-    return tuple(call(_attention_backward, d_out, [qkv, d_out], [qkv, sums], joint=True))
+    arrays, outputs = [qkv, d_out], [qkv, sums]
+    gradients = _call(_attention_backward, d_out, arrays, outputs, head_dim, interpret, joint=True)
+    return tuple(gradients)
 
 
 joint_attention.defvjp(_joint_forward, _joint_backward)

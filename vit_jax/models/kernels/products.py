@@ -32,7 +32,7 @@ def _product(equation: str, dtype: Any, a: jax.Array, b: jax.Array) -> jax.Array
 
 def _forward(equation: str, dtype: Any, a: jax.Array, b: jax.Array) -> Any:
     # Not where the input is the wide side, as after GELU: in memory it would stay until backward.
-    x = _unfused(a) if _is_dense_layer(b) and b.shape[0] <= b.shape[1] else a
+    x = _unfused(a) if b.ndim == 2 and b.shape[0] <= b.shape[1] else a  # of a dense layer
     return _product(equation, dtype, x, b), (a, b)
 
 
@@ -43,9 +43,9 @@ def _backward(
     inputs, out = equation.split("->")
     of_a, of_b = inputs.split(",")
     d_out = d_out.astype(a.dtype)
-    d_out = _unfused(d_out) if _is_dense_layer(b) else d_out
+    d_out = _unfused(d_out) if b.ndim == 2 else d_out
     d_a = _product(f"{out},{of_b}->{of_a}", dtype, d_out, b).astype(a.dtype)
-    d_a = _unfused(d_a) if _is_dense_layer(b) and b.shape[0] <= b.shape[1] else d_a
+    d_a = _unfused(d_a) if b.ndim == 2 and b.shape[0] <= b.shape[1] else d_a
     # The smaller one first: it is the one that XLA transposes.
     if a.size <= d_out.size:
         d_b = _product(f"{of_a},{out}->{of_b}", dtype, a, d_out)
@@ -55,10 +55,6 @@ def _backward(
 
 
 _product.defvjp(_forward, _backward)
-
-
-def _is_dense_layer(kernel: jax.Array) -> bool:
-    return kernel.ndim == 2
 
 
 def _unfused(x: jax.Array) -> jax.Array:

@@ -14,10 +14,9 @@ import jax.numpy as jnp
 from vit_jax.models import vit
 from vit_jax.models.family import FIRST, LAST, Row, dense_rows
 from vit_jax.models.layers import head
-from vit_jax.models.vit import VisionTransformer
 
 
-class DistilledVisionTransformer(VisionTransformer):
+class DistilledVisionTransformer(vit.VisionTransformer):
     """Images to logits, [B, H, W, C] -> [B, num_classes] float32: the mean of both heads.
 
     Attributes are those of `VisionTransformer`; additional parameters are `dist` (the distillation

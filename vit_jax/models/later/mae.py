@@ -21,7 +21,6 @@ from vit_jax.models import vit
 from vit_jax.models.family import LAST, Row, Shapes, dense_rows, layer_width
 from vit_jax.models.layers import Dense, embed_patches, loop_of
 from vit_jax.models.tokens import patch_shape, sincos
-from vit_jax.models.vit import BlockConfig, Encoder, VisionTransformer
 
 
 def sincos_table(grid: tuple[int, int], width: int) -> np.ndarray:
@@ -44,7 +43,7 @@ class FixedPositions(nn.Module):
         return jax.lax.stop_gradient(jnp.asarray(table))
 
 
-class PartialEncoder(Encoder):
+class PartialEncoder(vit.Encoder):
     """`Encoder` with fixed positions, on some of the tokens: [B, 1 + h*w, D] -> [B, N, D]."""
 
     grid: tuple[int, int] = (0, 0)
@@ -59,7 +58,7 @@ class PartialEncoder(Encoder):
         return super().__call__(x, positions, train=train)
 
 
-class MaskedAutoencoder(VisionTransformer):
+class MaskedAutoencoder(vit.VisionTransformer):
     """Images to logits, as `VisionTransformer` with a class token, or to the pixels of all patches.
 
     Its other attributes are those of `VisionTransformer`, with the `choices` of `FAMILY`.
@@ -93,7 +92,7 @@ class MaskedAutoencoder(VisionTransformer):
         x = jnp.concatenate([self._tokens("cls", x, 1), x], axis=1)  # [B, 1 + P, D]
         kept = None if corruption is None else _with_class_token(corruption["visible"])
         encoder = PartialEncoder(
-            BlockConfig.of(self), **loop_of(self), grid=grid, name="Transformer"
+            vit.BlockConfig.of(self), **loop_of(self), grid=grid, name="Transformer"
         )
         x = encoder(x, kept, train=train)  # [B, 1 + V, D]
         if corruption is not None:
@@ -107,7 +106,7 @@ class MaskedAutoencoder(VisionTransformer):
     ) -> jax.Array:
         """Encoded tokens [B, 1 + V, D] -> pixels [B, P, h*w*C] float32."""
         c = dataclasses.replace(
-            BlockConfig.of(self), mlp_dim=self.decoder_mlp_dim, num_heads=self.decoder_num_heads
+            vit.BlockConfig.of(self), mlp_dim=self.decoder_mlp_dim, num_heads=self.decoder_num_heads
         )
         x = Dense(self.decoder_hidden_size, dtype=self.dtype, name="decoder_embed")(x)
         masked = self._tokens("mask_token", x, 1 + restore.shape[1] - x.shape[1])
@@ -176,7 +175,7 @@ FAMILY = dataclasses.replace(
         **vit.FAMILY.choices,
         "classifier": ("token",),
         "position_embedding": ("learned",),
-        "position_stddev": (VisionTransformer.position_stddev,),  # fixed positions: never read
+        "position_stddev": (vit.VisionTransformer.position_stddev,),  # fixed positions: never read
         "representation_size": (None,),
         "head_norm": (False,),
         "resnet_layers": (None,),

@@ -160,13 +160,12 @@ def infer(shapes: Shapes) -> dict[str, Any]:
     depth, width = family.count_blocks(shapes, BLOCKS), family.axis_of(shapes, "stem/kernel", 4, 3)
     scales: dict[Any, float] = {(depth, width): init for depth, width, init in RESMLPS.values()}
     has_gamma = f"{BLOCKS}_0/LayerScale_0/gamma" in shapes
-    is_linear = f"{_TOKENS}_1/kernel" not in shapes
     tokens = family.axis_of(shapes, f"{_TOKENS}_0/kernel", 2, 1)
     return {
         "patch_size": family.patch_size_of(shapes, "stem/kernel"),
         "hidden_size": width,
         "num_layers": depth,
-        "tokens_mlp_dim": None if is_linear else tokens,
+        "tokens_mlp_dim": tokens if f"{_TOKENS}_1/kernel" in shapes else None,
         "channels_mlp_dim": wide,
         "norm": "affine" if f"{BLOCKS}_0/Affine_0/scale" in shapes else "layer",
         "layer_scale_init": scales.get((depth, width), 0.1) if has_gamma else None,

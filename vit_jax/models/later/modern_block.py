@@ -20,14 +20,13 @@ from vit_jax.models.kernels.attention import AttentionFn
 from vit_jax.models.kernels.elementwise import per_feature
 from vit_jax.models.later.rotary import MixedAngles, rotate
 from vit_jax.models.layers import Dense, LayerNorm, add_branch, dot_general, gelu
-from vit_jax.models.vit import BlockConfig
 
 # timm's truncated normal is cut at +-2, a hundred deviations: a normal.
 INIT = nn.initializers.normal(0.02)
 
 
 @dataclasses.dataclass(frozen=True)
-class ModernConfig(BlockConfig):
+class ModernConfig(vit.BlockConfig):
     """Configuration shared by all blocks; see `ModernVisionTransformer`."""
 
     pre_norm: bool = False

@@ -6,7 +6,6 @@ channels, g: channels per group.
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import flax.linen as nn
@@ -15,8 +14,8 @@ import jax.numpy as jnp
 
 from vit_jax.errors import UserError
 from vit_jax.models.family import FIRST, HEAD, Family, ModelBase, Row, Shapes, axis_of, dense_rows
-from vit_jax.models.layers import BatchNorm, IdentityLayer, head
-from vit_jax.models.resnet import symmetric_conv, units_of_stages
+from vit_jax.models.layers import IdentityLayer, head
+from vit_jax.models.resnet import ResidualUnit, ResNetLayers, units_of_stages
 
 STEM_WIDTH = 32
 
@@ -38,36 +37,23 @@ class SqueezeExcite(nn.Module):
         return x * y[:, None, None]
 
 
-class Block(nn.Module):
+class Block(ResidualUnit):
     """X block with squeeze-and-excitation: [B, H, W, C] -> [B, H/s, W/s, features] for stride s.
 
     y = bn3(conv3(se(relu(bn2(conv2(relu(bn1(conv1(x)))))))), conv2 3x3 in groups, the others 1x1;
     out = relu(y + shortcut), which is x, or bn(conv(x)) if the shape changes.
     """
 
-    features: int
-    group_width: int
-    stride: int
-    train_norms: bool
-    dtype: Any = jnp.float32
+    groups: int
+    squeezed: int  # features between the layers of the squeeze-and-excitation
 
-    @nn.compact
-    def __call__(self, x: jax.Array) -> jax.Array:
-        dtype, width = self.dtype, self.features
-        conv = functools.partial(symmetric_conv, dtype=dtype)
-        norm = functools.partial(BatchNorm, self.train_norms, dtype=dtype)
-        shortcut = x
-        if x.shape[-1] != width or self.stride != 1:
-            shortcut = conv(width, 1, self.stride, "conv_proj")(x)  # [B, H/s, W/s, F]
-            shortcut = norm(name="bn_proj")(shortcut)
-        y = conv(width, 1, 1, "conv1")(x)  # [B, H, W, F]
-        y = nn.relu(norm(name="bn1")(y))
-        groups = width // self.group_width
-        y = conv(width, 3, self.stride, "conv2", feature_group_count=groups)(y)  # [B, H/s, W/s, F]
-        y = nn.relu(norm(name="bn2")(y))
-        y = SqueezeExcite(round(x.shape[-1] / 4), dtype, name="se")(y)
-        y = conv(width, 1, 1, "conv3")(y)
-        return nn.relu(shortcut + norm(name="bn3")(y))
+    expansion = 1
+    last_scale = 1.0
+
+    def _mix(self, y: jax.Array) -> jax.Array:
+        y = self.layers.conv(self.features, 3, self.stride, "conv2", self.groups)(y)
+        y = nn.relu(self.layers.norm("2")(y))  # [B, H/s, W/s, F]
+        return SqueezeExcite(self.squeezed, self.layers.dtype, name="se")(y)
 
 
 class RegNet(ModelBase):
@@ -100,17 +86,17 @@ class RegNet(ModelBase):
     @nn.compact
     def __call__(self, images: jax.Array, *, train: bool) -> jax.Array:
         """Normalised images [B, H, W, C] -> logits [B, K] float32."""
-        train_norms = train and not self.frozen_norms
+        layers = ResNetLayers(True, train and not self.frozen_norms, self.dtype, symmetric=True)
         x = jnp.asarray(images, self.dtype)
-        x = symmetric_conv(STEM_WIDTH, 3, 2, "conv_stem", dtype=self.dtype)(x)  # [B, H/2, W/2, 32]
-        x = nn.relu(BatchNorm(train_norms, dtype=self.dtype, name="bn_stem")(x))
+        x = layers.conv(STEM_WIDTH, 3, 2, "conv_stem")(x)  # [B, H/2, W/2, 32]
+        x = nn.relu(layers.norm("_stem")(x))
         block = nn.remat(Block) if self.remat == "full" else Block
         stages = zip(self.stage_layers, self.stage_widths, strict=True)
         for stage, (num_blocks, width) in enumerate(stages, start=1):
             for i in range(num_blocks):
                 name, stride = f"stage{stage}_block{i + 1}", 1 if i else 2
-                sizes = width, self.group_width, stride
-                x = block(*sizes, train_norms, self.dtype, name=name)(x)
+                sizes = width // self.group_width, round(x.shape[-1] / 4)
+                x = block(width, layers, stride, *sizes, name=name)(x)
         x = jnp.mean(x, axis=(1, 2), dtype=jnp.float32)  # [B, D]
         x = IdentityLayer(name="pre_logits")(x)
         return head(self.num_classes, self.head_bias_init)(x) if self.num_classes else x
@@ -120,8 +106,7 @@ def check(model: RegNet) -> None:
     """Raises UserError for stages that do not fit each other or the groups."""
     layers, widths = model.stage_layers, model.stage_widths
     for key, values in (("stage_layers", layers), ("stage_widths", widths)):
-        is_tuple = isinstance(values, tuple) and len(values) == len(layers or ()) > 0
-        if not is_tuple or not all(type(value) is int and value >= 1 for value in values):
+        if not len(values) == len(layers) > 0 or min(values) < 1:
             raise UserError(
                 f"model.{key}={values!r} must be a number for each stage of model.name='regnet', "
                 "such as stage_layers=(2, 4, 11, 1) and stage_widths=(224, 448, 1232, 3024)."
