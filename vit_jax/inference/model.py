@@ -261,7 +261,7 @@ class Model:
         changed: Any = {"params": params, "description": description, "report": report}
         return dataclasses.replace(self, module=module, text_head=None, **changed)
 
-    def zero_shot(self, texts: Model, class_names: Sequence[str], prompts: Sequence[str]) -> Model:
+    def zero_shot(self, texts: Any, class_names: Sequence[str], prompts: Sequence[str]) -> Model:
         """This image tower as a classifier by class names (2103.00020, 3.1).
 
         A class is the direction of its name's mean embedding over all prompts. Its logit is
@@ -270,7 +270,7 @@ class Model:
         there are no probabilities, which is logged.
 
         Args:
-          texts: the text tower trained with this one.
+          texts: the text tower trained with this one; of another library, an object with `features`.
           class_names: in the order of the outputs.
           prompts: texts with {} in place of a name; else a UserError.
         """
