@@ -270,7 +270,7 @@ class Model:
         there are no probabilities, which is logged.
 
         Args:
-          texts: the text tower trained with this one; of another library, an object with `features`.
+          texts: the text tower trained with this one, or what has its `features`.
           class_names: in the order of the outputs.
           prompts: texts with {} in place of a name; else a UserError.
         """
