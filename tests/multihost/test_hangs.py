@@ -1,4 +1,4 @@
-"""Nothing dies, and yet nothing moves: a file that never answers, a network that is cut."""
+"""Nothing dies, and yet nothing moves: an image that never comes, a network that is cut."""
 
 import contextlib
 import os
@@ -12,25 +12,27 @@ import numpy as np
 import pytest
 
 from tests.distributed.cluster import cluster
-from tests.fixtures_data import write_folder
+from tests.fixtures_data import encoded, write_folder
 from vit_jax.data.pipeline import order
 from vit_jax.errors import REQUEUE_EXIT_CODE
+from vit_jax.files.paths import replacing
 
 pytestmark = pytest.mark.slow
 
 NUM_IMAGES = 320
+PREPROCESS = "decode|tests.distributed.waits.wait_on_black()|resize(16)|value_range(-1, 1)"
 BATCH_SIZE = 16
 
 
 def block_example(photos: Path, after_step: int) -> None:
-    """Turns a file into a pipe nobody writes to: reading it never returns, as on a dead mount.
+    """Turns a photo black, on which `wait_on_black` never returns, as reading on a dead mount.
 
     It is an example of the last process that comes up after `after_step`.
     """
     files = sorted((photos / "train").rglob("*.png"))
     (position,) = order(0, NUM_IMAGES, np.array([(after_step + 1) * BATCH_SIZE - 1]))
-    files[position].unlink()
-    os.mkfifo(files[position])
+    with replacing(files[position]) as path:
+        path.write_bytes(encoded(np.zeros((16, 20, 3), np.uint8), "PNG"))
 
 
 @pytest.mark.parametrize(("num_processes", "num_workers"), [(2, 0), (1, 1)])
@@ -45,6 +47,7 @@ def test_a_process_that_hangs_with_its_heart_beating_is_named(tmp_path, num_proc
         tmp_path,
         f"--config.dataset.name={photos}",
         "--config.dataset.split=train",
+        f"--config.dataset.preprocess={PREPROCESS}",
         "--config.evaluators.test.split=test",
         f"--config.dataset.batch_size={BATCH_SIZE}",
         "--config.duration.steps=1000",

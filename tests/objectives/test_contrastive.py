@@ -234,8 +234,8 @@ def test_an_image_tower_is_trained_from_its_weights_or_from_scratch(tower: Path)
         np.testing.assert_array_equal(array, weights[name])
     new = create_run(lit("mu/8", objective__lock_image=False), create_mesh())
     assert "img/cls" in flatten_names(new.start.shapes)
-    assert new.description.model["name"] == "vit"
-    assert new.description.eval_preprocess == f"{IMAGES}|{TOKENS}"
+    assert next(iter(new.descriptions.values())).model["name"] == "vit"
+    assert next(iter(new.descriptions.values())).eval_preprocess == f"{IMAGES}|{TOKENS}"
 
 
 def test_texts_are_not_classified(tower: Path) -> None:

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import tensorflow_datasets as tfds
-from google.protobuf.message import DecodeError
 from tensorflow_datasets.core import registered
 from tensorflow_datasets.proto import tf_example_pb2
 
@@ -87,7 +86,9 @@ class TfdsSource(Parts):
         try:
             record = self._file(name).read([number])[0]
             return tf_example_pb2.Example.FromString(record).features.feature
-        except (RuntimeError, DecodeError) as error:  # array_record's, protobuf's
+        except UserError:  # from opening it
+            raise
+        except Exception as error:  # array_record and protobuf have their own kinds
             kind = TransientError if is_bucket(name) else UserError
             raise kind(f"{self.describe(index)}: {one_line(error)}; copy it again.") from error
 
