@@ -195,6 +195,12 @@ def _holds_tars(name: str, data_dir: str) -> bool:
     return bool(find_tars(name))
 
 
+def _holds_idx(name: str, _data_dir: str) -> bool:
+    from vit_jax.data.idx import find_idx
+
+    return bool(find_idx(name))
+
+
 def _open_tfds(request: Request) -> Opened:
     if not request.name:
         raise UserError("dataset.name is empty; set it to a dataset or an image folder's path.")
@@ -216,6 +222,7 @@ READERS = {
         _later("table.open_table"),
         columns=None,
     ),
+    "idx": Reader(_holds_idx, _later("idx.open_idx")),
     "tars": Reader(_holds_tars, _later("tars.open_tars"), columns=None),
     "digits": Reader(lambda name, _: name == "digits", _later("digits.open_digits")),
     "glyphs": Reader(
