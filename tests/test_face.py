@@ -6,10 +6,11 @@ import sys
 import traceback
 from importlib.machinery import ModuleSpec
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from PIL import Image
@@ -331,8 +332,21 @@ def test_an_argument_of_another_kind_is_one_line(model: Any, call: Any) -> None:
 
 
 def test_kinds_that_mean_the_same_are_taken(workdir: Path) -> None:
-    for size in (np.int64(8), [8, 8]):
+    for size in (np.int64(8), [8, 8], np.array([8, 8])):
         model = vit_jax.load_model(workdir / "run", image_size=size)
         assert model.description.image_shape == (8, 8, 3)
+    for dtype in ("bfloat16", jnp.bfloat16, np.dtype(jnp.bfloat16)):
+        model = vit_jax.load_model(workdir / "run", dtype=dtype)
+        assert model.module.dtype == vit_jax.create_model("Ti/16", num_classes=1, dtype=dtype).dtype
+    recipe = vit_jax.get_config(tiny.ROOT / "configs/quickstart.py", "duration.steps=3")
+    assert recipe.duration.steps == 3
+    table = workdir / "photos.csv"
+    table.write_text("path,label\na.png,0\nb.png,1\nc.png,1\n")
+    assert model.open_dataset(name=table, split="train+test").num_examples == 3
+    assert vit_jax.visualize(workdir / "run", [workdir / "a.png"], output=workdir / "pictures")
+    width = model.without_head().features(workdir / "a.png").shape[-1]
+    no_scale = SimpleNamespace(similarity=None)
+    texts = SimpleNamespace(features=lambda t, _: np.eye(len(t), width), description=no_scale)
+    assert model.without_head().zero_shot(texts, np.array(["a", "b"]), ("{}",)).num_outputs == 2
     with pytest.raises(TypeError, match="convert_checkpoint.. missing"):
         vit_jax.convert_checkpoint("a", "b")  # Python's own message is clear

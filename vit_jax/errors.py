@@ -133,23 +133,24 @@ def accepts(hint: Any, value: Any) -> bool:
     if kind in (int, float):  # numpy's too
         kind = numbers.Integral if kind is int else numbers.Real
         return isinstance(value, kind) and not isinstance(value, bool)
-    if kind in (tuple, list, Sequence):  # each for the others
-        is_list = isinstance(value, Sequence) and not isinstance(value, str | bytes)
+    if kind in (tuple, list, Sequence):  # each for the others, also arrays
+        is_list = hasattr(value, "__getitem__") and not isinstance(value, str | bytes | Mapping)
         return is_list and all(accepts(typing.get_args(hint)[0], item) for item in value)
+    if kind is str:  # a path, too
+        return isinstance(value, str | os.PathLike)
     if kind in (dict, Mapping):  # also a ConfigDict
         return hasattr(value, "keys")
     return kind is Any or isinstance(value, kind)
 
 
-def _check_kind(
-    who: str, parameter: inspect.Parameter, hints: Mapping[str, Any], value: Any
-) -> None:
+def _taken(who: str, parameter: inspect.Parameter, hints: Mapping[str, Any], value: Any) -> Any:
+    """The value, a path as str if that is annotated; UserError for another kind."""
     hint = hints.get(parameter.name, Any)
-    hint = str | os.PathLike if hint is str else hint
     several = parameter.kind is inspect.Parameter.VAR_POSITIONAL
     if not all(accepts(hint, item) for item in (value if several else [value])):
         given = f"{parameter.name}={reprlib.repr(value)}"
         raise UserError(f"{who}: {given} must be {parameter.annotation}.")
+    return os.fspath(value) if hint is str and not several else value
 
 
 def with_short_errors(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -164,11 +165,14 @@ def with_short_errors(function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         try:
-            with contextlib.suppress(TypeError):  # Python says it in the call
+            try:
                 bound = signature.bind(*args, **kwargs)
-                for name, value in bound.arguments.items():
-                    _check_kind(function.__name__, signature.parameters[name], hints(), value)
-            return function(*args, **kwargs)
+            except TypeError:
+                return function(*args, **kwargs)  # Python names what is missing, or too much
+            for name, value in bound.arguments.items():
+                taken = _taken(function.__name__, signature.parameters[name], hints(), value)
+                bound.arguments[name] = taken
+            return function(*bound.args, **bound.kwargs)
         except (UserError, TrainingDivergedError, PreemptedError) as error:
             if os.environ.get("VIT_LOG_LEVEL", "").lower() == "debug":
                 raise

@@ -81,7 +81,7 @@ class TextHead(NamedTuple):
 
 def fill_prompts(prompts: Sequence[str], names: Sequence[str], key: str = "prompts") -> list[str]:
     """The texts of all classes, K * P of them; UserError without {} or without classes."""
-    if not names or not prompts or not all("{}" in prompt for prompt in prompts):
+    if not len(names) or not len(prompts) or not all("{}" in prompt for prompt in prompts):
         text = f"{key}={prompts!r} must contain {{}} in place of the class name, and there must be"
         raise UserError(f"{text} class names (there are {len(names)}).")
     return [prompt.format(name) for name in names for prompt in prompts]

@@ -41,7 +41,7 @@ def load_model(
     num_heads: int | None = None,
     grid: tuple[int, int] | None = None,
     posemb: str = "auto",
-    dtype: str = "float32",
+    dtype: str | type | np.dtype = "float32",
     preprocess: str = "",
 ) -> Model:
     """Loads weights of any format together with their model.
@@ -57,7 +57,7 @@ def load_model(
       grid: rows and columns of the file's tokens, if not square.
       posemb: interpolation of positions, a key of `resize.METHODS`; `auto`: as the library whose
         weights they are does it.
-      dtype: of the computation, `float32` or `bfloat16`.
+      dtype: of the computation, `float32` or `bfloat16` (or the type itself).
       preprocess: ops from an image to the input, replacing the weights' own.
 
     Raises:
@@ -67,8 +67,9 @@ def load_model(
     quiet_libtpu()
     ensure_logging(to_stderr=True)
     stored = read_source(source, num_heads=num_heads, grid=grid)
-    if (size := image_size) is not None and not isinstance(size, Sequence):
-        size = int(size), int(size)
+    size: Any = image_size
+    if size is not None:
+        size = tuple(size) if np.ndim(size) else (int(size), int(size))
     module, description, source_grid = _create(str(source), stored, grid, size, dtype, preprocess)
     if stored.similarity:
         description = dataclasses.replace(description, similarity=stored.similarity)
@@ -102,7 +103,7 @@ def _create(
     stored: Stored,
     grid: tuple[int, int] | None,
     size: tuple[int, int] | None,
-    dtype: str,
+    dtype: Any,
     preprocess: str,
 ) -> tuple[Any, Description, tuple[int, int] | None]:
     """The module, its description for images of `size`, and the grid of the file's own tokens."""

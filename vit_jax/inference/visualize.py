@@ -54,7 +54,7 @@ def visualize(
     for name in what:
         check_known("--what", name, (*OF_PARAMETERS, *OF_IMAGES))
     import_extra("scripts/visualize.py", "matplotlib", "embedded")
-    paths = spread(find_images(images), MOST_IMAGES) if images else []
+    paths = spread(find_images(images), MOST_IMAGES) if len(images) else []
     if unseen := [name for name in what if name in OF_IMAGES and not paths]:
         raise UserError(f"--what={','.join(unseen)} needs images: MODEL IMAGES.")
     if "cka" in what and not against:

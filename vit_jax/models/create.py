@@ -46,7 +46,11 @@ DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
 
 
 def create_model(
-    name: str, *, num_classes: int | None = None, dtype: str = "float32", **kwargs: Any
+    name: str,
+    *,
+    num_classes: int | None = None,
+    dtype: str | type | jnp.dtype = "float32",
+    **kwargs: Any,
 ) -> Any:
     """Builds a linen module without parameters.
 
@@ -73,9 +77,10 @@ def create_model(
             raise UserError(f"model.{key} has no default for model.name={name!r}; set it.")
     if isinstance(dtype, str):
         check_known("model.dtype", dtype, DTYPES)
+        dtype = DTYPES[dtype]
     # Lists become tuples: linen hashes a module's attributes.
     attributes = {k: tuple(v) if isinstance(v, list) else v for k, v in kwargs.items()}
-    attributes |= {"num_classes": num_classes, "dtype": DTYPES.get(dtype, dtype)}
+    attributes |= {"num_classes": num_classes, "dtype": dtype}
     module = family.module(**attributes)
     _check_attributes(family, module)
     return module
