@@ -150,7 +150,7 @@ class Session(contextlib.ExitStack):
         self.callback(self.profile.close)
 
     def evaluations_of(self, step: int) -> Results:
-        """What earlier sessions have measured of `step`, says its checkpoint."""
+        """What earlier sessions have measured of `step`, from its checkpoint."""
         return run_on_first_process(lambda: self.checkpoints.metrics_of(step))
 
     def log(

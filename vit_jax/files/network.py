@@ -42,7 +42,7 @@ def check_reachable(what: str, server: str) -> None:
 
 
 def within(seconds: float, call: Callable[[], Any]) -> Any:
-    """What `call` returns or raises; TimeoutError later: a name, or a header, may take for ever."""
+    """The result of `call`; TimeoutError if it takes longer: names and headers have no limit."""
     result: Future[Any] = Future()
 
     def run() -> None:

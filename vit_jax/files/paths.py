@@ -35,7 +35,7 @@ _ADDRESS = re.compile(r"gs://[a-z0-9][a-z0-9._-]{1,220}[a-z0-9](/[^/?#*\[\]]+)+"
 # The last object that Orbax writes of a step, in place of a rename.
 COMMITTED = "commit_success.txt"
 LARGEST = 1 << 30  # bytes of a file that is read as a whole, such as an image
-LARGEST_TEXT = 64 << 20  # and of one with settings or a vocabulary
+LARGEST_TEXT = 64 << 20  # the same for settings and vocabularies
 
 
 def is_bucket(path: str | os.PathLike[str]) -> bool:
@@ -188,7 +188,7 @@ def _objects(folder: Path) -> Mapping[str, dict[str, Any]]:
 
 
 def check_file(path: str | os.PathLike[str]) -> None:
-    """Raises OSError for what is there but no file: a pipe may never answer, nor /dev/zero end."""
+    """Raises OSError for what exists but is no file: a pipe may never answer."""
     if not is_bucket(path) and os.path.exists(path) and not os.path.isfile(path):
         raise OSError(errno.EISDIR, "it is a folder or a device, not a file", str(path))
 
@@ -222,7 +222,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
             yield local
         return
     path = Path(path)
-    check_file(path)  # nor is /dev/null replaced
+    check_file(path)  # a rename would replace /dev/null, too
     temporary = path.with_name(f"{path.name}.{os.getpid()}{UNFINISHED}")
     try:
         yield temporary

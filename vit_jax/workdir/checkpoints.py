@@ -69,7 +69,7 @@ class CheckpointManager:
         self._orbax = orbax_parts.async_checkpointer(self._handler)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._saving: Future[None] | None = None
-        # Of the metric that may end the run, by step: saved with each state, as it decides, too.
+        # Values, by step, of the metric that may end the run; saved with each state.
         self.history: dict[int, float] = {}
 
     def _create_folder(self) -> None:
