@@ -11,6 +11,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
+import glob
 import gzip
 import hashlib
 import math
@@ -96,8 +97,9 @@ def find_idx(name: str) -> dict[str, dict[str, str]]:
     path = os.path.abspath(os.path.expanduser(name))
     folder, start = (path, "") if os.path.isdir(path) else os.path.split(path)
     sets: dict[str, dict[str, str]] = collections.defaultdict(dict)
-    for file in sorted(os.listdir(folder)) if name and os.path.isdir(folder) else ():
-        if (match := _IMAGES.fullmatch(file)) and file.startswith(start):
+    # Unlike a listing, a pattern finds nothing in a folder that cannot be read.
+    for file in sorted(glob.glob(f"{glob.escape(start)}*", root_dir=folder)) if name else ():
+        if match := _IMAGES.fullmatch(file):
             split = match[2].replace("t10k", "test")
             sets[match[1]].setdefault(split, os.path.join(folder, file))  # not the .gz beside it
     return sets
