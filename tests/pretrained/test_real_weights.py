@@ -93,7 +93,7 @@ def test_at_another_size_as_transformers_interpolates(theirs: Any) -> None:
     ours, outputs = tokens(model, images), theirs(images)
     assert difference(ours, outputs.last_hidden_state.numpy()) < SAME
     assert difference(ours, real.runtime()(images)) < SAME
-    # Shares of 1: less than the tokens differ by.
+    # Shares of 1: 2.6e-5 were measured.
     attention = golden.jit(functools.partial(look, model.module))(model.params, images)["attention"]
     expected = np.stack([block.numpy() for block in outputs.attentions])
     assert attention.shape == expected.shape == (12, 2, 6, 257, 257)
@@ -101,23 +101,23 @@ def test_at_another_size_as_transformers_interpolates(theirs: Any) -> None:
 
 
 def test_bfloat16() -> None:
-    """A few tokens of thousands are about to become outliers, or not: there rounding decides.
+    """A few tokens of thousands are about to become outliers: there the last bit decides.
 
-    On 48 crops the mean cosine was 0.99995 and the least one 0.9996; of transformers, 0.99994 and
-    0.9989. With the factors of LayerScale in bfloat16 the least was 0.9989, or 0.9976 on others.
+    Hence a wide bound for the least cosine (0.9996 on 48 crops, 0.9977 on drawings; transformers
+    0.9989, or 0.988 if it rounds scores) and a narrow one for the mean: 4.7e-5 to 5.7e-5 below 1,
+    transformers 6.1e-5, with rounded scores 9.9e-5.
     """
     model, images = model_at(224), images_at(224, 6)
     exact, rounded = (tokens(model, images, dtype) for dtype in (jnp.float32, jnp.bfloat16))
     norms = np.linalg.norm(exact, axis=-1) * np.linalg.norm(rounded, axis=-1)
     cosine = (exact * rounded).sum(axis=-1) / norms
-    assert 1e-6 < 1 - cosine.mean() < 1e-4
-    assert cosine.min() > 0.998
+    assert 1e-6 < 1 - cosine.mean() < 8e-5
+    assert cosine.min() > 0.995
 
 
 def test_to_timm_and_back(tmp_path: Path) -> None:
     """Equal arrays; and timm, which takes the arguments from the folder, computes our tokens."""
-    source = tmp_path / "again"
-    model = model_at(518)
+    source, model = real.folder(), model_at(518)
     for name in ("timm", "huggingface"):
         source = tmp_path / name
         write(source, name, flatten_names(model.params), model.description)
