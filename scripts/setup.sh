@@ -4,8 +4,8 @@
 # only what is missing.
 #
 #   ./scripts/setup.sh                      from any folder; quickstart.sh calls it
-#   ./scripts/setup.sh --tests              with the test tools and the PyTorch libraries that
-#                                           tests compare with; test.sh calls it
+#   ./scripts/setup.sh --tests              with the test tools, the PyTorch libraries that tests
+#                                           compare with, and trained weights; test.sh calls it
 #   ./scripts/setup.sh --newest             like --tests with the newest releases, into .venv-newest;
 #                                           a further call upgrades it
 #   PYTHON=python3.12 ./scripts/setup.sh    with this interpreter
@@ -93,7 +93,7 @@ uv_install() {
 
 case "${1:-}" in
   "") ;;
-  --tests | --newest) extras+=,dev,gcs,heic,peers,text ;;
+  --tests | --newest) extras+=,dev,gcs,heic,peers,real,text ;;
   -h | --help) exec sed -n '2,/^set /{/^#/s/^# \{0,1\}//p;}' scripts/setup.sh ;;
   *) die "unknown argument '$1'; known: --tests, --newest, --help" ;;
 esac

@@ -273,11 +273,11 @@ def test_in_a_folder(saved: Path) -> None:
         assert line in text.splitlines()
 
 
-@pytest.mark.parametrize("format", ["timm", "huggingface"])
-def test_lines_for_other_libraries(format, tmp_path, monkeypatch):
+@pytest.mark.parametrize(("format", "classes"), [("timm", 3), ("timm", 0), ("huggingface", 3)])
+def test_lines_for_other_libraries(format, classes, tmp_path, monkeypatch):
     import_timm()
     import_transformers()
-    model = load_model(save_model(tmp_path / "a", num_classes=3, image_size=32, scale=0.2))
+    model = load_model(save_model(tmp_path / "a", num_classes=classes, image_size=32, scale=0.2))
     convert_checkpoint(str(tmp_path / "a"), str(tmp_path / "b"), format=format)
     expected = weights.logits(model.module, model.params, np.zeros((1, 32, 32, 3), np.float32))
     monkeypatch.chdir(tmp_path)

@@ -4,6 +4,7 @@ import functools
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -11,6 +12,7 @@ from tests import golden
 from tests.kinds import small
 from vit_jax.errors import UserError
 from vit_jax.models.create import create_model, get_variant, variant_called
+from vit_jax.models.later.modern_block import LayerScale
 from vit_jax.parameters.table import abstract_params
 from vit_jax.trees import count_parameters, flatten_names, unflatten_names
 
@@ -73,6 +75,21 @@ def test_a_block_is_its_equation() -> None:
     one, two = small_step - embedded, large_step - embedded
     np.testing.assert_allclose(two, 2 * one, rtol=0.02, atol=1e-6)
     assert np.abs(one).max() > 1e-5
+
+
+def test_layer_scale_rounds_once() -> None:
+    """In bfloat16 neither gamma is rounded, nor is float32 saved for the backward pass."""
+    rng = np.random.default_rng(0)
+    gamma = rng.uniform(0.5, 2, 64).astype(np.float32)
+    x = jnp.asarray(rng.standard_normal((2, 8, 64)), jnp.bfloat16)
+    layer = LayerScale(1e-4)
+    scaled, backward = jax.vjp(lambda p, x: layer.apply({"params": p}, x), {"gamma": gamma}, x)
+    expected = (np.asarray(x, np.float32) * gamma).astype(jnp.bfloat16)
+    np.testing.assert_array_equal(np.asarray(scaled), expected)
+    twice = np.asarray(x * jnp.asarray(gamma, jnp.bfloat16)[None, None])
+    assert np.mean(twice != expected) > 0.2
+    saved = {leaf.dtype for leaf in jax.tree.leaves(backward) if leaf.size == x.size}
+    assert saved == {x.dtype}
 
 
 def test_every_block_drops_at_the_constant_rate() -> None:

@@ -42,9 +42,12 @@ def write_card(
         batch = images.shape[0] if isinstance(images.shape[0], int) else None
         dtype = np.dtype(images.dtype)
     num_classes = description.model["num_classes"]
-    # Without a head of classes (CLIP's is a projection) these libraries need other classes.
+    # Without a head of classes (CLIP's is a projection) transformers needs another class; timm's
+    # models go without, but it has none for every objective (MAE).
     has_classes = num_classes and description.probabilities_by != "none"
-    is_bare = library in ("timm", "transformers") and not has_classes
+    family = MODELS[description.model["name"]]
+    others = {"transformers": True, "timm": family.objective != "classification"}
+    is_bare = not has_classes and others.get(library, False)
     python = (_CARDS / f"{'vit_jax' if is_bare else library}.txt").read_text(encoding="utf-8")
     snippet = python.format(
         name=target.name,
@@ -60,7 +63,7 @@ def write_card(
         library=library,
         task="image-classification" if num_classes else "image-feature-extraction",
         name=target.name if target.is_dir() else target.stem,
-        kind=MODELS[description.model["name"]].title,
+        kind=family.title,
         format=format,
         snippet=snippet,
         facts="\n".join(f"- {name}: {value}" for name, value in lines.items()),

@@ -87,7 +87,7 @@ class MixerBlock(nn.Module):
 
         def scaled(y: jax.Array) -> jax.Array:
             init = self.layer_scale_init
-            return y if init is None else LayerScale(init, self.dtype)(y)
+            return y if init is None else LayerScale(init)(y)
 
         y = jnp.swapaxes(norm()(x), 1, 2)  # [B, D, N]
         y = mlp(self.tokens_mlp_dim, name="token_mixing")(y)

@@ -17,7 +17,7 @@ import numpy as np
 
 from vit_jax.models import vit
 from vit_jax.models.kernels.attention import AttentionFn
-from vit_jax.models.kernels.elementwise import per_feature
+from vit_jax.models.kernels.elementwise import per_feature, scale_features
 from vit_jax.models.later.rotary import MixedAngles, rotate
 from vit_jax.models.layers import Dense, LayerNorm, add_branch, dot_general, gelu
 
@@ -54,7 +54,7 @@ class ModernConfig(vit.BlockConfig):
 
     def layer_scale(self) -> Callable[[jax.Array], jax.Array]:
         init = self.layer_scale_init
-        return (lambda x: x) if init is None else LayerScale(init, self.dtype)
+        return (lambda x: x) if init is None else LayerScale(init)
 
 
 class RMSNorm(nn.Module):
@@ -82,12 +82,11 @@ class LayerScale(nn.Module):
     """
 
     initial: float
-    dtype: Any = jnp.float32
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         gamma = self.param("gamma", nn.initializers.constant(self.initial), (x.shape[-1],))
-        return x * per_feature(jnp.asarray(gamma, self.dtype), x.ndim)
+        return scale_features(x, gamma)
 
 
 class RelativeBias(nn.Module):
