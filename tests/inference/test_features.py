@@ -111,7 +111,7 @@ def test_unknown_features_are_answered_with_the_list(tmp_path: Path) -> None:
     assert str(caught.value) == (
         "--features: this model has no 'blok_1'. Did you mean 'block_1'? It has logits, "
         "pre_logits, cls, gap, tokens, patches, block_0 to block_2, block_0_tokens to "
-        "block_2_tokens, block_0_normed to block_2_normed."
+        "block_2_tokens, block_0_gap to block_2_gap, block_0_normed to block_2_normed."
     )
     assert "logits" not in available_features(module.clone(num_classes=0))
     with pytest.raises(UserError, match="--features is empty; this model has logits"):

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -138,6 +139,13 @@ def test_lines_json_and_picture(source, folder, tmp_path, capsys, monkeypatch):
     assert [set(prediction) for prediction in first] == [{"class", "output", "probability"}] * 2
     assert first[0]["class"] == CLASSES[first[0]["output"]]
     assert f"{100 * first[0]['probability']:9.2f} %  {first[0]['class']}" == lines[1]
+
+
+def test_how_many_of_how_many_are_drawn_is_said(source, folder, tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr("vit_jax.inference.predict.MAX_PICTURES", 2)
+    with caplog.at_level(logging.INFO):
+        predict(str(source), [str(folder)], picture=str(tmp_path / "sheet.png"))
+    assert caplog.messages[-1].endswith("sheet.png: the first 2 of 11 images.")
 
 
 def test_unknown_classes_are_numbered_and_odd_names_printed(tmp_path: Path, folder: Path) -> None:

@@ -76,12 +76,15 @@ def test_training_alone_scales_coordinates() -> None:
     np.testing.assert_allclose(still, evaluated, rtol=0, atol=1e-6)
 
 
-def test_patches_and_normed_blocks_are_features() -> None:
+def test_patches_and_blocks_are_features() -> None:
     model, params = filled("DINOv3")
     names = ["tokens", "patches", "register_1", "block_1_normed", "block_0_normed"]
+    names += ["block_0_gap", "block_0_tokens"]
     features = jax.device_get(jax.jit(feature_function(model, names))(params, IMAGES))
     np.testing.assert_array_equal(features["patches"], features["tokens"][:, 3:])
     np.testing.assert_array_equal(features["register_1"], features["tokens"][:, 2])
+    means = features["block_0_tokens"][:, 3:].mean(axis=1)
+    np.testing.assert_allclose(features["block_0_gap"], means, rtol=0, atol=1e-5)
     # The last block's is what the model ends with; both are computed with other fusions.
     np.testing.assert_allclose(features["block_1_normed"], features["tokens"], rtol=0, atol=1e-5)
     assert np.abs(features["block_0_normed"] - features["tokens"]).max() > 1e-3

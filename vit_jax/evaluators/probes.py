@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from vit_jax.errors import UserError
 from vit_jax.evaluators.frozen_features import Features, FrozenFeaturesEvaluator, Split, accuracy
+
+STRENGTHS = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1)  # of the regularisation
 
 
 class LinearProbeEvaluator(FrozenFeaturesEvaluator):
@@ -19,7 +22,7 @@ class LinearProbeEvaluator(FrozenFeaturesEvaluator):
         self,
         features: Features,
         *,
-        l2: tuple[float, ...] = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1),
+        l2: tuple[float, ...] = STRENGTHS,
         max_iterations: int = 1000,
         **shared: Any,
     ):
@@ -35,22 +38,33 @@ class LinearProbeEvaluator(FrozenFeaturesEvaluator):
         self._l2, self._max_iterations = l2, max_iterations
 
     def measure(self, train: Split, test: Split) -> dict[str, float]:
-        mean, std = train.x.mean(axis=0), train.x.std(axis=0) + 1e-5
-        x_train, x, y_train = (train.x - mean) / std, (test.x - mean) / std, train.y
-        best = self._l2[0]
-        if len(self._l2) > 1:
-            order = np.random.default_rng(0).permutation(len(x_train))
-            held, fitted = np.split(order, [max(len(order) // 5, 1)])
-            data = x_train[fitted], y_train[fitted], x_train[held]
-            accuracies = [accuracy(self._predict(*data, l2), y_train[held]) for l2 in self._l2]
-            best = self._l2[int(np.argmax(accuracies))]
-        return {"accuracy": accuracy(self._predict(x_train, y_train, x, best), test.y), "l2": best}
+        classes, l2 = probe(train, test.x, self._num_classes, self._l2, self._max_iterations)
+        return {"accuracy": accuracy(classes, test.y), "l2": l2}
 
-    def _predict(
-        self, x_train: np.ndarray, y_train: np.ndarray, x: np.ndarray, l2: float
-    ) -> np.ndarray:
-        weights, bias = fit(x_train, y_train, self._num_classes, l2, self._max_iterations)
+
+def probe(
+    train: Split,
+    x: np.ndarray,
+    num_classes: int,
+    candidates: Sequence[float] = STRENGTHS,
+    max_iterations: int = 1000,
+) -> tuple[np.ndarray, float]:
+    """Predicted classes [N] of features [N, D], and the chosen regularisation, see `fit`."""
+    mean, std = train.x.mean(axis=0), train.x.std(axis=0) + 1e-5
+    x_train, x, y_train = (train.x - mean) / std, (x - mean) / std, train.y
+
+    def predict(x_train: np.ndarray, y_train: np.ndarray, x: np.ndarray, l2: float) -> np.ndarray:
+        weights, bias = fit(x_train, y_train, num_classes, l2, max_iterations)
         return (x @ weights + bias).argmax(axis=1)
+
+    best = candidates[0]
+    if len(candidates) > 1:
+        order = np.random.default_rng(0).permutation(len(x_train))
+        held, fitted = np.split(order, [max(len(order) // 5, 1)])
+        data = x_train[fitted], y_train[fitted], x_train[held]
+        accuracies = [accuracy(predict(*data, l2), y_train[held]) for l2 in candidates]
+        best = candidates[int(np.argmax(accuracies))]
+    return predict(x_train, y_train, x, best), best
 
 
 _SHORT_PRODUCT = 10**9  # multiplications; a fraction of a second in one thread

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-import textwrap
+import bisect
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
+from vit_jax.wording import counted, escaped
+
 _WIDTH = 7.0  # inches, a page's
+_GAP = 0.08  # inches, between two pictures
+_MARGINS = 0.8  # inches, for title and colour scale
 _DARKEST = 0.6  # of attention colours, over black pixels
+CLIPPED = 2  # percent of the patches that have the brightest colour
 _MAX_POSITIONS = 7  # per side, whose similarities are drawn
 
 
@@ -96,16 +101,12 @@ def draw_rollout(images: np.ndarray, maps: np.ndarray, names: Sequence[str]) -> 
     pairs = 1 if len(images) == 1 else 2
     rows = -(-len(images) // pairs)
     aspect = images.shape[1] / images.shape[2]
-    captions = [_wrap(name, pairs * 2) for name in names]
-    lines = max(caption.count("\n") + 1 for caption in captions)
-    height = rows * (0.85 * _WIDTH / (2 * pairs) * aspect + 0.15 * lines + 0.1) + 0.5
+    height = rows * ((_WIDTH / (2 * pairs) - _GAP) * aspect + 0.24) + _MARGINS
     figure, axes = sheet(rows, 2 * pairs, height, "Attention rollout: what the output attends to")
-    cells, ends = axes.reshape(-1, 2), color_range(maps)
-    for cell in cells[len(images) :].flat:
-        cell.remove()
-    for (plain, masked), image, weights, text in zip(cells, images, maps, captions, strict=False):
+    cells, ends = axes.reshape(-1, 2)[: len(images)], color_range(maps)
+    for (plain, masked), image, weights, name in zip(cells, images, maps, names, strict=True):
         _show(plain, image)
-        plain.set_xlabel(text, fontsize=8, parse_math=False)
+        _add_name(plain, name, _WIDTH / pairs)
         masked.imshow(overlay(image, weights, ends))
     _add_scale(figure, axes, ends, "times the mean of the image")
     return figure
@@ -113,35 +114,69 @@ def draw_rollout(images: np.ndarray, maps: np.ndarray, names: Sequence[str]) -> 
 
 def draw_heads(images: np.ndarray, maps: np.ndarray, names: Sequence[str]) -> Any:
     """Images [B, H, W, C] in [0, 1], each with overlays of its heads [B, heads, rows, columns]."""
-    shown = min(maps.shape[1], 12)
-    columns = min(shown, 6) + 1
-    lines = -(-shown // (columns - 1))
-    aspect = images.shape[1] / images.shape[2]
-    captions = [_wrap(name, columns) for name in names]
-    room = 0.15 * (1 if lines > 1 else max(caption.count("\n") + 2 for caption in captions))
-    height = len(images) * lines * (0.85 * _WIDTH / columns * aspect + room) + 0.5
-    of = f"{shown} of {maps.shape[1]} heads" if shown < maps.shape[1] else f"{shown} heads"
-    title = f"Attention in the last block, {of}"
+    count = maps.shape[1]
+    lines = -(-count // 8)
+    columns = max(-(-count // lines), 4) + 1
+    cell_height = (_WIDTH / columns - _GAP) * images.shape[1] / images.shape[2] + 0.2
+    height = len(images) * (lines * cell_height + 0.16) + _MARGINS
+    title = f"Attention in the last block, {counted(count, 'head')}"
     figure, axes = sheet(len(images) * lines, columns, height, title)
-    ends = color_range(maps[:, :shown])
-    for number, (image, heads) in enumerate(zip(images, maps, strict=True)):
-        block = axes[number * lines : (number + 1) * lines]
-        _show(block[0, 0], image)
-        place: Any = {"ha": "center", "va": "top", "transform": block[0, 0].transAxes}
-        text = block[0, 0].text(0.5, -0.04, captions[number], **place, fontsize=8, parse_math=False)
-        text.set_in_layout(lines == 1)  # otherwise the cell below has room for it
-        for cell in (*block[1:, 0], *block[:, 1:].flat[shown:]):
-            cell.remove()
-        for head, (cell, weights) in enumerate(zip(block[:, 1:].flat, heads[:shown], strict=False)):
+    ends, blocks = color_range(maps), np.split(axes, len(images))
+    for image, heads, name, block in zip(images, maps, names, blocks, strict=True):
+        _show(block[-1, 0], image)
+        _add_name(block[-1, 0], name, _WIDTH)
+        for head, (cell, weights) in enumerate(zip(block[:, 1:].flat, heads, strict=False)):
             cell.imshow(overlay(image, weights, ends))
             cell.set_title(f"head {head + 1}", fontsize=8, pad=2)
     _add_scale(figure, axes, ends, "times uniform attention")
     return figure
 
 
+def _add_name(axis: Any, name: str, inches: float) -> None:
+    """Below a picture, from its left edge on; in the layout only its height counts."""
+    axis.set_xlabel(" ", fontsize=8)
+    below: Any = {"xycoords": "axes fraction", "xytext": (0, -4), "textcoords": "offset points"}
+    text = fitted(name, inches - 0.2, 8)
+    axis.annotate(text, (0, 0), va="top", **below, **name_style(8)).set_in_layout(False)
+
+
+def name_style(size: float) -> dict[str, Any]:
+    """Of names of files and classes: in any script for which there is a font, `$` is no formula."""
+    from matplotlib import font_manager, rcParams
+
+    noto = (font for font in font_manager.get_font_names() if font.startswith("Noto Sans"))
+    family = [*rcParams["font.family"], *sorted(noto)]
+    return {"family": family, "size": size, "parse_math": False}
+
+
+def fitted(name: str, inches: float, size: float) -> str:
+    """A name in one line of `name_style`, shortened in the middle to fit.
+
+    Characters that no font has, and bytes of file names that are not UTF-8, are escaped.
+    """
+    from matplotlib import font_manager
+    from matplotlib.textpath import text_to_path
+
+    family = name_style(size)["family"]
+    paths = (font_manager.findfont(font_manager.FontProperties(family=[font])) for font in family)
+    fonts = list(map(font_manager.get_font, paths))
+    shown = [c if any(f.get_char_index(ord(c)) for f in fonts) else ascii(c)[1:-1] for c in name]
+    text, prop = escaped("".join(shown)), font_manager.FontProperties(family=family, size=size)
+
+    def ends(count: int) -> str:
+        return f"{text[: (count + 1) // 2]}…{text[len(text) - count // 2 :]}"
+
+    def width(text: str) -> float:
+        return text_to_path.get_text_width_height_descent(text, prop, ismath=False)[0] / 72
+
+    if width(text) <= inches:
+        return text
+    return ends(bisect.bisect(range(len(text)), inches, key=lambda n: width(ends(n))) - 1)
+
+
 def color_range(maps: np.ndarray) -> tuple[float, float]:
-    """Map values of the darkest and the brightest overlay colours; 1 % may be brighter."""
-    low, high = np.percentile(maps, (0, 99))
+    """Map values of the darkest and the brightest overlay colours; `CLIPPED` % are brighter."""
+    low, high = np.percentile(maps, (0, 100 - CLIPPED))
     return float(low), float(max(high, low + 1e-6))
 
 
@@ -167,17 +202,13 @@ def _scale(ends: tuple[float, float]) -> Any:
 
 
 def _add_scale(figure: Any, axes: Any, ends: tuple[float, float], label: str) -> None:
-    shown = [axis for axis in axes.flat if axis.figure]
-    bar = figure.colorbar(_scale(ends), ax=shown, shrink=0.6, extend="max", aspect=30)
+    bar = figure.colorbar(
+        _scale(ends), ax=axes, location="bottom", shrink=0.6, extend="max", aspect=40, pad=0.02
+    )
     ticks = ends[0] + (ends[1] - ends[0]) * np.linspace(0, 1, 5) ** 2  # evenly far apart
-    bar.set_ticks(ticks, labels=[f"{tick:.2g}" for tick in ticks])
-    bar.set_label(f"attention, {label}", fontsize=8)
+    bar.set_ticks(ticks, labels=[f"{round(tick, 3):.2g}" for tick in ticks])
+    bar.set_label(f"attention, {label} (top {CLIPPED} % clipped)", fontsize=8)
     bar.ax.tick_params(labelsize=8)
-
-
-def _wrap(name: str, columns: int) -> str:
-    """A name wrapped to fit below one of so many pictures."""
-    return textwrap.fill(name, int(0.85 * _WIDTH / columns / 0.08))
 
 
 def draw_cka(matrix: np.ndarray, names: tuple[str, str]) -> Any:
@@ -188,9 +219,9 @@ def draw_cka(matrix: np.ndarray, names: tuple[str, str]) -> Any:
     axis = figure.subplots()
     edges = (0.5, matrix.shape[1] + 0.5, 0.5, matrix.shape[0] + 0.5)
     shown = axis.imshow(matrix, origin="lower", vmax=1, cmap="viridis", extent=edges)
-    vertical, horizontal = (textwrap.fill(f"block of {name}", 40) for name in names)
-    axis.set_xlabel(horizontal, parse_math=False)
-    axis.set_ylabel(vertical, parse_math=False)
+    vertical, horizontal = (fitted(f"block of {name}", 3, 10) for name in names)
+    axis.set_xlabel(horizontal, **name_style(10))
+    axis.set_ylabel(vertical, **name_style(10))
     axis.locator_params(integer=True)
     figure.colorbar(shown, label="linear CKA, unbiased", shrink=0.8)
     return figure

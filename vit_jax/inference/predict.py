@@ -16,7 +16,7 @@ from vit_jax.files.paths import read_file
 from vit_jax.inference.images import Images, find_images
 from vit_jax.inference.load import load_model
 from vit_jax.inference.model import Model
-from vit_jax.inference.pictures import sheet
+from vit_jax.inference.pictures import fitted, name_style, sheet
 from vit_jax.kinds import check_known
 from vit_jax.wording import escaped
 
@@ -62,8 +62,12 @@ def predict(
         if as_json or "error" not in row:
             print(json.dumps(row) if as_json else as_text(row), flush=True)
     if picture and readable:
-        draw_predictions(readable[:MAX_PICTURES], picture)
-        logging.info("Wrote %s.", picture)
+        drawn = readable[:MAX_PICTURES]
+        draw_predictions(drawn, picture)
+        part = f": the first {len(drawn)} of {len(readable):,} images" * (
+            len(readable) > len(drawn)
+        )
+        logging.info("Wrote %s%s.", picture, part)
     return len(paths) - len(readable)
 
 
@@ -100,11 +104,7 @@ def _class_lines(row: dict[str, Any], width: int) -> list[str]:
 
 def draw_predictions(rows: list[dict[str, Any]], path: str) -> None:
     """A sheet of the images, each above its most probable classes."""
-    from matplotlib import font_manager, rcParams
-
-    noto = (name for name in font_manager.get_font_names() if name.startswith("Noto Sans"))
-    family = [*rcParams["font.family"], *sorted(noto)]  # for names in any script
-    style: Any = {"fontsize": 9, "parse_math": False, "family": family}
+    style, width = name_style(9), 3.0
     columns = min(len(rows), 4)
     lines = -(-len(rows) // columns)
     height = 2.8 + 0.2 * len(rows[0]["predictions"])  # inches
@@ -113,8 +113,8 @@ def draw_predictions(rows: list[dict[str, Any]], path: str) -> None:
         pixels = decode_image(read_file(row["image"]), channels=3, exif=True)
         step = max(1, max(pixels.shape[:2]) // 600)  # enough for the sheet; 48 fit in memory
         axis.imshow(pixels[::step, ::step])
-        axis.set_title(printable(Path(row["image"]).name)[-34:], **style)
-        text = "\n".join(line[:40] for line in _class_lines(row, 0))
+        axis.set_title(fitted(Path(row["image"]).name, width, 9), **style)
+        text = "\n".join(fitted(line, width, 9) for line in _class_lines(row, 0))
         axis.set_xlabel(text, loc="left", **style)
     figure.savefig(path, dpi=110)
 

@@ -23,7 +23,7 @@ from vit_jax.parameters.table import table_of
 from vit_jax.trees import flatten_names
 
 MOST_IMAGES = 128  # as in appendix D.7
-_DRAWN = {"rollout": 8, "heads": 4}
+DRAWN = 8  # images of a picture
 OF_PARAMETERS = ("filters", "positions")
 OF_IMAGES = ("attention_distance", "rollout", "heads", "cka")
 
@@ -42,8 +42,8 @@ def visualize(
 
     Args:
       source: of the model, see `load_model`, which takes `model_options`.
-      images: files, and folders whose images are used: `MOST_IMAGES`, evenly spaced.
-        Without images, only the pictures of parameters are drawn.
+      images: files, and folders whose images are used: `MOST_IMAGES`, evenly spaced, of which
+        `DRAWN` appear in a picture. Without images, only those of parameters are drawn.
       what: some of `OF_PARAMETERS` and `OF_IMAGES`; () means all.
       output: folder for `WHAT.png`.
       against: another model, for `cka`.
@@ -54,7 +54,8 @@ def visualize(
     for name in what:
         check_known("--what", name, (*OF_PARAMETERS, *OF_IMAGES))
     import_extra("scripts/visualize.py", "matplotlib", "embedded")
-    paths = spread(find_images(images), MOST_IMAGES) if len(images) else []
+    found = find_images(images) if len(images) else []
+    paths = spread(found, MOST_IMAGES)
     if unseen := [name for name in what if name in OF_IMAGES and not paths]:
         raise UserError(f"--what={','.join(unseen)} needs images: MODEL IMAGES.")
     if "cka" in what and not against:
@@ -79,7 +80,10 @@ def visualize(
             continue
         written.append(to_path(output) / f"{name}.png")
         figure.savefig(written[-1], dpi=150)
-        logging.info("Wrote %s.", written[-1])
+        most = DRAWN if name in ("rollout", "heads") else MOST_IMAGES
+        is_part = name in OF_IMAGES and len(found) > most
+        part = f": {most} of {len(found):,} images, evenly spaced" if is_part else ""
+        logging.info("Wrote %s%s.", written[-1], part)
     if not written:
         raise UserError(f"{source}: nothing to draw for {', '.join(what) or 'this model'}.")
     return written
@@ -123,21 +127,25 @@ def of_images(
     if "attention" not in can_show(model.module):
         missing = "the model has no attention"
         return dict.fromkeys(("attention_distance", "rollout", "heads"), lambda: missing)
-    grid, has_token = model.description.grid, "cls" in model.module.prefix_tokens
+    grid, prefix_tokens = model.description.grid, model.module.prefix_tokens
+    has_token = "cls" in prefix_tokens
+
+    few, few_names = spread(images, DRAWN), spread(names, DRAWN)
+
+    def maps_of(function: Callable[..., np.ndarray]) -> np.ndarray:
+        """[B, ..., rows, columns]; in batches, as the weights of all would fill the memory."""
+        parts = (model.attention(part, batch_size=batch_size) for part in _parts(few, batch_size))
+        return np.concatenate([function(part, grid, class_token=has_token) for part in parts])
 
     def flow() -> Any:
-        few = spread(images, _DRAWN["rollout"])
-        weights = model.attention(few, batch_size=batch_size)
-        maps = analysis.rollout(weights, grid, class_token=has_token)
+        maps = maps_of(analysis.rollout)
         maps /= maps.mean(axis=(1, 2), keepdims=True)
-        return draw_rollout(photos(model, few), maps, spread(names, _DRAWN["rollout"]))
+        return draw_rollout(photos(model, few), maps, few_names)
 
     def heads() -> Any:
-        few = spread(images, _DRAWN["heads"])
-        weights = model.attention(few, batch_size=batch_size)
-        maps = analysis.class_token_attention(weights, grid, class_token=has_token)
-        maps *= weights.shape[-1]
-        return pictures.draw_heads(photos(model, few), maps, spread(names, _DRAWN["heads"]))
+        num_tokens = len(prefix_tokens) + grid[0] * grid[1]
+        maps = num_tokens * maps_of(analysis.class_token_attention)
+        return pictures.draw_heads(photos(model, few), maps, few_names)
 
     def distances() -> Any:
         return pictures.draw_distances(*head_distances(model, images, batch_size))
@@ -151,8 +159,9 @@ def head_distances(
     """Attention distance of each head, [L, H] pixels, and that of uniform attention."""
     grid = model.description.grid
     pixels = model.module.pixels_per_token
-    sums = [  # in batches: the weights of 128 images would fill the memory
-        analysis.mean_distance(model.attention(part), grid, pixels) * len(part)
+    sums = [  # in batches, as for maps
+        len(part)
+        * analysis.mean_distance(model.attention(part, batch_size=batch_size), grid, pixels)
         for part in _parts(images, batch_size)
     ]
     return np.sum(sums, axis=0) / len(images), analysis.uniform_distance(grid, pixels)

@@ -17,7 +17,9 @@ by row), D: hidden size.
 |                  |        | before the next layer norm                                      |
 | `block_3_normed` | [T, D] | these after the model's last norm, as                           |
 |                  |        | `get_intermediate_layers(norm=True)` of DINOv2                  |
-| `block_3`        | [D]    | the class token of these, or the mean if there is none          |
+| `block_3`        | [D]    | the class token of `block_3_tokens`, or `block_3_gap` without   |
+|                  |        | one                                                             |
+| `block_3_gap`    | [D]    | the mean over the grid's of `block_3_tokens`                    |
 
 A model without tokens (a ResNet) has `logits`, `pre_logits` and `gap`, its mean over the feature
 map, which is the head's input; one without blocks of equal shape has no `block_3`.
@@ -37,7 +39,7 @@ from vit_jax.models.create import clone_with, family_of
 from vit_jax.models.look import capture
 from vit_jax.wording import nearest
 
-_BLOCK = re.compile(r"block_(\d+)(_tokens|_normed)?")
+_BLOCK = re.compile(r"block_(\d+)(_tokens|_gap|_normed)?")
 
 
 def available_features(module: Any) -> list[str]:
@@ -57,7 +59,7 @@ def _num_blocks(module: Any) -> int:
 
 def _ends(module: Any) -> list[str]:
     """Of the names of a block's features."""
-    return ["", "_tokens", *(["_normed"] if family_of(module).last_norm(module) else [])]
+    return ["", "_tokens", "_gap", *(["_normed"] if family_of(module).last_norm(module) else [])]
 
 
 def check_features(module: Any, features: Iterable[str], key: str = "--features") -> list[str]:
@@ -140,7 +142,7 @@ def _feature(module: Any, name: str, output: jax.Array) -> jax.Array:
         return output[:, len(prefix) :]  # [B, P, D]
     if name in prefix:
         return output[:, prefix.index(name)]  # [B, D]
-    if name == "gap" or not prefix:
+    if name.endswith("gap") or not prefix:
         # Means over many tokens are computed in float32 whatever the model's dtype.
         return jnp.mean(output[:, len(prefix) :], axis=1, dtype=jnp.float32)  # [B, D]
     return output[:, 0]  # [B, D], the class token after a block

@@ -19,7 +19,7 @@ from vit_jax.inference.evaluation_tables import confusion_matrix
 from vit_jax.inference.images import example_names
 from vit_jax.inference.load import load_model
 from vit_jax.inference.model import Model
-from vit_jax.inference.pictures import color_range, overlay
+from vit_jax.inference.pictures import CLIPPED, color_range, overlay
 from vit_jax.inference.visualize import of_images, of_parameters, photos, spread
 from vit_jax.report.page import Html, chart, note, picture, table, tag
 from vit_jax.report.runs import Run, data_title, percent, tail
@@ -41,8 +41,9 @@ _CAPTIONS = {
     "Position embeddings": "A square per patch, at its row and column: the cosine similarity of "
     "its embedding to that of every patch. The scale excludes its similarity to itself, 1.",
     "Attention distance": "How far each head attends, one point per head: the mean over {images}.",
-    "Attention rollout": "What the output attends to. Brighter = more attention: the colours run "
-    "from {low:.2f} (dark) to {high:.2f} (bright) times the mean of an image.",
+    "Attention rollout": "What the output attends to, in {images}. Brighter = more attention: the "
+    "colours run from {low:.2f} (dark) to {high:.2f} (bright) times the mean of an image; the top "
+    f"{CLIPPED} % are clipped.",
 }
 _DRAWINGS = ("filters", "positions", "attention_distance", "rollout")
 
@@ -190,7 +191,8 @@ def _rollouts(photos: np.ndarray, maps: np.ndarray, names: list[str]) -> list[Ht
         shown = np.broadcast_to(photo, (*photo.shape[:2], 3))
         pair = np.concatenate([shown, overlay(photo, weights, ends)], axis=1)
         figures.append(_photo(pair, alt=f"{name}, plain and by attention", caption=tail(name)))
-    caption = _CAPTIONS["Attention rollout"].format(low=ends[0], high=ends[1])
+    images = counted(len(photos), "evenly spaced example")
+    caption = _CAPTIONS["Attention rollout"].format(images=images, low=ends[0], high=ends[1])
     return [tag("div", *figures, class_="pairs"), note(caption)]
 
 
