@@ -26,7 +26,7 @@ best by upstream accuracy, of 2e-3, 5e-3 and 1e-2 for `vit` and `bit`, and of 0.
 
 import functools
 import re
-from collections.abc import Container, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -181,7 +181,7 @@ EXPERIMENTS: dict[str, Experiment] = {
 }
 
 
-def parse(run: str, stages: Mapping[str, str], variants: Container[str]) -> tuple[str, ...]:
+def parse(run: str, stages: Mapping[str, str], variants: Iterable[str]) -> tuple[str, ...]:
     """Stage, variant, number of images, pixels and seed of a run; UserError if there is none.
 
     `stages`: what a variant may end in, such as "n px" for `vit_n500_px24`.
