@@ -15,9 +15,8 @@ The argument is a run, STAGE/VARIANT_seedN. The stages:
   letters   harder: 40 Greek and Cyrillic letters that look like none of pre-training, 10 images
             of each, in the typefaces of DejaVu; measured on 1,000 in STIX
 
-VARIANTS differ from `vit`: 4 layers of width 64, MLPs of 128, patches of 4. `vit_px24` is `vit`
-fine-tuned at 24x24 pixels. The claims in EXPERIMENTS were fixed before the default run, whose
-results are in docs/miniature.md.
+VARIANTS differ from `vit`: 4 layers of width 64, MLPs of 128, patches of 4. `vit_n500` is `vit`
+pre-trained on 500 images, `vit_px24` fine-tuned at 24x24 pixels.
 
 Adam with weight decay, in fine-tuning too, where the paper has SGD. Rates of pre-training are the
 best by upstream accuracy, of 2e-3, 5e-3 and 1e-2 for `vit` and `bit`, and of 0.03, 0.1 and 0.3 for
@@ -27,6 +26,7 @@ best by upstream accuracy, of 2e-3, 5e-3 and 1e-2 for `vit` and `bit`, and of 0.
 
 import functools
 import re
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -40,9 +40,14 @@ from vit_jax.kinds import check_known
 from vit_jax.models.create import create_model
 from vit_jax.models.flops import TRAIN_OVER_FORWARD, forward_flops
 
-EXAMPLES = 50_000  # to pre-train on, if a variant does not say
+EXAMPLES = 50_000  # to pre-train on, if a variant does not say; others: 10 and 100 per class
+METRICS = {  # percent: the stage and its metric
+    "digits, fine-tuned": ("digits", "test/accuracy"),
+    "digits, 5-shot": ("pretrain", "digits/accuracy_5shot"),
+    "letters, fine-tuned": ("letters", "test/accuracy"),
+    "letters, 5-shot": ("pretrain", "letters/accuracy_5shot"),
+}
 LETTERS = "glyphs(size={pixels}, num_examples=1400, num_test=1000, alphabet='greek_cyrillic')"
-
 
 BIT = {"name": "bit", "resnet_layers": (2,), "schedule.learning_rate": 1e-2}
 # The stem of a ResNet, whose cells of 4x4 pixels are the patches, as in R+Ti/16.
@@ -51,18 +56,11 @@ DECODER = {"hidden_size": 64, "num_layers": 1, "mlp_dim": 128, "num_heads": 4}
 LOW = {"schedule.learning_rate": 2e-3}  # for 5e-3, as 3e-4 for 8e-4 in figure 9
 GAP = {"classifier": "gap"}
 
-# What differs from `vit`: attributes of the model, other keys in pre-training only, and the number
-# of examples to pre-train on; without any there is no pre-training.
+# What differs from `vit`: attributes of the model, and other keys in pre-training only.
 VARIANTS: dict[str, dict[str, Any]] = {
     "vit": {},
     "bit": BIT,
     "hybrid": HYBRID,
-    # Figures 3 and 4: 10 and 100 images per class, of 1,000.
-    **{
-        f"{kind}_n{examples}": {**model, "examples": examples}
-        for kind, model in {"vit": {}, "bit": BIT, "hybrid": HYBRID}.items()
-        for examples in (500, 5000)
-    },
     # Figure 5: half and twice the operations of each kind. Appendix D.2: others change one size.
     **{f"vit_depth{layers}": {"num_layers": layers} for layers in (2, 8)},
     "bit_s": {**BIT, "resnet_layers": (1,)},
@@ -94,7 +92,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
         **{f"model.decoder_{key}": value for key, value in DECODER.items()},
         "objective.name": "mae",
     },
-    "vit_scratch": {"examples": 0},
+    "vit_scratch": {},  # without pre-training
     # Table 7; decay and momentum of configs/bit.py.
     "bit_sgd": {
         **BIT,
@@ -183,40 +181,52 @@ EXPERIMENTS: dict[str, Experiment] = {
 }
 
 
-def examples(variant: str) -> int:
-    """To pre-train on."""
-    return int(VARIANTS[variant].get("examples", EXAMPLES))
+def parse(run: str, stages: Mapping[str, str], variants: Iterable[str]) -> tuple[str, ...]:
+    """Stage, variant, number of images, pixels and seed of a run; UserError if there is none.
+
+    `stages`: what a variant may end in, such as "n px" for `vit_n500_px24`.
+    """
+    allowed = stages.get(stage := run.partition("/")[0], "")
+    sizes = "".join(rf"(?:_{key}(\d+))?" if key in allowed else "()" for key in ("n", "px"))
+    match = re.fullmatch(rf"(\w+)/(.+?){sizes}_seed(\d+)", run)
+    if match is None or stage not in stages:
+        example = f"such as {next(iter(stages))}/vit_seed0; stages: {', '.join(stages)}"
+        raise UserError(f"{run} must be STAGE/VARIANT_seedN, {example}.")
+    check_known("VARIANT", match[2], variants)
+    return match.groups(default="")
 
 
 def runs(variant: str, seed: int) -> list[str]:
     """The runs of a variant, each after the one that it starts from."""
     base = variant.partition("_px")[0]
-    first = [f"pretrain/{base}_seed{seed}"] if examples(base) else []
+    first = [] if base == "vit_scratch" else [f"pretrain/{base}_seed{seed}"]
     return [*first, f"digits/{variant}_seed{seed}", f"letters/{variant}_seed{seed}"]
 
 
 def get_config(argument: str = "pretrain/vit_seed0") -> ConfigDict:
-    match = re.fullmatch(r"(pretrain|digits|letters)/(.+?)(?:_px(\d+))?_seed(\d+)", argument)
-    if match is None:
-        raise UserError(
-            f"configs/miniature.py:{argument} must be STAGE/VARIANT_seedN, such as "
-            "pretrain/vit_seed0; stages: pretrain, digits, letters."
-        )
-    stage, name, pixels, seed = match.groups()
-    check_known("VARIANT", name, VARIANTS)
-    model = {f"model.{k}": v for k, v in VARIANTS[name].items() if "." not in k and k != "examples"}
+    stages = {"pretrain": "n", "digits": "n px", "letters": "n px"}
+    stage, name, size, pixels, seed = parse(argument, stages, VARIANTS)
     if stage == "pretrain":
-        config = _pretrain(examples(name))
+        config = _pretrain(int(size or EXAMPLES))
     else:
         config = _finetune(stage, int(pixels or quickstart.PRETRAIN_PIXELS))
-        is_bit = "model.name" in model
-        config.schedule.learning_rate = 1e-2 if is_bit and stage == "letters" else 3e-3
-    config.model.hidden_size, config.model.mlp_dim = 64, 128
-    others = {k: v for k, v in VARIANTS[name].items() if "." in k}
-    _override(config, {**model, **(others if stage == "pretrain" else {})})
-    config.seed = int(seed)
+        config.schedule.learning_rate = 1e-2 if (stage, name[:3]) == ("letters", "bit") else 3e-3
     config.checkpoint.every_steps = 1000  # only the last: runs are shorter than their restarts
-    config.log.tensorboard = False
+    return vary(config, VARIANTS[name], int(seed), stage == "pretrain")
+
+
+def vary(config: ConfigDict, variant: dict[str, Any], seed: int, is_upstream: bool) -> ConfigDict:
+    """The config of a variant from that of `vit`."""
+    config.model.hidden_size, config.model.mlp_dim = 64, 128
+    overrides = {f"model.{key}": value for key, value in variant.items() if "." not in key}
+    overrides |= {key: value for key, value in variant.items() if "." in key and is_upstream}
+    for key, value in overrides.items():
+        section, _, last = key.rpartition(".")
+        if last == "name":
+            set_kind(config, section, value, overrides)
+        else:
+            config.update_from_flattened_dict({key: value})
+    config.seed, config.log.tensorboard = seed, False
     return config
 
 
@@ -238,12 +248,10 @@ def _pretrain(num_examples: int) -> ConfigDict:
     config.duration.steps = 350
     config.schedule.warmup_steps, config.schedule.learning_rate = 50, 5e-3
     letters = LETTERS.format(pixels=pixels)
-    few_shot = functools.partial(evaluator, name="few_shot", shots=(5,))
+    probe = functools.partial(evaluator, name="few_shot", shots=(5,))
     with config.unlocked():
-        config.evaluators.digits = few_shot(
-            "train[300:]", dataset="digits", train_split="train[:300]"
-        )
-        config.evaluators.letters = few_shot("test", dataset=letters, train_split="train[:400]")
+        config.evaluators.digits = probe("train[300:]", dataset="digits", train_split="train[:300]")
+        config.evaluators.letters = probe("test", dataset=letters, train_split="train[:400]")
     return config
 
 
@@ -263,12 +271,3 @@ def _finetune(stage: str, pixels: int) -> ConfigDict:
     config.duration.steps = 120
     config.schedule.warmup_steps = 15
     return config
-
-
-def _override(config: ConfigDict, overrides: dict[str, Any]) -> None:
-    for key, value in overrides.items():
-        section, _, last = key.rpartition(".")
-        if last == "name":
-            set_kind(config, section, value, overrides)
-        else:
-            config.update_from_flattened_dict({key: value})

@@ -8,15 +8,16 @@ The fastest on two cores is a process on each, which share the work:
     for i in 0 1; do taskset -c $i python scripts/miniature.py --workdir=runs/miniature \\
         --num_tasks=2 --task=$i & done; wait
 
-configs/miniature.py has the experiments and their runs. Runs of several experiments are trained
-once. Writes WORKDIR/miniature.md and a picture per experiment, of what is finished; the same
-command resumes, and runs what is missing. --config.KEY=VALUE applies to all runs.
+configs/miniature.py has the experiments, miniature_fashion.py those on Fashion-MNIST, which must be
+named. Runs of several are trained once. Writes WORKDIR/miniature.md and a picture per experiment of
+what is finished; the same command resumes. --config.KEY=VALUE applies to all runs.
 """
 
 import argparse
 import itertools
 import json
 import os
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,71 +26,83 @@ from typing import Any
 
 from vit_jax import ROOT, launch
 from vit_jax.arguments import add_share, at_least, create_parser, names, split_overrides
+from vit_jax.errors import UserError
 
 sys.path.insert(0, str(ROOT))  # for the recipes
 
-METRICS = {  # percent: the run and its metric
-    "digits, fine-tuned": ("digits", "test/accuracy"),
-    "digits, 5-shot": ("pretrain", "digits/accuracy_5shot"),
-    "letters, fine-tuned": ("letters", "test/accuracy"),
-    "letters, 5-shot": ("pretrain", "letters/accuracy_5shot"),
-}
+FOLDER = "/usr/share/datasets/fashion-mnist"
 DISTANCE = "mean distance, pixels"
 MARGIN = 2.0  # points within which variants are alike; in distances, pixels
-LOOKS = (("#0072B2", "o"), ("#D55E00", "s"), ("#009E73", "D"))  # as in vit_jax/report/plot.py
-SECONDS = {"pretrain": 25, "digits": 6, "letters": 7}  # of a run on a core, measured
+LOOKS = [*zip(("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9"), "osD^v", strict=True)]
+# Milliseconds of a core for an image, about: the first that a run starts with.
+COSTS = {"fashion/bit": 0.9, "fashion/hybrid": 1.0, "fashion/vit_patch4": 2.0, "": 0.4}
 
 # Of a variant and metric, one per seed: `values["vit"]["accuracy"] == [91.2, 90.4, 91.0]`.
 Values = dict[str, dict[str, list[float]]]
+Side = list[list[float]]  # of a comparison, in a metric: [a], or [a, b] for a - b
 
 
 def parser() -> argparse.ArgumentParser:
     created = create_parser(__doc__)
     add = created.add_argument
     add("--workdir", required=True, metavar="DIR", help="all runs; if it exists, resumes")
-    add("--experiments", type=names, default=[], metavar="A,B", help="of configs/miniature.py")
+    add("--experiments", type=names, metavar="A,B", help="default: all but those of Fashion-MNIST")
+    add("--fashion_mnist", default=FOLDER, metavar="DIR", help=f"its images (default {FOLDER})")
     add("--seeds", type=at_least(1), default=3, help="of each variant (default 3)")
     add_share(created)
     add("--dry_run", action="store_true", help="print what is missing, and about how long it takes")
     return created
 
 
-def plan(variant: str, seed: int, folder: Path, overrides: list[str]) -> list[Any]:
-    """The runs of a variant, as of a sweep, in their order."""
-    from configs import miniature
+def recipe_of(run: str) -> Any:
+    """The module that has a run, or an experiment."""
+    from configs import miniature, miniature_fashion  # which import JAX
+
+    return miniature_fashion if run.startswith(("fashion", "upstream")) else miniature
+
+
+def plan_chains(experiments: list[str], seeds: int) -> list[list[str]]:
+    """Runs that share the first one, in their order; the longest first, so tasks end together."""
+    chains: dict[str, dict[str, None]] = {}
+    for seed, name in itertools.product(range(seeds), experiments):
+        for variant in recipe_of(name).EXPERIMENTS[name].variants.split():
+            runs = recipe_of(name).runs(variant, seed)
+            chains.setdefault(runs[0], {}).update(dict.fromkeys(runs))
+    return sorted(map(list, chains.values()), key=lambda runs: -sum(map(seconds, runs)))
+
+
+def seconds(run: str) -> float:
+    """Of a core, about."""
+    config = recipe_of(run).get_config(run)
+    cost = next(cost for start, cost in COSTS.items() if run.startswith(start))
+    return 5 + config.duration.steps * config.dataset.batch_size * cost / 1000
+
+
+def train_all(mine: list[list[str]], folder: Path, overrides: list[str], images: str) -> None:
     from vit_jax.command_line import override
-    from vit_jax.sweep.run import SweepRun
-
-    planned, runs = [], miniature.runs(variant, seed)
-    for name in runs:
-        config, stage = miniature.get_config(name), name.partition("/")[0]
-        if stage != "pretrain" and runs[0].startswith("pretrain/"):
-            config.pretrained.source = str(folder / runs[0])
-        config = override(config, overrides)
-        metric = next(metric for of, metric in METRICS.values() if of == stage)
-        planned.append(SweepRun(name, config, metric))
-    return planned
-
-
-def train_all(mine: list[tuple[int, str]], folder: Path, overrides: list[str]) -> None:
-    from vit_jax.sweep.run import run_missing
+    from vit_jax.sweep.run import SweepRun, run_missing
     from vit_jax.train import train_and_evaluate
 
-    for seed, variant in mine:
-        for run in plan(variant, seed, folder, overrides):
-            source = run.config.pretrained.source
-            if not source or Path(source, "params.npz").exists():  # it may have diverged
-                run_missing([run], folder, train=train_and_evaluate)
+    for first, run in ((chain[0], run) for chain in mine for run in chain):
+        recipe, stage = recipe_of(run), run.partition("/")[0]
+        config = recipe.get_config(run if recipe is recipe_of("") else f"{run},{images}")
+        if run != first and first.startswith(("pretrain", "upstream")):
+            config.pretrained.source = str(folder / first)
+        metric = next(metric for of, metric in recipe.METRICS.values() if of == stage)
+        planned = SweepRun(run, override(config, overrides), metric)
+        source = planned.config.pretrained.source
+        if not source or Path(source, "params.npz").exists():  # it may have diverged
+            run_missing([planned], folder, train=train_and_evaluate)
 
 
-def collect(variants: list[str], seeds: int, folder: Path) -> Values:
+def collect(experiment: str, seeds: int, folder: Path) -> Values:
     """By variant and metric: percent for each seed that is finished."""
     from vit_jax.files.paths import read_object
 
     values: Values = {}
-    for variant in variants:
+    for variant in recipe_of(experiment).EXPERIMENTS[experiment].variants.split():
         of_variant = values.setdefault(variant, {})
-        for title, (stage, metric) in METRICS.items():
+        for title, (stage, metric) in recipe_of(experiment).METRICS.items():
             paths = [folder / f"{stage}/{variant}_seed{i}/results.json" for i in range(seeds)]
             results = [read_object(path, **{metric: float}) for path in paths if path.exists()]
             of_variant[title] = [100 * result[metric] for result in results]
@@ -117,25 +130,26 @@ def distances(variants: list[str], seeds: int, folder: Path) -> Values:
     return values
 
 
-def difference95(first: Sequence[float], second: Sequence[float]) -> tuple[float, float]:
+def difference95(first: Side, second: Side) -> tuple[float, float]:
     """Difference of the means and half of its 95 % interval (Welch's t), of two or more values."""
     import numpy as np
     from scipy.special import stdtrit
 
-    errors = np.array([np.var(values, ddof=1) / len(values) for values in (first, second)])
-    weights = errors**2 / (len(first) - 1, len(second) - 1)
+    groups, signs = [*first, *second], [*(1, -1)[: len(first)], *(-1, 1)[: len(second)]]
+    errors = np.array([np.var(values, ddof=1) / len(values) for values in groups])
+    weights = errors**2 / [len(values) - 1 for values in groups]
     freedom = errors.sum() ** 2 / max(weights.sum(), np.finfo(float).tiny)
     half = stdtrit(freedom, 0.975) * np.sqrt(errors.sum()) if errors.any() else 0.0
-    return fmean(first) - fmean(second), float(half)
+    return float(np.dot(signs, [*map(fmean, groups)])), float(half)
 
 
-def verdict(first: Sequence[float], relation: str, second: Sequence[float], margin: float) -> str:
+def verdict(first: Side, relation: str, second: Side, margin: float) -> str:
     """`shows`, `not at this scale` or `undecided`, and the difference with its interval.
 
     `>` shows if the whole interval is above 0, and does not if it is below; `=` shows if it is
-    within +-margin, and does not if it is outside.
+    within +-margin, and does not if it is outside. `-` if a variant has less than two seeds.
     """
-    if min(len(first), len(second)) < 2:
+    if min(map(len, first + second)) < 2:
         return "-"
     difference, half = difference95(first, second)
     low, high = difference - half, difference + half
@@ -170,7 +184,9 @@ def draw(
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(3.3 * len(metrics) + 0.5, 3.4), dpi=80, layout="constrained")
-    for axis, metric in zip(np.ravel(figure.subplots(1, len(metrics))), metrics, strict=True):
+    for axis, metric in zip(
+        np.ravel(figure.subplots(1, len(metrics), sharex=True)), metrics, strict=True
+    ):
         for (name, at), (color, marker) in zip(lines.items(), LOOKS, strict=False):
             seeds = {x: values[variant].get(metric) for variant, x in at.items()}
             shown = {x: of_seeds for x, of_seeds in seeds.items() if of_seeds}
@@ -192,27 +208,25 @@ def draw(
 
 def report(experiments: list[str], seeds: int, folder: Path) -> str:
     """Markdown: a table, a picture and the verdicts of each experiment."""
-    from configs.miniature import EXPERIMENTS, examples, operations
-
-    parts = []
+    sections = []
     for name in experiments:
-        experiment, x_title = EXPERIMENTS[name], ""
-        variants = experiment.variants.split()
-        at = {variant: float(number) for number, variant in enumerate(variants)}
-        values = collect(variants, seeds, folder)
-        compared = [m for m in METRICS if sum(bool(values[v][m]) for v in variants) > 1]
-        metrics = compared or list(METRICS)
+        recipe, x_title = recipe_of(name), ""
+        experiment = recipe.EXPERIMENTS[name]
+        at = {variant: float(i) for i, variant in enumerate(experiment.variants.split())}
+        values, metrics = collect(name, seeds, folder), list(recipe.METRICS)
+        metrics = [m for m in metrics if sum(bool(values[v][m]) for v in at) > 1] or metrics
         if name == "distance":
             metrics, x_title = [DISTANCE], "layer"
-            values = distances(variants, seeds, folder)
+            values = distances(list(at), seeds, folder)
             at = {layer: float(layer.partition("/")[2]) for layer in values}
         elif experiment.x == "examples":
-            x_title, at = "images", {key: float(examples(key)) for key in at}
+            x_title, at = "images", {v: float(v.partition("_n")[2] or recipe.EXAMPLES) for v in at}
         elif experiment.x == "operations":
-            x_title, at = "GFLOP", {key: operations(key) / 1e9 for key in at}
-        kinds = ("vit", "bit", "hybrid") if x_title else ("",)
-        lines = {kind: {k: x for k, x in at.items() if k.startswith(kind)} for kind in kinds}
-        lines = {kind: line for kind, line in lines.items() if line}
+            x_title, at = "GFLOP", {key: recipe.operations(key) / 1e9 for key in at}
+        lines: dict[str, dict[str, float]] = {}
+        for key, x in at.items():
+            kind = key.partition("_n" if x_title == "images" else "_")[0] if x_title else ""
+            lines.setdefault(kind, {})[key] = x
         draw(lines, metrics, values, x_title).savefig(folder / f"{name}.png")
         rows = [["variant", *metrics], ["---"] * (len(metrics) + 1)]
         for key, x in at.items():
@@ -220,55 +234,51 @@ def report(experiments: list[str], seeds: int, folder: Path) -> str:
             rows.append([title, *(interval(values[key].get(metric, [])) for metric in metrics)])
         claims = [["claim", *metrics], rows[1]]
         for claim in map(str.strip, experiment.claims.splitlines()):
-            first, relation, second = claim.partition(":")[0].split()
-            a, b = values.get(first, {}), values.get(second, {})
-            verdicts = (verdict(a.get(m, []), relation, b.get(m, []), MARGIN) for m in metrics)
-            claims.append([claim, *verdicts])
+            parts = re.split(" ([>=]) ", claim.partition(":")[0])
+            claims.append(row := [claim])
+            for m in metrics:
+                a, b = ([values.get(v, {}).get(m, []) for v in s.split(" - ")] for s in parts[::2])
+                row.append(verdict(a, parts[1], b, MARGIN))
         tables = ["\n".join(f"| {' | '.join(row)} |" for row in table) for table in (rows, claims)]
-        parts += [
-            f"## {experiment.title}",
-            tables[0],
-            f"![{experiment.title}]({name}.png)",
-            tables[1],
-        ]
-    return "\n\n".join(parts) + "\n"
+        title = experiment.title
+        sections += [f"## {title}", tables[0], f"![{title}]({name}.png)", tables[1]]
+    return "\n\n".join(sections) + "\n"
 
 
 def main() -> None:
     overrides, others = split_overrides(sys.argv[1:])
     arguments = parser().parse_args(others)
     folder = Path(arguments.workdir).expanduser().absolute()
+    images = os.path.abspath(os.path.expanduser(arguments.fashion_mnist))
     # Before JAX starts: seeds of a variant compile the same programs.
     os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(folder / "compiled"))
     os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
-    from configs import miniature
+    from vit_jax.data.datasets import create_dataset
+    from vit_jax.data.idx import find_idx
     from vit_jax.files.paths import read_object, write_atomically
     from vit_jax.kinds import check_known
     from vit_jax.sweep.run import task_number
 
-    experiments = arguments.experiments or list(miniature.EXPERIMENTS)
+    embedded, fashion = (recipe_of(name).EXPERIMENTS for name in ("", "fashion"))
+    experiments = arguments.experiments or list(embedded)
     for name in experiments:
-        check_known("--experiments", name, miniature.EXPERIMENTS)
-    wanted = " ".join(miniature.EXPERIMENTS[name].variants for name in experiments)
-    groups: dict[str, list[str]] = {}  # of variants that start from the same runs
-    for variant in dict.fromkeys(wanted.split()):
-        groups.setdefault(variant.partition("_px")[0], []).append(variant)
+        check_known("--experiments", name, {**embedded, **fashion})
+    if fashion.keys() & experiments:
+        found = find_idx(images) and create_dataset(name=images, split="test", preprocess="decode")
+        if not found or "Sandal" not in found.class_names:
+            how = "install Debian's dataset-fashion-mnist, or name a folder; see docs/data.md"
+            raise UserError(f"--fashion_mnist={images} has no Fashion-MNIST: {how}.")
     task = task_number(arguments.task, arguments.num_tasks, os.environ)
-    chains = list(itertools.product(range(arguments.seeds), groups.values()))[
-        task :: arguments.num_tasks
-    ]
-    mine = [(seed, variant) for seed, group in chains for variant in group]
+    mine = plan_chains(experiments, arguments.seeds)[task :: arguments.num_tasks]
     if arguments.dry_run:
-        total = 0
-        for seed, variant in mine:
-            runs = miniature.runs(variant, seed)
+        total = 0.0
+        for runs in mine:
             left = [run for run in runs if not (folder / run / "results.json").exists()]
-            seconds = sum(SECONDS[run.partition("/")[0]] for run in left)
-            total += seconds
-            print(f"{variant:13} seed {seed}{len(left):3} of {len(runs)} runs, {seconds} s")
+            total += sum(map(seconds, left))
+            print(f"{runs[0]:28}{len(left):3} of {len(runs)} runs, {sum(map(seconds, left)):.0f} s")
         print(f"This task: {total / 60:.0f} minutes on a core.")
         return
-    train_all(mine, folder, overrides)
+    train_all(mine, folder, overrides, images)
     took = [read_object(path, seconds=float)["seconds"] for path in folder.glob("*/*/results.json")]
     text = f"{len(took)} runs, {sum(took) / 60:.0f} minutes.\n\n"
     text += report(experiments, arguments.seeds, folder)

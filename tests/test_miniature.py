@@ -1,70 +1,130 @@
 """The experiments in miniature: every run builds, and one experiment runs, resumes and reports."""
 
+import hashlib
+import json
 import re
 from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 import pytest
 from ml_collections import ConfigDict
 
-from configs import miniature
+from configs import miniature, miniature_fashion
 from scripts.miniature import difference95, interval, verdict
+from tests.data.test_idx import encoded
 from tests.saved_models import save_model
+from vit_jax.data import idx
 from vit_jax.errors import UserError
 from vit_jax.files.paths import write_json
 from vit_jax.parameters.sharding import create_mesh
 from vit_jax.run import complete_config, create_run, to_plain
 
+RECIPES = pytest.mark.parametrize("recipe", [miniature, miniature_fashion])
 
-def test_every_run_builds() -> None:
-    experiments = miniature.EXPERIMENTS.values()
-    variants = {name for experiment in experiments for name in experiment.variants.split()}
-    assert set(miniature.VARIANTS) <= variants  # none is in no experiment
+
+@pytest.fixture
+def fashion(tmp_path, monkeypatch):
+    """A folder that passes for Fashion-MNIST."""
+    folder, labels = tmp_path / "fashion, small", np.arange(40) % 10
+    folder.mkdir()
+    for split in ("train", "t10k"):
+        images = np.arange(40 * 28 * 28).reshape(40, 28, 28)
+        (folder / f"{split}-images-idx3-ubyte").write_bytes(encoded(images))
+        (folder / f"{split}-labels-idx1-ubyte").write_bytes(encoded(labels))
+    digest = hashlib.sha256(labels.astype(np.uint8).tobytes()).hexdigest()
+    monkeypatch.setattr(idx, "_FASHION_LABELS", {digest})
+    return folder
+
+
+def variants(recipe):
+    experiments = recipe.EXPERIMENTS.values()
+    return {name for experiment in experiments for name in experiment.variants.split()}
+
+
+@RECIPES
+def test_every_run_builds(recipe, fashion) -> None:
     built = set()
-    names = dict.fromkeys(run for variant in variants for run in miniature.runs(variant, 1))
+    names = dict.fromkeys(run for variant in variants(recipe) for run in recipe.runs(variant, 1))
     for name in sorted(names):
-        config = miniature.get_config(name)
+        on_fashion = recipe is miniature_fashion
+        config = recipe.get_config(f"{name},{fashion}" if on_fashion else name)
         sections = (config[key] for key in ("model", "objective", "gradient", "mesh"))
-        settings = str((name.startswith("pretrain/"), *sections))
+        is_upstream = name.startswith(("pretrain/", "upstream/"))
+        settings = str((is_upstream, *sections))
         if settings in built:  # the same but for data and numbers
             continue
         built.add(settings)
         if "scan" in config.model:
             config.model.scan = True  # traced sooner
+        if on_fashion:  # of 40 images
+            config.dataset.split = config.dataset.split.partition("[")[0]
+            for test in config.evaluators.values():
+                if "train_split" in test:
+                    test.train_split = "train"
         mesh = create_mesh(**config.mesh)
         with jax.set_mesh(mesh):
             run = create_run(config, mesh)
-        assert set(run.evaluations) == (
-            {"test", "digits", "letters"} if name.startswith("pretrain/") else {"test"}
-        )
-    with pytest.raises(UserError, match="must be STAGE/VARIANT_seedN"):
-        miniature.get_config("pretrain/vit")
-    with pytest.raises(UserError, match="VARIANT='vti' is unknown"):
-        miniature.get_config("pretrain/vti_seed0")
+        others = {"fashion"} if on_fashion else {"digits", "letters"}
+        assert set(run.evaluations) == {"test", *(others if is_upstream else ())}
 
 
-def test_claims_are_of_variants() -> None:
-    for experiment in miniature.EXPERIMENTS.values():
-        variants = set(experiment.variants.split())
+def test_runs_that_are_none() -> None:
+    for recipe, run, message in (
+        (miniature, "pretrain/vit", "must be STAGE/VARIANT_seedN, such as pretrain/vit_seed0"),
+        (miniature, "pretrain/vti_seed0", "VARIANT='vti' is unknown"),
+        (miniature, "pretrain/vit_px24_seed0", "VARIANT='vit_px24' is unknown"),
+        (miniature_fashion, "pretrain/vit_seed0", "stages: fashion, upstream"),
+        (miniature_fashion, "upstream/vit_seed0", "Known: vit_glyphs, bit_glyphs, vit_mae"),
+        (miniature_fashion, "upstream/vit_mae_n1000_seed0", "Did you mean 'vit_mae'"),
+        (miniature_fashion, "fashion/vit_px24_seed0", "VARIANT='vit_px24' is unknown"),
+    ):
+        with pytest.raises(UserError, match=message):
+            recipe.get_config(run)
+
+
+def test_more_images_are_seen_more_often_but_not_as_much_more() -> None:
+    few, all_images = (
+        miniature_fashion.get_config(f"fashion/vit{n}_seed0") for n in ("_n1000", "")
+    )
+    assert (few.dataset.split, all_images.dataset.split) == ("train[:1000]", "train[:55000]")
+    assert all_images.duration.steps * 128 == pytest.approx(5 * 55_000, rel=1e-3)
+    assert all_images.duration.steps / few.duration.steps == pytest.approx(55 ** (1 / 3), rel=1e-2)
+
+
+@RECIPES
+def test_claims_are_of_variants(recipe) -> None:
+    assert {re.sub(r"_(n|px)\d+$", "", name) for name in variants(recipe)} == set(recipe.VARIANTS)
+    for experiment in recipe.EXPERIMENTS.values():
+        known = set(experiment.variants.split())
         for claim in map(str.strip, experiment.claims.splitlines()):
-            match = re.fullmatch(r"(\S+) [>=] (\S+): \S.*", claim)
+            match = re.fullmatch(r"(\S+)(?: - (\S+))? [>=] (\S+)(?: - (\S+))?: \S.*", claim)
             assert match, claim
-            assert {name.partition("/")[0] for name in match.groups()} <= variants
+            assert {name.partition("/")[0] for name in match.groups() if name} <= known
 
 
 def test_verdicts() -> None:
     # R: t.test(c(1, 2, 3), c(4, 6, 8))$conf.int
-    difference, half = difference95([1, 2, 3], [4, 6, 8])
+    difference, half = difference95([[1, 2, 3]], [[4, 6, 8]])
     assert (difference, round(half, 4)) == (-4.0, 4.1554)
-    assert difference95([1, 1], [2, 2]) == (-1.0, 0.0)
-    assert verdict([5, 6, 7], ">", [1, 2, 3], 2).startswith("shows (+4.0 ± ")
-    assert verdict([1, 2, 3], ">", [5, 6, 7], 2).startswith("not at this scale (-4.0")
-    assert verdict([1, 2, 3], ">", [1, 2, 4], 2).startswith("undecided")
-    assert verdict([1, 1.1], "=", [1, 1.2], 2).startswith("shows")
-    assert verdict([1, 1.1], "=", [9, 9.2], 2).startswith("not at this scale")
-    assert verdict([1, 5], "=", [3, 5], 2).startswith("undecided")
-    assert (verdict([1], ">", [2], 2), interval([]), interval([1])) == ("-", "-", "1.0")
+    assert difference95([[1, 1]], [[2, 2]]) == (-1.0, 0.0)
+    # Four variances of 1/3: their sum has 8 degrees of freedom, 2.306 * sqrt(4/3).
+    groups = [[9, 10, 11], [1, 2, 3]], [[5, 6, 7], [2, 3, 4]]
+    difference, half = difference95(*groups)
+    assert (difference, round(half, 3)) == (5.0, 2.663)  # (10 - 2) - (6 - 3)
+    assert verdict(groups[0], ">", groups[1], 2) == "shows (+5.0 ± 2.7)"
+    for first, relation, second, expected in (
+        ([5, 6, 7], ">", [1, 2, 3], "shows (+4.0 ± "),
+        ([1, 2, 3], ">", [5, 6, 7], "not at this scale (-4.0"),
+        ([1, 2, 3], ">", [1, 2, 4], "undecided"),
+        ([1, 1.1], "=", [1, 1.2], "shows"),
+        ([1, 1.1], "=", [9, 9.2], "not at this scale"),
+        ([1, 5], "=", [3, 5], "undecided"),
+    ):
+        assert verdict([first], relation, [second], 2).startswith(expected)
+    assert (verdict([[1]], ">", [[2]], 2), interval([]), interval([1])) == ("-", "-", "1.0")
+    assert verdict([[1, 2], []], ">", [[2, 3], [1, 2]], 2) == "-"
 
 
 def stand_in(config: ConfigDict, workdir: str, **_: Any) -> dict[str, float]:
@@ -73,7 +133,8 @@ def stand_in(config: ConfigDict, workdir: str, **_: Any) -> dict[str, float]:
     assert not source or Path(source, "params.npz").exists()
     save_model(Path(workdir), class_names=tuple("0123456789"))
     write_json(Path(workdir, "config.json"), to_plain(complete_config(config, workdir)))
-    scores = ("test/accuracy", "digits/accuracy_5shot", "letters/accuracy_5shot")
+    scores = ["test/accuracy", "digits/accuracy_5shot", "letters/accuracy_5shot"]
+    scores += ["fashion/accuracy_5shot", "fashion/accuracy_10shot"]
     results = {"step": 2, "seconds": 1.0, **dict.fromkeys(scores, 0.5)}
     write_json(Path(workdir, "results.json"), results)
     return results
@@ -96,3 +157,35 @@ def test_an_experiment_runs_and_resumes(tmp_path, script, monkeypatch):
     assert "| vit_px24/1 | " in (tmp_path / "miniature.md").read_text()
     assert (tmp_path / "distance.png").read_bytes().startswith(b"\x89PNG")
     assert script("miniature.py", *command[:1], "--experiments=x").returncode == 2
+
+
+def test_an_experiment_on_fashion_mnist(tmp_path, script, monkeypatch, fashion):
+    monkeypatch.setattr("vit_jax.train.train_and_evaluate", stand_in)
+    command = ["miniature.py", f"--workdir={tmp_path / 'runs'}", "--experiments=fashion_start"]
+    command += ["--seeds=1", "--config.duration.steps=2"]
+    refused = script(*command, f"--fashion_mnist={tmp_path}")
+    assert "dataset-fashion-mnist" in refused.stderr
+    assert not (tmp_path / "runs").exists()
+    assert script(*command, f"--fashion_mnist={fashion}").returncode == 0
+    runs = {path.parent.name: path.parent for path in tmp_path.glob("runs/fashion/*/results.json")}
+    assert len(runs) == 19
+    for name, folder in runs.items():
+        config = json.loads((folder / "config.json").read_text())
+        upstream = str(tmp_path / "runs/upstream" / re.sub("_n[0-9]+", "", name))
+        starts = "glyphs" in name or "mae" in name
+        assert config["dataset"]["name"] == str(fashion)
+        assert config["pretrained"]["source"] == (upstream if starts else "")
+    page = (tmp_path / "runs/miniature.md").read_text()
+    assert "| variant | accuracy | 5-shot | 10-shot |" in page
+    assert "| vit_mae_n1000, 1,000 images | 50.0 | - | - |" in page
+    assert "| vit_mae, 55,000 images | 50.0 | 50.0 | 50.0 |" in page
+
+
+def test_data_that_are_not_fashion_mnist(tmp_path, script, monkeypatch, fashion):
+    monkeypatch.setattr(idx, "_FASHION_LABELS", set())  # of MNIST
+    command = ["miniature.py", f"--workdir={tmp_path / 'runs'}", "--experiments=fashion_shape"]
+    assert "has no Fashion-MNIST" in script(*command, f"--fashion_mnist={fashion}").stderr
+    (fashion / "t10k-images-idx3-ubyte").write_bytes(b"cut")
+    idx.read_idx.cache_clear()
+    damaged = script(*command, "--dry_run", f"--fashion_mnist={fashion}").stderr
+    assert re.fullmatch(".*t10k-images-idx3-ubyte cannot be read.*\n", damaged)
