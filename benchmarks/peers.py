@@ -179,7 +179,7 @@ def load_file(name: str, path: Path) -> Any:
     return module
 
 
-def timm_model(model: Any, image_size: tuple[int, int], num_classes: int) -> Any:
+def timm_model(model: Any, image_size: tuple[int, int], num_classes: int, **options: Any) -> Any:
     """timm's module with the sizes of `config.model`, on a ResNet if that has one."""
     from timm.models import vision_transformer, vision_transformer_hybrid
 
@@ -199,6 +199,7 @@ def timm_model(model: Any, image_size: tuple[int, int], num_classes: int) -> Any
         pos_drop_rate=model.dropout_rate,
         proj_drop_rate=model.dropout_rate,
         **hybrid,
+        **options,
     )
 
 

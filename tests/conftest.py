@@ -18,6 +18,7 @@ The settings are environment variables, so processes that tests start live in th
 """
 
 import gc
+import gzip
 import hashlib
 import importlib.metadata
 import ipaddress
@@ -27,8 +28,10 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 NUM_DEVICES = 8
@@ -222,3 +225,20 @@ def bucket(bucket_server: Any, request: pytest.FixtureRequest) -> Iterator[str]:
     name = "b" + hashlib.sha256(request.node.name.encode()).hexdigest()[:12]
     yield f"gs://{name}"
     bucket_server.faults = bucket_server.answers = 0
+
+
+@pytest.fixture
+def fashion(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder that passes for Fashion-MNIST, with 40 images to train on and 40 to test."""
+    from tests.data.test_idx import encoded
+    from vit_jax.data import idx
+
+    folder, labels = tmp_path / "fashion, small", np.arange(40) % 10
+    folder.mkdir()
+    for split in ("train", "t10k"):
+        images = np.arange(40 * 28 * 28).reshape(40, 28, 28)
+        for name, array in (("images-idx3", images), ("labels-idx1", labels)):
+            (folder / f"{split}-{name}-ubyte.gz").write_bytes(gzip.compress(encoded(array)))
+    digest = hashlib.sha256(labels.astype(np.uint8).tobytes()).hexdigest()
+    monkeypatch.setattr(idx, "_FASHION_LABELS", {digest})
+    return folder

@@ -1,19 +1,16 @@
 """The experiments in miniature: every run builds, and one experiment runs, resumes and reports."""
 
-import hashlib
 import json
 import re
 from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
 import pytest
 from ml_collections import ConfigDict
 
 from configs import miniature, miniature_fashion
 from scripts.miniature import difference95, interval, verdict
-from tests.data.test_idx import encoded
 from tests.saved_models import save_model
 from vit_jax.data import idx
 from vit_jax.errors import UserError
@@ -22,20 +19,6 @@ from vit_jax.parameters.sharding import create_mesh
 from vit_jax.run import complete_config, create_run, to_plain
 
 RECIPES = pytest.mark.parametrize("recipe", [miniature, miniature_fashion])
-
-
-@pytest.fixture
-def fashion(tmp_path, monkeypatch):
-    """A folder that passes for Fashion-MNIST."""
-    folder, labels = tmp_path / "fashion, small", np.arange(40) % 10
-    folder.mkdir()
-    for split in ("train", "t10k"):
-        images = np.arange(40 * 28 * 28).reshape(40, 28, 28)
-        (folder / f"{split}-images-idx3-ubyte").write_bytes(encoded(images))
-        (folder / f"{split}-labels-idx1-ubyte").write_bytes(encoded(labels))
-    digest = hashlib.sha256(labels.astype(np.uint8).tobytes()).hexdigest()
-    monkeypatch.setattr(idx, "_FASHION_LABELS", {digest})
-    return folder
 
 
 def variants(recipe):
@@ -185,7 +168,7 @@ def test_data_that_are_not_fashion_mnist(tmp_path, script, monkeypatch, fashion)
     monkeypatch.setattr(idx, "_FASHION_LABELS", set())  # of MNIST
     command = ["miniature.py", f"--workdir={tmp_path / 'runs'}", "--experiments=fashion_shape"]
     assert "has no Fashion-MNIST" in script(*command, f"--fashion_mnist={fashion}").stderr
-    (fashion / "t10k-images-idx3-ubyte").write_bytes(b"cut")
+    (fashion / "t10k-images-idx3-ubyte.gz").write_bytes(b"cut")
     idx.read_idx.cache_clear()
     damaged = script(*command, "--dry_run", f"--fashion_mnist={fashion}").stderr
-    assert re.fullmatch(".*t10k-images-idx3-ubyte cannot be read.*\n", damaged)
+    assert re.fullmatch(".*t10k-images-idx3-ubyte.gz cannot be read.*\n", damaged)
