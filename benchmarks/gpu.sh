@@ -19,6 +19,8 @@
 #   attention  every attention, at 197, 257 and 577 tokens: ms, and errors beside float32
 #   b16_cudnn  with cuDNN's attention beside XLA's; so s16_cudnn, l16_cudnn, h14_cudnn, r50_b16_cudnn
 #   profile_b16, batches_s16   like those of l16 and b16
+#   fashion_mnist  configs/fashion_mnist.py:gpu, whole, on the files in the folder FASHION_MNIST; only by
+#                  name, as fashion_mnist_tuned: from the weights WEIGHTS, at 112 pixels
 #
 # timm's models are compiled first, side by side and beside `machine` and `training`: timm_*.json
 # say for how long. Later steps find them in torch's cache.
@@ -36,13 +38,15 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 [[ "${1:-}" != -* ]] || exec sed -n '2,/^set /{/^#/s/^# \{0,1\}//p;}' benchmarks/gpu.sh
 budget="${BUDGET:-540}" python="${PYTHON:-python3}" small="${SMALL:-}"
+fashion_mnist="${FASHION_MNIST:-/usr/share/datasets/fashion-mnist}" weights="${WEIGHTS:-dinov2s}"
 training_steps=300 cudnn=cudnn tiny=()
 [[ -z "$small" ]] || training_steps=60 cudnn=chunked # for CPUs
 [[ -z "$small" ]] || tiny=(--config.model.{num_layers=1,hidden_size=32,num_heads=2,mlp_dim=32})
 all=(machine training training_deterministic b16 l16 h14 r50_b16 s16 profile_l16 loop dropout rbg remat
   batches_b16 products attention b16_cudnn profile_b16 batches_s16)
 for step in "$@"; do
-  [[ " ${all[*]} s16_cudnn l16_cudnn h14_cudnn r50_b16_cudnn " == *" $step "* ]] ||
+  [[ " ${all[*]} s16_cudnn l16_cudnn h14_cudnn r50_b16_cudnn fashion_mnist fashion_mnist_tuned " == \
+    *" $step "* ]] ||
     { echo "gpu.sh: unknown step '$step'; see --help" >&2 && exit 2; }
 done
 ((!$#)) || all=("$@")
@@ -111,6 +115,16 @@ part() { # SECONDS NAME ARGUMENT...
   within "$1" "$2" "$python" benchmarks/gpu.py "${2%%_*}" --json="$out/$2.json" "${@:3}"
 }
 
+recipe() { # SECONDS NAME SCRIPT RECIPE FLAG...: a run of configs/fashion_mnist.py, to its results
+  local short=()
+  [[ -z "$small" ]] || short=(--config.model.dtype=float32 --config.duration.steps=2
+    --config.schedule.warmup_steps=1 --config.dataset.batch_size=16 --config.loader.num_workers=0
+    --config.evaluators.test.split='test[:16]')
+  within "$1" "$2" "$python" "scripts/$3.py" --config="configs/fashion_mnist.py:$4" \
+    --config.dataset.name="$fashion_mnist" --workdir="$out/$2" "${@:5}" "${short[@]}" &&
+    cp "$out/$2/results.json" "$out/$2.json"
+}
+
 sizes_of() { # MODEL: sets `sizes`
   sizes=(--variant="${variants[$1]:-B/16}" --batch_size="${small:-${batch_sizes[$1]:-256}}" "${tiny[@]}")
 }
@@ -149,6 +163,11 @@ for step in "${all[@]}"; do
     training_deterministic)
       XLA_FLAGS="${XLA_FLAGS:-} --xla_gpu_deterministic_ops=true" \
         part 160 "$step" --steps="$training_steps"
+      ;;
+    fashion_mnist) recipe 400 "$step" train gpu ;;
+    fashion_mnist_tuned)
+      recipe 400 "$step" finetune "finetune,$weights,112" --config.model.dtype=bfloat16 \
+        --config.loader.num_workers=12
       ;;
     *_cudnn) update 120 "$step" "${step%_*}" --config.model.attention="$cudnn" --against=xla ;;
     dropout) update 100 "$step" b16 "${dropped[@]}" ;;
