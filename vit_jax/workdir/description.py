@@ -111,7 +111,7 @@ def log_results(
 
 
 def model_name(model: Mapping[str, Any]) -> str:
-    """Display name of a model: `ViT-Ti/16`; `ViT/4` if it is not a named variant."""
+    """Display name of a model: `ViT-Ti/16`; `ViT/4` or `R+ViT/4` if it is not a named variant."""
     family = MODELS[model["name"]]
     plain = {"resnet_layers": None}  # a hybrid has the sizes of its Transformer
     ours = {key: tuple(v) if isinstance(v, list) else v for key, v in {**plain, **model}.items()}
@@ -120,7 +120,8 @@ def model_name(model: Mapping[str, Any]) -> str:
             is_size = "-" not in variant or variant.partition("/")[0] in SIZES  # such as g-opt
             return f"{family.acronym}-{variant}" if is_size else variant
     patch = ours.get("patch_size")
-    return f"{family.acronym}/{patch}" if isinstance(patch, int) else family.acronym
+    stem = "R+" if "patch_size" in ours and ours["resnet_layers"] is not None else ""
+    return f"{stem}{family.acronym}/{patch}" if isinstance(patch, int) else stem + family.acronym
 
 
 def read_parameter_count(folder: Path) -> int:
