@@ -162,14 +162,14 @@ RANGES: dict[str, tuple[Callable[[float], bool], str]] = {
     ),
     "more than 0": (
         lambda number: number > 0,
-        r"processes\.(arrival|heartbeat)_timeout_seconds|schedule\.timescale_steps"
+        r"objective\.\w+_temperature|processes\.(arrival|heartbeat)_timeout_seconds|schedule\.timescale_steps"
         r"|optimizer\.(eps|clip_norm|factored_decay|trust_coefficient)",
     ),
     "in [0, 1)": (
         lambda number: 0 <= number < 1,
         r"optimizer\.(momentum|b1|b2)|train_step\.polyak_decay",
     ),
-    "in [0, 1]": (lambda number: 0 <= number <= 1, r"mix\..*probability"),
+    "in [0, 1]": (lambda number: 0 <= number <= 1, r"mix\..*probability|objective\.\w+_momentum"),
     "in (0, 1)": (lambda number: 0 < number < 1, r"schedule\.decay_at"),
 }
 # The first match counts: beyond these, array sizes overflow.

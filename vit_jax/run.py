@@ -205,7 +205,7 @@ def create_run(
     )
     start_is = "pre-trained" if config.pretrained.source else "random"
     check_polyak_decay(config.train_step.polyak_decay, total_steps, start_is)
-    objective = create_objective(create_task(config, dataset), **config.objective)
+    objective = create_objective(create_task(config, dataset, total_steps), **config.objective)
     description = describe(config, objective, dataset)
     start = create_start(config, objective, dataset, description.grid)
     schedule = create_schedule(**config.schedule, total_steps=total_steps)
@@ -271,6 +271,5 @@ def complete_config(config: ConfigDict, workdir: str) -> ConfigDict:
         return config
     from vit_jax.pretrained.adopt import adopt  # imports readers of many formats
 
-    # Objectives on the pixels themselves expect [-1, 1].
-    labels = "label" in OBJECTIVES[config.objective.name].example_keys
-    return adopt(config, workdir, rescales=labels)
+    rescales = not OBJECTIVES[config.objective.name].predicts_pixels
+    return adopt(config, workdir, rescales=rescales)

@@ -51,7 +51,7 @@ def open_data(
     return dataset, eval_data
 
 
-def create_task(config: ConfigDict, dataset: Dataset) -> Task:
+def create_task(config: ConfigDict, dataset: Dataset, total_steps: int) -> Task:
     seen = {
         "image_shape": dataset.image_shape,
         "dtype": config.model.dtype,
@@ -68,6 +68,11 @@ def create_task(config: ConfigDict, dataset: Dataset) -> Task:
 
         return load_tower("objective.image", source, **seen)
 
+    def tokens_of(model: Any) -> Any:
+        from vit_jax.models.views import tokens_function  # few runs need it
+
+        return tokens_function(model, dataset.image_shape[:2])
+
     return Task(
         build_model=lambda num_outputs: create_model(**config.model, num_classes=num_outputs),
         image_shape=dataset.image_shape,
@@ -76,6 +81,8 @@ def create_task(config: ConfigDict, dataset: Dataset) -> Task:
         load_tower=load_tower,
         eval_preprocess=config.dataset.eval_preprocess,
         read_labels=dataset.labels,
+        tokens_of=tokens_of,
+        total_steps=total_steps,
     )
 
 

@@ -53,6 +53,17 @@ class ImageOp(Op):
         return {**example, "image": self.apply(example["image"], rng)}
 
 
+VIEWS = ("image", "image_2", "local")  # keys of an example's pixels; see `DinoCrops`
+
+
+class ScalingOp(ImageOp):
+    """An op on the values of all pixels, whatever they show: [..., H, W, C]."""
+
+    def __call__(self, example: Example, rng: np.random.Generator) -> Example:
+        scaled = {key: self.apply(example[key], rng) for key in VIEWS if key in example}
+        return {**example, **scaled}
+
+
 def pair(size: Size) -> tuple[int, int]:
     return size if isinstance(size, tuple) else (size, size)
 
@@ -295,7 +306,7 @@ class RandomAffine(ImageOp):
 
 
 @dataclasses.dataclass(frozen=True)
-class ValueRange(ImageOp):
+class ValueRange(ScalingOp):
     """uint8 [0, 255] -> float32 [low, high]; four times the bytes to transfer."""
 
     low: float = -1.0
@@ -309,7 +320,7 @@ class ValueRange(ImageOp):
 
 
 @dataclasses.dataclass(frozen=True)
-class Normalize(ImageOp):
+class Normalize(ScalingOp):
     """uint8 -> float32 (image / 255 - mean) / std, with one number or one per channel."""
 
     mean: float | tuple[float, float, float]

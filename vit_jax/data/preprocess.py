@@ -110,6 +110,8 @@ OPS: dict[str, Callable[..., Any]] = {
     "grayscale": torchvision_ops.Grayscale,
     "solarize": torchvision_ops.Solarize,
     "three_augment": torchvision_ops.ThreeAugment,
+    "dino_crops": torchvision_ops.DinoCrops,
+    "block_masks": torchvision_ops.BlockMasks,
     "value_range": ops.ValueRange,
     "normalize": ops.Normalize,
     "tokenize": Tokenize,

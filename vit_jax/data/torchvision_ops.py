@@ -14,7 +14,19 @@ from typing import Any, Literal
 import numpy as np
 
 from vit_jax.data.decode import Box, Method
-from vit_jax.data.ops import IMAGENET_MEAN, IMAGENET_STD, ImageOp, RandomBox, Size, check_range
+from vit_jax.data.ops import (
+    IMAGENET_MEAN,
+    IMAGENET_STD,
+    Example,
+    FlipLr,
+    ImageOp,
+    Op,
+    RandomBox,
+    Size,
+    check_range,
+    check_sides,
+    pair,
+)
 
 _NORMALIZE = f"normalize({IMAGENET_MEAN}, {IMAGENET_STD})"
 
@@ -157,6 +169,96 @@ class ThreeAugment(ImageOp):
     def apply(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         chosen = (Grayscale(1.0), Solarize(1.0), GaussianBlur(1.0))[int(rng.integers(3))]
         return ColorJitter(*[self.color_jitter] * 3).apply(chosen.apply(image, rng), rng)
+
+
+@dataclasses.dataclass(frozen=True)
+class DinoCrops(Op):
+    """DINO's views of an image: two large crops, `image` and `image_2`, and small ones, `local`.
+
+    `local` is [num_local, h, w, C]. Each is cropped, mirrored, changed in colour and blurred with
+    random numbers of its own; the second may be solarized. `photometric=False` only crops and
+    mirrors, for small or grey images. DINOv2's areas are (0.32, 1) and (0.05, 0.32).
+    """
+
+    size: Size
+    local_size: Size = 96
+    num_local: int = 8
+    area: tuple[float, float] = (0.4, 1.0)
+    local_area: tuple[float, float] = (0.05, 0.4)
+    photometric: bool = True
+
+    def __post_init__(self) -> None:
+        check_sides(size=self.size, local_size=self.local_size)
+        check_range("area", self.area, 1.0)
+        check_range("local_area", self.local_area, 1.0)
+        if self.num_local < 1:
+            raise ValueError(f"num_local={self.num_local!r} must be at least 1")
+
+    def __call__(self, example: Example, rng: np.random.Generator) -> Example:
+        def view(size: Size, area: tuple[float, float], *last: ImageOp) -> np.ndarray:
+            image = example["image"]
+            color = (ColorJitter(0.4, 0.4, 0.2, 0.1, p=0.8), Grayscale(0.2), *last)
+            crop = RandomResizedCrop(size, area, method="pillow_bicubic")
+            for op in (crop, FlipLr(), *(color if self.photometric else ())):
+                image = op.apply(image, rng)
+            return image
+
+        small = [
+            view(self.local_size, self.local_area, GaussianBlur(0.5)) for _ in range(self.num_local)
+        ]
+        return {
+            **example,
+            "image": view(self.size, self.area, GaussianBlur(1.0)),
+            "image_2": view(self.size, self.area, GaussianBlur(0.1), Solarize(0.2)),
+            "local": np.stack(small),
+        }
+
+
+@dataclasses.dataclass(frozen=True)
+class BlockMasks(Op):
+    """Which patches iBOT masks in both large crops: int32 [2, M], filled up with -1.
+
+    As DINOv2 does it: a crop is masked with probability `p`, and then a share of its patches from
+    `share`, by blocks of random area and aspect (BEiT, 2106.08254). M is the largest number.
+    """
+
+    grid: Size  # rows and columns of patches
+    share: tuple[float, float] = (0.1, 0.5)
+    p: float = 0.5
+
+    def __post_init__(self) -> None:
+        check_range("share", self.share, 1.0)
+        if not 0 <= self.p <= 1:
+            raise ValueError(f"p={self.p!r} must be in [0, 1]")
+
+    def __call__(self, example: Example, rng: np.random.Generator) -> Example:
+        size = math.prod(pair(self.grid))
+        numbers = np.full((2, int(self.share[1] * size)), -1, np.int32)
+        for row in numbers:
+            if rng.random() < self.p:
+                count = int(rng.uniform(*self.share) * size)
+                masked = np.flatnonzero(self._mask(count, rng))
+                row[: len(masked)] = masked
+        return {**example, "masked_patches": numbers}
+
+    def _mask(self, count: int, rng: np.random.Generator) -> np.ndarray:
+        """Bool, of the grid: blocks until at most `count` are masked, or 10 draws fail."""
+        rows, columns = pair(self.grid)
+        mask = np.zeros((rows, columns), bool)
+        failures = 0
+        while (left := count - mask.sum()) > 0 and failures < 10:
+            area = rng.uniform(min(4, left), left)
+            aspect = math.exp(rng.uniform(math.log(0.3), math.log(1 / 0.3)))
+            height, width = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
+            failures += 1
+            if 0 < height < rows and 0 < width < columns:
+                top = int(rng.integers(0, rows - height, endpoint=True))
+                side = int(rng.integers(0, columns - width, endpoint=True))
+                block = mask[top : top + height, side : side + width]
+                if 0 < block.size - block.sum() <= left:
+                    block[:] = True
+                    failures = 0
+        return mask
 
 
 def deit3_train(size: int, simple_crop: bool = False, exif: bool = True) -> str:

@@ -72,13 +72,16 @@ def look(
 
 
 def capture(
-    model: Any, params: Any, inputs: Any, names: Collection[str]
+    model: Any, params: Any, inputs: Any, names: Collection[str], **options: Any
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
-    """The model's output, and by `path/__call__` the outputs of its submodules with these names."""
+    """The model's output, and by `path/__call__` the outputs of its submodules with these names.
+
+    `options` are of its call, by default in evaluation.
+    """
     outputs, state = model.apply(
         {"params": params},
         inputs,
-        train=False,
+        **{"train": False, **options},
         capture_intermediates=lambda part, method: method == "__call__" and part.name in names,
         mutable=["intermediates"],
     )

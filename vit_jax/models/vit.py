@@ -155,6 +155,20 @@ class MAPHead(nn.Module):
         return (x + MlpBlock(c)(c.norm()(x), train=train))[:, 0]  # [B, D]
 
 
+def corrupt(
+    model: nn.Module, x: jax.Array, masked: jax.Array, source: jax.Array | None = None
+) -> jax.Array:
+    """Masked patch prediction (appendix B.1.2): [B, P, D] -> [B, P, D].
+
+    The model's learned [mask] embedding where `masked` [B, P] is true, elsewhere the embedding of
+    patch `source` [B, P] of the same image, by default its own.
+    """
+    mask = model.param("mask_embedding", nn.initializers.normal(0.02), (1, 1, x.shape[-1]))
+    if source is not None:
+        x = jnp.take_along_axis(x, source[..., None], axis=1)
+    return jnp.where(masked[..., None], jnp.asarray(mask, x.dtype), x)
+
+
 class VisionTransformer(ModelBase):
     """Images to logits, [B, H, W, C] -> [B, num_classes] float32. See also `ModelBase`.
 
@@ -233,7 +247,7 @@ class VisionTransformer(ModelBase):
     ) -> jax.Array:
         """Images in [-1, 1], [B, H, W, C] -> logits [B, K] ([B, N, K] unpooled) float32.
 
-        `corruption` is for masked patch prediction, see `_corrupt`.
+        `corruption` is for masked patch prediction, see `corrupt`.
         """
         x = jnp.asarray(images, self.dtype)
         if self.resnet_layers is not None:
@@ -245,7 +259,7 @@ class VisionTransformer(ModelBase):
         batch_size, height, width, hidden_size = x.shape
         x = jnp.reshape(x, (batch_size, height * width, hidden_size))  # [B, h*w, D]
         if corruption is not None:
-            x = self._corrupt(x, **corruption)
+            x = corrupt(self, x, **corruption)
 
         tokens = [
             jnp.tile(jnp.asarray(token, self.dtype), (batch_size, 1, 1))  # [B, 1, D]
@@ -260,16 +274,6 @@ class VisionTransformer(ModelBase):
     def _token(self, name: str) -> jax.Array:
         """A learned token, [1, 1, D]."""
         return self.param(name, nn.initializers.zeros_init(), (1, 1, self.hidden_size))
-
-    def _corrupt(self, x: jax.Array, masked: jax.Array, source: jax.Array) -> jax.Array:
-        """Masked patch prediction (appendix B.1.2): [B, P, D] -> [B, P, D].
-
-        The learned [mask] embedding where `masked` [B, P] is true, elsewhere the embedding of patch
-        `source` [B, P] of the same image.
-        """
-        mask = self.param("mask_embedding", nn.initializers.normal(0.02), (1, 1, x.shape[-1]))
-        x = jnp.take_along_axis(x, source[..., None], axis=1)
-        return jnp.where(masked[..., None], jnp.asarray(mask, self.dtype), x)
 
     def _pool(self, x: jax.Array, *, train: bool) -> jax.Array:
         """[B, N, D] -> [B, D], or all tokens for the unpooled classifiers."""

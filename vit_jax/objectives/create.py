@@ -15,6 +15,8 @@ OBJECTIVES = Kinds(
     hard_distillation="vit_jax.objectives.distillation:HardDistillation",
     soft_distillation="vit_jax.objectives.distillation:SoftDistillation",
     contrastive="vit_jax.objectives.contrastive:Contrastive",
+    dino="vit_jax.objectives.dino:Dino",
+    ibot="vit_jax.objectives.ibot:Ibot",
     sigmoid_contrastive="vit_jax.objectives.contrastive:SigmoidContrastive",
 )
 

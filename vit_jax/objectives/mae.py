@@ -20,6 +20,7 @@ class MaskedAutoencoding(Objective):
     """Predicts the pixels of masked patches; needs no labels."""
 
     example_keys = ("image",)
+    predicts_pixels = True
     num_outputs = 0  # the decoder has outputs of its own
 
     def __init__(self, task: Task, *, mask_ratio: float = 0.75, norm_pix_loss: bool = True):

@@ -32,6 +32,7 @@ class MaskedPatch(Objective):
     """Predicts the pixels of corrupted patches; needs no labels."""
 
     example_keys = ("image",)
+    predicts_pixels = True
 
     def __init__(
         self,

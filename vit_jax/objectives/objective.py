@@ -28,6 +28,8 @@ class Task:
     load_tower: Callable[[str], Any] | None = None  # from a source or the name of a variant
     eval_preprocess: str = ""  # ops of the evaluation; some may read texts
     read_labels: Callable[[], np.ndarray] | None = None  # all training labels, [N, ...]
+    tokens_of: Callable[[Any], Any] | None = None  # of a model; see `models.views.Tokens`
+    total_steps: int = 0  # updates of the run
 
     @classmethod
     def of(cls, model: Any) -> Task:
@@ -56,6 +58,7 @@ class Objective:
     example_keys: tuple[str, ...] = ("image", "label")  # required keys of an example
     measures: tuple[str, ...] = ("loss",)  # names of the metrics that `evaluate` returns
     several_labels: bool = False  # `label` is [B, K] of 0 and 1, not [B]
+    predicts_pixels: bool = False  # which then have to be in [-1, 1]
     spans_batch: bool = False  # the loss of a batch is not the mean of the losses of its parts
     probabilities_by: str = "softmax"  # how logits become probabilities; or "sigmoid"
     constants: dict[str, Any]  # {name: tree}

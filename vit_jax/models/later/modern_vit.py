@@ -118,12 +118,16 @@ class ModernVisionTransformer(ModelBase):
         return ("cls",) * self.class_token + tuple(f"register_{i}" for i in registers)
 
     @nn.compact
-    def __call__(self, images: jax.Array, *, train: bool) -> jax.Array:
-        """Scaled images [B, H, W, C] -> logits [B, K] float32."""
+    def __call__(
+        self, images: jax.Array, *, train: bool, corruption: dict[str, jax.Array] | None = None
+    ) -> jax.Array:
+        """Scaled images [B, H, W, C] -> logits [B, K] float32; `corruption`: see `vit.corrupt`."""
         x = layers.embed_patches(self, images, use_bias=self.patch_bias, kernel_init=_PATCH_INIT)
         grid = (x.shape[1], x.shape[2])
         config = ModernConfig.of(self, grid=grid)
         x = jnp.reshape(x, (x.shape[0], -1, self.hidden_size))  # [B, h*w, D]
+        if corruption is not None:
+            x = vit.corrupt(self, x, **corruption)
         if self.patch_norm:
             x = config.norm("patch_norm")(x)
         if self.position_embedding == "learned":
@@ -256,6 +260,7 @@ FAMILY = Family(
         Row("embedding/kernel", (None, None, None, "embed"), FIRST, role="patches"),
         Row("embedding/bias", ("embed",), FIRST),
         Row(POSITIONS, (None, None, "embed"), FIRST, role="positions", of_tokens=False),
+        Row("mask_embedding", (None, None, "embed"), FIRST, role="training"),
         Row("(?:patch_norm|Transformer/pre_norm)/(?:scale|bias)", ("embed",), FIRST),
         *vit.attention_rows(_BLOCK),
         Row(f"{_BLOCK}/RMSNorm_[01]/scale", ("embed",)),

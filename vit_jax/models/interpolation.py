@@ -1,0 +1,75 @@
+"""Matrices [out, in] that interpolate along one axis: positions, or the pixels of a patch."""
+
+import numpy as np
+
+
+def corner_aligned_linear(size_in: int, size_out: int) -> np.ndarray:
+    """Linear, corner-aligned: output i is at i * (size_in - 1) / (size_out - 1). [out, in]."""
+    positions = np.arange(size_out) * ((size_in - 1) / max(size_out - 1, 1))
+    lower = np.clip(np.floor(positions).astype(int), 0, max(size_in - 2, 0))
+    fraction = positions - lower
+    matrix, rows = np.zeros((size_out, size_in)), np.arange(size_out)
+    matrix[rows, lower] = 1.0 - fraction
+    matrix[rows, np.minimum(lower + 1, size_in - 1)] += fraction
+    return matrix
+
+
+def half_pixel_linear(size_in: int, size_out: int, antialias: bool = False) -> np.ndarray:
+    """`jax.image.resize(..., "bilinear", antialias=antialias)` along one axis, [out, in]."""
+    width = max(size_in / size_out, 1.0) if antialias else 1.0
+    return _normalised(np.maximum(0.0, 1.0 - _half_pixel_distances(size_in, size_out) / width))
+
+
+def antialiased_cubic(size_in: int, size_out: int) -> np.ndarray:
+    """Keys' cubic with a = -1/2, widened by in / out when downscaling, [out, in].
+
+    Same as PyTorch's `mode="bicubic", antialias=True, align_corners=False`, and PIL.
+    """
+    x = _half_pixel_distances(size_in, size_out) / max(size_in / size_out, 1.0)
+    near = (1.5 * x - 2.5) * x**2 + 1.0
+    far = ((-0.5 * x + 2.5) * x - 4.0) * x + 2.0
+    return _normalised(np.where(x < 1.0, near, np.where(x < 2.0, far, 0.0)))
+
+
+def repeating_cubic(size_in: int, size_out: int, offset: float = 0.0) -> np.ndarray:
+    """Keys' cubic with a = -3/4, not antialiased, of a border that is repeated, [out, in].
+
+    PyTorch's `mode="bicubic", align_corners=False`, with a `scale_factor` of (out + offset) / in.
+    """
+    centres = (np.arange(size_out) + 0.5) * size_in / (size_out + offset) - 0.5
+    first, rows = np.floor(centres).astype(int), np.arange(size_out)
+    matrix = np.zeros((size_out, size_in))
+    for k in (-1, 0, 1, 2):
+        x = np.abs(centres - first - k)
+        near = (1.25 * x - 2.25) * x**2 + 1.0
+        far = -0.75 * (((x - 5.0) * x + 8.0) * x - 4.0)
+        weights = np.where(x <= 1.0, near, far)
+        np.add.at(matrix, (rows, np.clip(first + k, 0, size_in - 1)), weights)
+    return matrix
+
+
+def geometric_linear(size_in: int, size_out: int) -> np.ndarray:
+    """BEiT's way for tables of offsets as timm computes it, for odd sizes, [out, in].
+
+    The old offsets lie at the sums of 1, q, q^2, ... at both sides of 0, where q is chosen such
+    that they reach as far as the new ones; between them it is linear.
+    """
+    count, reach = size_in // 2, size_out // 2
+    low, high = 1.01, 1.5
+    while high - low > 1e-6:
+        q = (low + high) / 2
+        low, high = (low, q) if (1 - q**count) / (1 - q) > reach else (q, high)
+    places = np.cumsum(q ** np.arange(count))
+    places = np.concatenate([-places[::-1], [0.0], places])
+    offsets = np.arange(-reach, reach + 1)
+    return np.stack([np.interp(offsets, places, unit) for unit in np.eye(size_in)], axis=1)
+
+
+def _half_pixel_distances(size_in: int, size_out: int) -> np.ndarray:
+    """Distances, in input pixels, between all output and input pixel centres, [out, in]."""
+    centres = (np.arange(size_out) + 0.5) * (size_in / size_out)
+    return np.abs((np.arange(size_in) + 0.5)[None, :] - centres[:, None])
+
+
+def _normalised(weights: np.ndarray) -> np.ndarray:
+    return weights / weights.sum(axis=1, keepdims=True)

@@ -1,0 +1,78 @@
+"""A model's tokens on views of an image: crops of several sizes, with masked patches.
+
+The parameters are those for images of one size. For another size the position embeddings are
+interpolated in the call, as DINO and DINOv2 do it, so that gradients reach all of them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from vit_jax.errors import UserError
+from vit_jax.models.create import family_of
+from vit_jax.models.interpolation import repeating_cubic
+from vit_jax.models.look import capture
+from vit_jax.trees import flatten_names, unflatten_names
+
+# Of roles of `family.Row`: parameters that fit one grid, and cannot be interpolated here.
+_OF_ONE_GRID = ("axis_positions", "offsets", "offset_grid")
+
+# (params, images [B, H, W, C], train=, rngs=, masked=) -> pooled [B, D], patches [B, P, D] float32
+Tokens = Callable[..., tuple[jax.Array, jax.Array]]
+
+
+def tokens_function(module: Any, image_size: tuple[int, int]) -> Tokens:
+    """What computes the head's input and the patches after the last norm, for images in [-1, 1].
+
+    `masked` [B, P] bool: patches whose embedding becomes the model's [mask] embedding.
+
+    Args:
+      module: a model without a head (`num_classes=0`), in the loop or the scan form.
+      image_size: height and width of the images that the parameters are for.
+
+    Raises:
+      UserError: a model without patches; in the call, images of another size than `image_size` for
+        a model whose positions cannot be interpolated.
+    """
+    family, grid = family_of(module), module.token_grid(image_size)
+    if not family.tokens or family.input != "image":
+        raise UserError(f"a {family.title} has no tokens of patches; use a Vision Transformer.")
+    prefix = len(module.prefix_tokens)
+
+    def tokens(
+        params: Any, images: jax.Array, *, train: bool, rngs: Any = None, masked: Any = None
+    ) -> tuple[jax.Array, jax.Array]:
+        size = module.token_grid(images.shape[1:3])
+        if size != grid:
+            params = _resized(family, params, prefix, grid, size)
+        inputs = {} if masked is None else {"corruption": {"masked": masked}}
+        name = family.tokens.rpartition("/")[2]
+        pooled, captured = capture(module, params, images, {name}, train=train, rngs=rngs, **inputs)
+        x = captured[f"{family.tokens}/__call__"][:, prefix:]
+        return pooled, jnp.asarray(x, jnp.float32)
+
+    return tokens
+
+
+def _resized(
+    family: Any, params: Any, prefix: int, grid: tuple[int, int], size: tuple[int, int]
+) -> Any:
+    """The parameters for a grid of `size` tokens, from those for `grid`."""
+    rows, columns = (repeating_cubic(old, new, 0.1) for old, new in zip(grid, size, strict=True))
+    leaves = flatten_names(params)
+    for name, leaf in leaves.items():
+        row = next(row for row in family.rows if re.fullmatch(row.pattern, name))
+        if row.role in _OF_ONE_GRID:
+            raise UserError(f"{name} is for {grid[0]}x{grid[1]} tokens; crops must be of one size.")
+        if row.role == "positions":
+            first = prefix if row.of_tokens else 0
+            cells = jnp.reshape(leaf[..., first:, :], (*leaf.shape[:-2], *grid, leaf.shape[-1]))
+            cells = jnp.einsum("Hh,Ww,...hwd->...HWd", rows, columns, cells)
+            cells = jnp.reshape(cells, (*leaf.shape[:-2], -1, leaf.shape[-1]))
+            leaves[name] = jnp.concatenate([leaf[..., :first, :], cells], axis=-2)
+    return unflatten_names(leaves)
