@@ -164,7 +164,9 @@ def train(
         saves = session.checkpoints.should_save(step, total_steps, evaluates) or stops
         if session.clock.is_line_due(step) or evaluates or saves or last:
             rate = learning_rate(step - 1)  # the one used in this update
-            on_log(step, session.log(pending, rate))
+            row = session.log(pending, rate)
+            run.objective.watch(step, row)
+            on_log(step, row)
         measured = evaluate({}) if evaluates and not stops else {}
         if saves or ending:
             session.save(step, state, measured)

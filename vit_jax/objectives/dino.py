@@ -10,7 +10,9 @@ it from giving all images the same one. B: batch, V = 2 + n: crops, D: hidden si
 from __future__ import annotations
 
 import functools
+import logging
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import flax.linen as nn
@@ -23,6 +25,9 @@ from vit_jax.objectives.objective import Batch, Metrics, Objective, Task, masked
 STUDENT, TEACHER = "student", "teacher"  # prefixes of the backbones' parameters
 CENTERINGS = ("mean", "sinkhorn_knopp")
 EPSILON = 1e-8
+# A model with random weights has 0.1 nats or less, one that learns more than 1 after a few hundred
+# updates.
+COLLAPSED, WATCHED_FROM = 0.05, 500
 _INIT = nn.initializers.truncated_normal(0.02)
 
 
@@ -118,6 +123,7 @@ class Dino(Objective):
         self._momentum, self._center_momentum = teacher_momentum, center_momentum
         self._centering, self._koleo_weight = centering, koleo_weight
         self._frozen_steps = frozen_prototypes_steps
+        self._has_warned = False
 
     @property
     def own_parameters(self) -> dict[str, tuple[str | None, ...]]:  # type: ignore[override]
@@ -199,9 +205,10 @@ class Dino(Objective):
     def loss_of(self, params: Any, embeddings: Any, batch: Batch) -> tuple[jax.Array, Metrics]:
         """`dino_loss`, the mean over pairs of crops and over the batch, plus the weighted `koleo`.
 
-        Logged beside them: `teacher_entropy` of an answer, of log(K) if they say nothing, and
-        `feature_std`, the deviation of unit features over the batch times sqrt(D): 0 if all images
-        look the same, about 1 if they fill the space.
+        Logged beside them: `teacher_entropy`, the mean of its answers' entropies, log(K) if they
+        are uniform; `teacher_information`, the entropy of the mean answer less that, in nats: 0 if
+        all images get the same one; `feature_std`, the deviation of unit features over the batch
+        times sqrt(D): 0 if all look the same, about 1 if they fill the space.
         """
         student = self._answers(params, STUDENT, "head", embeddings[STUDENT]["head"])
         teacher = self._answers(params, TEACHER, "head", embeddings[TEACHER]["head"])
@@ -209,13 +216,15 @@ class Dino(Objective):
         pairs = -jnp.einsum("bik,bvk->biv", targets, student)  # [B, 2, V]
         others = 1.0 - jnp.eye(*pairs.shape[1:])  # never the same crop
         losses = jnp.einsum("biv,iv->b", pairs, others) / jnp.sum(others)
-        entropy = -jnp.sum(targets * jnp.log(targets + EPSILON), axis=-1)  # [B, 2]
+        entropy = jnp.mean(_entropy(targets))
+        information = _entropy(jnp.mean(targets, axis=(0, 1))) - entropy
         features = unit(embeddings[STUDENT]["head"][:, :2])  # [B, 2, D]
         deviation = jnp.mean(jnp.std(features, axis=0)) * math.sqrt(features.shape[-1])
         loss = masked_mean(losses, batch["mask"])
         metrics = {
             "dino_loss": loss,
-            "teacher_entropy": jnp.mean(entropy),
+            "teacher_entropy": entropy,
+            "teacher_information": information,
             "feature_std": deviation,
             "buffers": {"center": jnp.mean(teacher, axis=(0, 1))},
         }
@@ -223,6 +232,18 @@ class Dino(Objective):
             metrics["koleo_loss"] = (koleo(features[:, 0]) + koleo(features[:, 1])) / 2.0
             loss += self._koleo_weight * 2.0 * metrics["koleo_loss"]
         return loss, jax.lax.stop_gradient(metrics)
+
+    def watch(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Warns once if all images get the same answer, as in a collapse."""
+        information = metrics["teacher_information"]
+        if step >= WATCHED_FROM and information < COLLAPSED and not self._has_warned:
+            self._has_warned = True
+            logging.warning(
+                f"step {step}: the teacher gives all images the same answer (teacher_information "
+                f"{information:.3g} nats, feature_std {metrics['feature_std']:.3g}): this looks "
+                "like a collapse. Try objective.teacher_momentum closer to 1, a lower "
+                "objective.teacher_temperature, a lower learning rate, or larger batches."
+            )
 
     def _answers(self, params: Any, who: str, head: str, x: jax.Array) -> jax.Array:
         """The student's log-probabilities of the prototypes, the teacher's cosines, [..., K]."""
@@ -262,6 +283,11 @@ def koleo(features: jax.Array) -> jax.Array:
     nearest = jnp.argmax(features @ features.T - 4.0 * jnp.eye(len(features)), axis=1)
     distances = jnp.linalg.norm(features - features[nearest] + EPSILON, axis=-1)
     return -jnp.mean(jnp.log(distances + EPSILON))
+
+
+def _entropy(probabilities: jax.Array) -> jax.Array:
+    """[..., K] -> [...], in nats."""
+    return -jnp.sum(probabilities * jnp.log(probabilities + EPSILON), axis=-1)
 
 
 def _crops(batch: Batch) -> tuple[jax.Array, jax.Array]:

@@ -172,6 +172,9 @@ class Objective:
         """`measures` of every example, [B] float32 each; deterministic."""
         raise NotImplementedError
 
+    def watch(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Warns in the log if a row of it shows that the training has gone wrong."""
+
 
 def masked_mean(values: jax.Array, mask: jax.Array) -> jax.Array:
     """Mean of [B] over real examples."""
