@@ -6,20 +6,30 @@ its ViT with LayerScale, head, three losses and both kinds of centering, put tog
 SSLMetaArch, with masks of 0 to 5 patches.
 """
 
+import logging
+import math
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests import golden
+from tests import golden, tiny
+from tests.test_train import as_of, assert_same_params
+from vit_jax.data.pipeline import to_device
+from vit_jax.errors import UserError
+from vit_jax.inference.load import load_model
 from vit_jax.models.create import create_model
 from vit_jax.models.views import tokens_function
 from vit_jax.objectives import dino
 from vit_jax.objectives.dino import STUDENT, TEACHER, Dino
 from vit_jax.objectives.ibot import Ibot
 from vit_jax.objectives.objective import Task
+from vit_jax.parameters.sharding import batch_sharding, create_mesh
 from vit_jax.pretrained.arrays import write_safetensors
 from vit_jax.pretrained.load import read_source
+from vit_jax.run import create_run
+from vit_jax.train import train_and_evaluate
 from vit_jax.trees import flatten_names, unflatten_names
 
 SIZES = {"patch_size": 4, "hidden_size": 16, "num_layers": 2, "mlp_dim": 32, "num_heads": 2}
@@ -162,3 +172,130 @@ def test_losses_are_those_of_dinov2(centering, newer, tmp_path):
     assert grads.keys() == expected.keys()
     for name, array in expected.items():
         np.testing.assert_allclose(grads[name], array, atol=SAME, err_msg=name)
+
+
+def config_of(name, **overrides):
+    """A tiny run on crops of 16 and 8 pixels; iBOT with all that DINOv2 adds."""
+    crops = "decode|resize(20)|dino_crops(16, 8, 2, photometric=False)"
+    config = tiny.config(
+        objective__name=name,
+        model__patch_size=4,
+        dataset__preprocess=crops if name == "dino" else f"{crops}|block_masks(4)",
+        evaluators__test__name="nearest_neighbors",
+        evaluators__test__train_split="train[:50]",
+        **overrides,
+    )
+    config.objective.update(**HEAD, warmup_teacher_steps=4, frozen_prototypes_steps=2)
+    if name == "ibot":
+        config.objective.update(centering="sinkhorn_knopp", koleo_weight=0.1, separate_head=True)
+    return config
+
+
+@pytest.mark.parametrize("name", ["dino", "ibot"])
+def test_a_run_is_resumed_to_the_bit_and_its_teacher_is_the_result(name, tmp_path):
+    config = config_of(name, checkpoint__every_steps=4, model__stochastic_depth_rate=0.2)
+    results = train_and_evaluate(config, str(tmp_path / "whole"))
+    assert 0 <= results["test/accuracy"] <= 1
+    parts = as_of(4, tmp_path / "whole", tmp_path / "parts")
+    train_and_evaluate(config, str(parts))
+    assert_same_params(tmp_path / "whole", parts)
+    images = np.zeros((1, 16, 16, 3), np.float32)
+    default, teacher, student = (
+        load_model(f"{parts}{part}").features(images) for part in ("", "#teacher", "#student")
+    )
+    np.testing.assert_array_equal(default, teacher)
+    assert np.abs(teacher - student).max() > 0
+
+
+@pytest.mark.parametrize("name", ["dino", "ibot"])
+def test_devices_and_parts_of_a_batch_make_the_same_update(name):
+    """Centering, KoLeo and the equal use of prototypes are of the whole batch."""
+    rng = np.random.default_rng(0)
+
+    def pixels(*shape):
+        return rng.integers(0, 256, (16, *shape, 3), np.uint8)
+
+    host = {"image": pixels(16, 16), "image_2": pixels(16, 16), "local": pixels(2, 8, 8)}
+    host["mask"] = np.ones(16, np.float32)
+    if name == "ibot":
+        numbers = rng.permuted(np.tile(np.arange(16, dtype=np.int32), (16, 2, 1)), axis=2)[..., :8]
+        host["masked_patches"] = np.where(rng.random(numbers.shape) < 0.5, numbers, -1)
+
+    def updated(start=None, parts=1, **layout):
+        devices = jax.devices()[: math.prod(layout.values())]
+        config = config_of(name, optimizer__name="sgd", schedule__learning_rate=0.1)
+        config.optimizer.clip_norm = 1.0
+        config.train_step.accumulation_steps = parts
+        with jax.set_mesh(mesh := create_mesh(**layout, devices=devices)):
+            run = create_run(config, mesh)
+            state = run.initial_state(0, start)
+            first = jax.device_get(state.params)
+            for _ in range(2):
+                batch = to_device(host, batch_sharding(mesh), 16)
+                state, metrics = run.jit_train_step()(state, {}, batch)
+            return first, jax.device_get((state.params, state.buffers)), jax.device_get(metrics)
+
+    params, one, expected = updated(data=1)
+    assert expected["grad_norm"] > 0
+    # Sums over devices and parts come in another order.
+    for options in ({"data": 2, "fsdp": 2, "tensor": 2}, {"data": 1, "parts": 2}):
+        _, other, metrics = updated(params, **options)
+        for key, value in metrics.items():
+            np.testing.assert_allclose(value, expected[key], rtol=SAME, atol=SAME, err_msg=key)
+        for mine, theirs in zip(other, one, strict=True):
+            for key, array in flatten_names(mine).items():
+                np.testing.assert_allclose(array, flatten_names(theirs)[key], atol=SAME)
+
+
+def test_frozen_prototypes_have_no_gradient_and_the_temperature_warms_up():
+    objective = Dino(task(), **HEAD, frozen_prototypes_steps=2, warmup_teacher_steps=4)
+    rng = np.random.default_rng(0)
+    batch = {"image": rng.normal(size=(4, 16, 16, 3)).astype(np.float32)}
+    batch |= {"image_2": batch["image"][::-1], "mask": np.ones(4, np.float32)}
+    batch["local"] = batch["image"][:, None, :8, :8]
+    params = objective.init(KEY, batch)
+    buffers = objective.start_buffers(params)
+
+    @jax.jit
+    def grads(step):
+        def loss_of(params):
+            now = {**buffers, "updates": step, TEACHER: params[STUDENT]}
+            return objective.loss({**params, **now}, batch, KEY)[0]
+
+        return jax.grad(loss_of)(params)["student_head"]["prototypes"]
+
+    assert np.abs(grads(jnp.float32(1.0))).max() == 0
+    assert np.abs(grads(jnp.float32(2.0))).max() > 0
+
+
+def test_a_collapse_is_said_once(caplog):
+    objective = Dino(task(), **HEAD)
+    row = {"teacher_information": 0.01, "feature_std": 0.02}
+    with caplog.at_level(logging.WARNING):
+        objective.watch(10, row)  # nothing is learned yet
+        objective.watch(1000, {**row, "teacher_information": 2.0})
+        assert not caplog.records
+        for step in (1100, 1200):
+            objective.watch(step, row)
+    [record] = caplog.records
+    assert "step 1100: the teacher gives all images the same answer" in record.message
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        ({"objective__centering": "median"}, "objective.centering='median'"),
+        ({"objective__teacher_temperature": 0.0}, "objective.teacher_temperature=0.0"),
+        ({"objective__teacher_momentum": 1.5}, "objective.teacher_momentum=1.5"),
+        ({"model__position_embedding": "relative"}, "crops must be of one size"),
+        ({"dataset__preprocess": "decode|resize(16)"}, "'image_2'.*preprocess can add it"),
+    ],
+)
+def test_what_does_not_fit_is_one_line(overrides, words, tmp_path):
+    config = config_of("dino")
+    for key, value in overrides.items():
+        section, name = key.split("__")
+        config[section][name] = value
+    with pytest.raises(UserError, match=words) as error:
+        train_and_evaluate(config, str(tmp_path / "run"))
+    assert "\n" not in str(error.value)
