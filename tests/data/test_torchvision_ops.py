@@ -8,6 +8,7 @@ import pytest
 from PIL import Image, ImageEnhance, ImageFilter, ImageOps
 
 from vit_jax.data.preprocess import parse
+from vit_jax.data.torchvision_ops import BlockMasks, DinoCrops
 from vit_jax.errors import UserError
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (20, 30, 3), np.uint8)
@@ -125,8 +126,65 @@ def test_the_lists_of_papers_stand_for_ops():
         ("color_jitter(-0.1)", "must have amounts >= 0"),
         ("gaussian_blur(1, (0, 2))", "sigma"),
         ("random_resized_crop(8, (0.5, 1.5))", "area"),
+        ("dino_crops(32, num_local=0)", "num_local=0 must be at least 1"),
+        ("dino_crops(0)", "size=0"),
+        ("dino_crops(32, local_area=(0.5, 0.1))", "local_area"),
+        ("block_masks(8, p=2.0)", r"p=2.0 must be in \[0, 1\]"),
+        ("block_masks(8, (0.0, 0.5))", "share"),
     ],
 )
 def test_mistakes_are_named(spec, message):
     with pytest.raises(UserError, match=message):
         parse(spec)
+
+
+@pytest.mark.parametrize("photometric", [True, False])
+def test_dino_crops_are_views_of_one_image(photometric):
+    """Two large crops and small ones, each with randomness of its own; labels stay."""
+    rng = np.random.default_rng(0)
+    image = rng.integers(0, 256, (40, 48, 3), np.uint8)
+    op = DinoCrops(32, 16, 3, photometric=photometric)
+    views = op({"image": image, "label": 2}, np.random.default_rng(1))
+    assert views["image"].shape == views["image_2"].shape == (32, 32, 3)
+    assert views["local"].shape == (3, 16, 16, 3)
+    assert views["label"] == 2
+    assert {views[key].dtype for key in ("image", "image_2", "local")} == {np.dtype(np.uint8)}
+    assert len({view.tobytes() for view in views["local"]}) == 3
+    assert not np.array_equal(views["image"], views["image_2"])
+    again = op({"image": image, "label": 2}, np.random.default_rng(1))
+    np.testing.assert_array_equal(views["local"], again["local"])
+    # Scaling is of all views alike.
+    scaled = parse("decode|normalize(0.5, 0.25)").ops[-1](views, rng)
+    for key in ("image", "image_2", "local"):
+        expected = (views[key] / 255 - 0.5) / 0.25
+        np.testing.assert_allclose(scaled[key], expected, atol=1e-5)
+
+
+def test_small_crops_show_less_of_the_image():
+    y, x = np.mgrid[:64, :64]
+    image = np.stack([4 * y, 4 * x, 0 * x], axis=-1).astype(np.uint8)  # a pixel says where it was
+    op = DinoCrops(32, 16, 8, photometric=False)
+    for seed in range(5):
+        views = op({"image": image}, np.random.default_rng(seed))
+        for large in (views["image"], views["image_2"]):
+            assert np.prod(np.ptp(large[..., :2], axis=(0, 1)) / 256.0) > 0.3
+        for small in views["local"]:
+            assert np.prod(np.ptp(small[..., :2], axis=(0, 1)) / 256.0) < 0.42
+
+
+def test_block_masks_have_the_shares_of_dinov2():
+    op, rng = BlockMasks(14), np.random.default_rng(0)
+    counts = []
+    for _ in range(300):
+        numbers = op({}, rng)["masked_patches"]
+        assert numbers.shape == (2, 98)
+        for row in numbers:
+            masked = row[row >= 0]
+            assert np.all(np.diff(masked) > 0)
+            assert np.all(row[len(masked) :] == -1)
+            counts.append(len(masked))
+    counts = np.array(counts) / 196
+    assert 0.44 < np.mean(counts > 0) < 0.56  # of 600 crops
+    assert counts[counts > 0].min() > 0.05
+    assert counts.max() <= 0.5
+    assert 0.25 < counts[counts > 0].mean() < 0.32  # 0.3, less what found no place

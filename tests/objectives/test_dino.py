@@ -14,7 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from configs import dino as recipe
 from tests import golden, tiny
+from tests.saved_models import save_model
 from tests.test_train import as_of, assert_same_params
 from vit_jax.data.pipeline import to_device
 from vit_jax.errors import UserError
@@ -205,6 +207,12 @@ def test_a_run_is_resumed_to_the_bit_and_its_teacher_is_the_result(name, tmp_pat
     )
     np.testing.assert_array_equal(default, teacher)
     assert np.abs(teacher - student).max() > 0
+    tuned = tiny.config(model__patch_size=4, pretrained__source=str(parts))
+    loaded = flatten_names(create_run(tuned, create_mesh()).start.load())
+    positions = "Transformer/posembed_input/pos_embedding"
+    np.testing.assert_array_equal(
+        loaded[positions], flatten_names(load_model(parts).params)[positions]
+    )
 
 
 @pytest.mark.parametrize("name", ["dino", "ibot"])
@@ -279,6 +287,43 @@ def test_a_collapse_is_said_once(caplog):
             objective.watch(step, row)
     [record] = caplog.records
     assert "step 1100: the teacher gives all images the same answer" in record.message
+
+
+@pytest.mark.parametrize(
+    ("argument", "form", "crops"),
+    [
+        ("S/16,pictures", "dino", "dino_crops(224, 96)"),
+        ("S/16,pictures,112,ibot", "ibot", "dino_crops(112, 48)|block_masks(7)"),
+        (
+            "DINOv2-S/14,pictures,dinov2,knn",
+            "ibot",
+            "dino_crops(224, 84, area=(0.32, 1), local_area=(0.05, 0.32))|block_masks(16)",
+        ),
+    ],
+)
+def test_the_recipe(argument, form, crops):
+    config = recipe.get_config(argument)
+    assert config.objective.name == form
+    assert config.dataset.preprocess == f"decode|{crops}"
+    assert list(config.evaluators) == ["test"] * argument.endswith("knn")
+    assert config.objective.warmup_teacher_steps == 6000
+    is_newest = "dinov2" in argument
+    assert config.objective.koleo_weight == (0.1 if is_newest else 0.0)
+    assert config.objective.centering == ("sinkhorn_knopp" if is_newest else "mean")
+
+
+def test_the_recipe_goes_on_from_weights(tmp_path):
+    sizes = {"hidden_size": 16, "num_layers": 1, "mlp_dim": 16, "num_heads": 2}
+    source = save_model(tmp_path / "source", patch_size=8, **sizes)
+    config = recipe.get_config(f"{source},digits,32,dinov2,knn")
+    assert config.pretrained.source == str(source)
+    assert config.schedule.learning_rate == pytest.approx(2.5e-5)
+    config.objective.update(**HEAD)
+    config.duration.steps, config.schedule.warmup_steps = 2, 1
+    config.dataset.update(split="train[:64]", batch_size=16)
+    config.dataset.preprocess = config.dataset.preprocess.replace("(32, 8", "(32, 8, 2")
+    config.evaluators.test.update(split="test[:20]", train_split="train[:50]", every_steps=0)
+    assert 0 <= train_and_evaluate(config, str(tmp_path / "run"))["test/accuracy"] <= 1
 
 
 @pytest.mark.parametrize(

@@ -156,8 +156,13 @@ class _Fit:
                 self._replace(token, zero, f"{self._title(token)} added, zero")
 
     def heads(self, reset_head: bool) -> list[str]:
-        """Drops what is not kept, and returns the names of `like` that are reset."""
-        heads = [name for name in self.like if self.ours.role_of(name) == "head"]
+        """Drops what is not kept, and returns the names of `like` that are reset, or new.
+
+        A [mask] embedding is of a training task, which the file's need not have been.
+        """
+        roles = {name: self.ours.role_of(name) for name in self.like}
+        new = [n for n, role in roles.items() if role == "training" and n not in self.arrays]
+        heads = [name for name, role in roles.items() if role == "head"]
         dropped_token = self.theirs.with_role("token", self.dropped)
         for name in list(self.arrays):
             role = self._role(name)
@@ -174,7 +179,7 @@ class _Fit:
         if not keeps_head and not self.ours.with_role("pre_logits", self.like):
             for name in self.theirs.with_role("pre_logits", self.arrays):
                 self._drop(name, "the model has no pre_logits")
-        return heads if reset_head else []
+        return [*new, *(heads if reset_head else [])]
 
     def last_norm(self) -> list[str]:
         """Drops the file's last norm for another of the model's, which is reset (2111.06377)."""
