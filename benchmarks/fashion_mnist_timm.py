@@ -73,17 +73,19 @@ def main(options: argparse.Namespace) -> None:
     import timm.scheduler
     import torch
     from timm.data import Mixup, create_transform
-    from torchvision.transforms import RandomCrop
+    from timm.data.transforms import RandomCropOrPad
 
     torch.manual_seed(options.seed)
     torch.set_num_threads(options.threads)
     train, test = read(options.folder, options.held_out)
     augmented = {} if options.light else AUGMENTED
     transform = create_transform(28, is_training=True, color_jitter=None, **augmented)
-    transform.transforms[0] = RandomCrop(28, padding=MARGIN)
+    transform.transforms[0] = RandomCropOrPad(28)
     plain = create_transform(28, crop_pct=1.0)
+    images, labels = train
+    padded = np.pad(images, [(0, 0), (MARGIN, MARGIN), (MARGIN, MARGIN)])
     batches = torch.utils.data.DataLoader(
-        Pictures(*train, transform),
+        Pictures(padded, labels, transform),
         BATCH_SIZE,
         shuffle=True,
         num_workers=options.workers,

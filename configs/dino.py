@@ -1,12 +1,11 @@
 """Self-distillation on your own pictures, without labels: DINO (2104.14294), iBOT, DINOv2's form.
 
     python scripts/train.py --config=configs/dino.py:S/16,/path/to/pictures --workdir=runs/dino
-    python scripts/finetune.py --config=configs/dino.py:hf://facebook/dinov2-small,pictures \\
-        --workdir=runs/continued
     python scripts/train.py --config=configs/dino.py:quickstart --workdir=runs/dino
 
 The argument is VARIANT,DATA[,RESOLUTION][,ibot|,dinov2][,knn]:
-  VARIANT     a key of `models.create.VARIANTS`; or weights, which student and teacher start from.
+  VARIANT     a key of `models.create.VARIANTS`; or weights, which student and teacher start from:
+              configs/dino.py:hf://facebook/dinov2-small,/path/to/pictures.
   DATA        a folder of pictures, with or without classes, or any other `dataset.name`.
   RESOLUTION  of the large crops in pixels, default 224; small ones have 3/7 of it (96).
   ibot        also learn masked patches (2111.07832); dinov2: these, Sinkhorn-Knopp centering and

@@ -3,15 +3,16 @@
     python scripts/train.py --config=configs/fashion_mnist.py:cpu --workdir=runs/fashion
     python scripts/train.py --config=configs/fashion_mnist.py:hybrid --workdir=runs/hybrid
     python scripts/train.py --config=configs/fashion_mnist.py:gpu --workdir=runs/gpu
-    python scripts/finetune.py --config=configs/fashion_mnist.py:finetune,WEIGHTS \\
-        --workdir=runs/finetune
+    python scripts/finetune.py --config=configs/fashion_mnist.py:finetune,DINOv2-S/14 \\
+        --config.pretrained.source=hf://facebook/dinov2-small --workdir=runs/finetune
 
 The argument is RECIPE[,...]; the files are where Debian's package dataset-fashion-mnist puts them,
 or in --config.dataset.name=FOLDER:
   cpu       a plain ViT from scratch: 6 layers of width 96, 16 patches of 7 pixels
-  hybrid    the same above the stem and the first unit of a ResNet, as in the paper's hybrids
+  hybrid    the same above the stem of a ResNet: one convolution, a norm and a maximum
   gpu       a plain ViT from scratch: 12 layers of width 256, 49 patches of 4 pixels, bfloat16
-  finetune,WEIGHTS[,PIXELS]   from the trained weights of any ViT, at 112 pixels by default
+  finetune,VARIANT[,PIXELS]   from trained weights, at 112 pixels by default; VARIANT is a key of
+            `models.create.VARIANTS`, or the weights
 
 docs/fashion_mnist.md has accuracies over seeds, times, the protocol and what was tried: everything
 was chosen on train[55000:]. --config.dataset.split='train[:55000]' with
@@ -38,7 +39,7 @@ def get_config(argument: str = "cpu") -> ConfigDict:
     if rest or recipe not in recipes:
         raise UserError(
             f"configs/fashion_mnist.py:{argument} must be {', '.join(recipes)} or "
-            "finetune,WEIGHTS[,PIXELS]."
+            "finetune,VARIANT[,PIXELS]."
         )
     return recipes[recipe]()
 
@@ -63,7 +64,8 @@ def cpu() -> ConfigDict:
 def hybrid() -> ConfigDict:
     config = cpu()
     # The stem leaves a grid of 8x8 to patches of 2.
-    config.model.update(resnet_layers=(1,), patch_size=2)
+    config.model.update(resnet_layers=(), patch_size=2)
+    config.duration.epochs = 20.0
     config.dataset.preprocess = f"decode(channels=1)|resize(32)|{AUGMENT}"
     config.dataset.eval_preprocess = "decode(channels=1)|resize(32)"
     return config

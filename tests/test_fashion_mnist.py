@@ -34,7 +34,7 @@ def test_sizes_are_those_that_are_described():
     plain, hybrid, gpu = map(fashion_mnist.get_config, ("cpu", "hybrid", "gpu"))
     assert plain.model.resnet_layers is None
     assert gpu.model.resnet_layers is None
-    assert hybrid.model.resnet_layers == (1,)
+    assert hybrid.model.resnet_layers == ()
     for config, tokens in ((plain, 16), (hybrid, 16), (gpu, 49)):
         side = config.model.patch_size * (4 if config is hybrid else 1)
         pixels = 32 if config is hybrid else 28
@@ -44,9 +44,9 @@ def test_sizes_are_those_that_are_described():
 @pytest.mark.parametrize(
     ("argument", "words"),
     [
-        ("laptop", "must be cpu, hybrid, gpu or finetune,WEIGHTS[,PIXELS]"),
-        ("finetune", "must be cpu, hybrid, gpu or finetune,WEIGHTS[,PIXELS]"),
-        ("cpu,56", "must be cpu, hybrid, gpu or finetune,WEIGHTS[,PIXELS]"),
+        ("laptop", "must be cpu, hybrid, gpu or finetune,VARIANT[,PIXELS]"),
+        ("finetune", "must be cpu, hybrid, gpu or finetune,VARIANT[,PIXELS]"),
+        ("cpu,56", "must be cpu, hybrid, gpu or finetune,VARIANT[,PIXELS]"),
         ("finetune,S/16,56", "PIXELS=56 must be a multiple of the side of a token, 16"),
         ("finetune,S/16,0", "PIXELS=0 must be a multiple"),
         ("finetune,X/16,64", "X/16"),

@@ -65,7 +65,7 @@ class Dino(Objective):
     Teacher, its head, the center of its answers and the number of updates are buffers.
     """
 
-    example_keys = ("image", "image_2", "local")
+    example_keys: tuple[str, ...] = ("image", "image_2", "local")
     measures = ()  # it needs the crops of a batch: evaluators of features measure the teacher
     num_outputs = 0
     prefix = STUDENT
@@ -116,7 +116,7 @@ class Dino(Objective):
         self._tokens = task.tokens_of(self.model)
         sizes = num_prototypes, head_hidden_size, head_bottleneck_size
         self._heads = {"head": ProjectionHead(*sizes, self.model.dtype)}
-        self._centers = ("center",)
+        self._centers: tuple[str, ...] = ("center",)
         self._student_temperature = student_temperature
         self._teacher_temperatures = warmup_teacher_temperature, teacher_temperature
         self._warmup_steps, self._total_steps = warmup_teacher_steps, task.total_steps
@@ -214,14 +214,14 @@ class Dino(Objective):
         teacher = self._answers(params, TEACHER, "head", embeddings[TEACHER]["head"])
         targets = self._targets(params, "center", teacher, jnp.ones(teacher.shape[:2]))
         pairs = -jnp.einsum("bik,bvk->biv", targets, student)  # [B, 2, V]
-        others = 1.0 - jnp.eye(*pairs.shape[1:])  # never the same crop
+        others = 1.0 - jnp.eye(pairs.shape[1], pairs.shape[2])  # never the same crop
         losses = jnp.einsum("biv,iv->b", pairs, others) / jnp.sum(others)
         entropy = jnp.mean(_entropy(targets))
         information = _entropy(jnp.mean(targets, axis=(0, 1))) - entropy
         features = unit(embeddings[STUDENT]["head"][:, :2])  # [B, 2, D]
         deviation = jnp.mean(jnp.std(features, axis=0)) * math.sqrt(features.shape[-1])
         loss = masked_mean(losses, batch["mask"])
-        metrics = {
+        metrics: dict[str, Any] = {
             "dino_loss": loss,
             "teacher_entropy": entropy,
             "teacher_information": information,
@@ -229,8 +229,9 @@ class Dino(Objective):
             "buffers": {"center": jnp.mean(teacher, axis=(0, 1))},
         }
         if self._koleo_weight:
-            metrics["koleo_loss"] = (koleo(features[:, 0]) + koleo(features[:, 1])) / 2.0
-            loss += self._koleo_weight * 2.0 * metrics["koleo_loss"]
+            both = koleo(features[:, 0]) + koleo(features[:, 1])
+            metrics["koleo_loss"] = both / 2.0
+            loss += self._koleo_weight * both
         return loss, jax.lax.stop_gradient(metrics)
 
     def watch(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -248,9 +249,10 @@ class Dino(Objective):
     def _answers(self, params: Any, who: str, head: str, x: jax.Array) -> jax.Array:
         """The student's log-probabilities of the prototypes, the teacher's cosines, [..., K]."""
         is_frozen = params["updates"] < self._frozen_steps
-        cosines = self._heads[head].apply({"params": params[f"{who}_{head}"]}, x, is_frozen)
+        variables = {"params": params[f"{who}_{head}"]}
+        cosines: Any = self._heads[head].apply(variables, x, is_frozen)
         if who == TEACHER:
-            return jax.lax.stop_gradient(cosines)
+            return jnp.asarray(jax.lax.stop_gradient(cosines))
         return jax.nn.log_softmax(cosines / self._student_temperature)
 
     def _targets(self, params: Any, center: str, cosines: jax.Array, real: jax.Array) -> jax.Array:
