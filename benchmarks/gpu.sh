@@ -19,8 +19,8 @@
 #   attention  every attention, at 197, 257 and 577 tokens: ms, and errors beside float32
 #   b16_cudnn  with cuDNN's attention beside XLA's; so s16_cudnn, l16_cudnn, h14_cudnn, r50_b16_cudnn
 #   profile_b16, batches_s16   like those of l16 and b16
-#   fashion_mnist  configs/fashion_mnist.py:gpu, whole, on the files in the folder FASHION_MNIST; only by
-#                  name, as fashion_mnist_tuned: from the weights WEIGHTS, at 112 pixels
+#   fashion_mnist  configs/fashion_mnist.py:gpu, whole, on the files in the folder FASHION_MNIST, and
+#   fashion_mnist_tuned  its fine-tuning of the weights WEIGHTS at 112 pixels: both only if named
 #
 # timm's models are compiled first, side by side and beside `machine` and `training`: timm_*.json
 # say for how long. Later steps find them in torch's cache.

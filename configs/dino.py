@@ -14,13 +14,13 @@ The argument is VARIANT,DATA[,RESOLUTION][,ibot|,dinov2][,knn]:
               ten times in a run.
 Or it is `quickstart`: a small model on the drawn letters, on two cores.
 
-For batches of 64 to 256 on one machine. The rate is 5e-4 * batch / 256 after 10 % of warm-up,
-AdamW with weight decay 0.04, clipping at 3, stochastic depth 0.1, the teacher's temperature from
-0.04 to 0.07 in 30 % of the run, prototypes frozen for 1 % of it (main_dino.py, whose epochs these
-are parts of: 10, 30 and 1 of 100); its momentum starts at 0.9995, which main_dino.py recommends
-for batches of 256. DINOv2's areas of the crops are (0.32, 1) and (0.05, 0.32).
-From weights: a tenth of the rate, layer-wise decay 0.9 (DINOv2's) and no frozen prototypes;
-nobody published settings for that.
+For batches of 64 to 256 on one machine. From main_dino.py: the rate, 5e-4 * batch / 256 after a
+tenth of warm-up (10 of its 100 epochs), AdamW with weight decay 0.04, clipping at 3, stochastic
+depth 0.1, prototypes frozen for a hundredth of the run, and the teacher's momentum, from 0.9995 on,
+which its help recommends for batches of 256. From DINOv2's ssl_default_config.yaml: the teacher's
+temperature, from 0.04 to 0.07 in three tenths of the run, and with `dinov2` the crops' areas.
+From weights: a tenth of the rate, layer-wise decay 0.9 (DINOv2's) and no frozen prototypes, our
+choice. No accuracy of these recipes was measured yet, and `quickstart` was not tuned.
 Differences: weight decay is constant (0.04 to 0.4 there) and the rate ends at 0 (1e-6).
 
 The result is the teacher, a backbone without a head: fine-tune it, or scripts/probe.py.

@@ -15,9 +15,8 @@ or in --config.dataset.name=FOLDER:
   finetune,VARIANT[,PIXELS]   from trained weights, at 112 pixels by default; VARIANT is a key of
             `models.create.VARIANTS`, or the weights
 
-docs/fashion_mnist.md has accuracies over seeds, times, the protocol and what was tried: everything
-was chosen on train[55000:]. --config.dataset.split='train[:55000]' with
---config.evaluators.test.split='train[55000:]' is how.
+docs/fashion_mnist.md has accuracies over seeds, times, the protocol and what was tried. `hybrid`
+was run in part; `gpu` and `finetune` were not run.
 """
 
 from ml_collections import ConfigDict

@@ -68,10 +68,10 @@ def create_task(config: ConfigDict, dataset: Dataset, total_steps: int) -> Task:
 
         return load_tower("objective.image", source, **seen)
 
-    def tokens_of(model: Any) -> Any:
+    def tokens_of(model: Any, **options: Any) -> Any:
         from vit_jax.models.views import tokens_function  # few runs need it
 
-        return tokens_function(model, dataset.image_shape[:2])
+        return tokens_function(model, dataset.image_shape[:2], **options)
 
     return Task(
         build_model=lambda num_outputs: create_model(**config.model, num_classes=num_outputs),

@@ -1,9 +1,9 @@
 """DINO and iBOT beside the authors' code, and what holds for every loss of their kind.
 
 golden/dino.npz: facebookresearch/dino at 7c446df, its ViT, head, loss and momentum schedule on
-seeded weights and crops (2 large, 3 small), in float32. golden/dinov2.npz: facebookresearch/dinov2,
-its ViT with LayerScale, head, three losses and both kinds of centering, put together as in its
-SSLMetaArch, with masks of 0 to 5 patches.
+seeded weights and crops (2 large, 3 small), in float32. golden/dinov2.npz: facebookresearch/dinov2
+at b8931f7, its ViT with LayerScale, head, three losses and both kinds of centering, put together
+as in its SSLMetaArch, with masks of 0 to 5 patches.
 """
 
 import logging
@@ -21,7 +21,7 @@ from tests.test_train import as_of, assert_same_params
 from vit_jax.data.pipeline import to_device
 from vit_jax.errors import UserError
 from vit_jax.inference.load import load_model
-from vit_jax.models.create import create_model
+from vit_jax.models.create import create_model, get_variant
 from vit_jax.models.views import tokens_function
 from vit_jax.objectives import dino
 from vit_jax.objectives.dino import STUDENT, TEACHER, Dino
@@ -46,7 +46,7 @@ def task(kind="vit", **model):
     return Task(
         lambda count: create_model(kind, num_classes=count, **sizes),
         image_shape=(*IMAGE, 3),
-        tokens_of=lambda module: tokens_function(module, IMAGE),
+        tokens_of=lambda module, **options: tokens_function(module, IMAGE, **options),
         total_steps=10,
     )
 
@@ -279,7 +279,7 @@ def test_frozen_prototypes_have_no_gradient_and_the_temperature_warms_up():
     assert entropies[5] == entropies[4]
 
 
-def test_a_collapse_is_said_once(caplog):
+def test_a_collapse_is_reported_once(caplog):
     objective = Dino(task(), **HEAD)
     row = {"teacher_information": 0.01, "feature_std": 0.02}
     with caplog.at_level(logging.WARNING):
@@ -315,7 +315,7 @@ def test_the_recipe(argument, form, crops):
     assert config.objective.centering == ("sinkhorn_knopp" if is_newest else "mean")
 
 
-def test_the_recipe_goes_on_from_weights(tmp_path):
+def test_the_recipe_continues_from_weights(tmp_path):
     sizes = {"hidden_size": 16, "num_layers": 1, "mlp_dim": 16, "num_heads": 2}
     source = save_model(tmp_path / "source", patch_size=8, **sizes)
     config = recipe.get_config(f"{source},digits,32,dinov2,knn")
@@ -347,3 +347,32 @@ def test_what_does_not_fit_is_one_line(overrides, words, tmp_path):
     with pytest.raises(UserError, match=words) as error:
         train_and_evaluate(config, str(tmp_path / "run"))
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "words"),
+    [
+        (Ibot, "Mixer-S/8", "MLP-Mixer.* cannot be masked"),
+        (Ibot, "MAE-B/16", "cannot be masked"),
+        (Dino, "Mixer-S/8", "is for 2x2 tokens; crops must be of one size"),
+        (Dino, "R50x1", "has no tokens of patches"),
+    ],
+)
+def test_models_that_cannot_see_the_views(kind, name, words):
+    sizes = {**get_variant(name), "num_classes": 0}
+    build = Task(
+        lambda _: create_model(**sizes),
+        tokens_of=lambda module, **options: tokens_function(module, IMAGE, **options),
+    )
+    if "patch_size" in sizes:
+        sizes["patch_size"] = 8
+    batch = {"image": np.zeros((1, *IMAGE, 3), np.float32)}
+    batch |= {"image_2": batch["image"], "local": batch["image"][:, None, :8, :8]}
+
+    def see():
+        objective = kind(build, **HEAD)
+        params = jax.eval_shape(objective.init, KEY, batch)
+        return jax.eval_shape(objective.embed, {**params, TEACHER: params[STUDENT]}, batch, KEY)
+
+    with pytest.raises(UserError, match=words):
+        see()

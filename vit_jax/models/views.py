@@ -26,7 +26,7 @@ _OF_ONE_GRID = ("axis_positions", "offsets", "offset_grid")
 Tokens = Callable[..., tuple[jax.Array, jax.Array]]
 
 
-def tokens_function(module: Any, image_size: tuple[int, int]) -> Tokens:
+def tokens_function(module: Any, image_size: tuple[int, int], *, masks: bool = False) -> Tokens:
     """What computes the head's input and the patches after the last norm, for images in [-1, 1].
 
     `masked` [B, P] bool: patches whose embedding becomes the model's [mask] embedding.
@@ -34,14 +34,17 @@ def tokens_function(module: Any, image_size: tuple[int, int]) -> Tokens:
     Args:
       module: a model without a head (`num_classes=0`), in the loop or the scan form.
       image_size: height and width of the images that the parameters are for.
+      masks: whether `masked` will be given.
 
     Raises:
-      UserError: a model without patches; in the call, images of another size than `image_size` for
-        a model whose positions cannot be interpolated.
+      UserError: a model without patches, or without a [mask] embedding if `masks`; in the call,
+        images of another size than `image_size` for a model that cannot take them.
     """
     family, grid = family_of(module), module.token_grid(image_size)
     if not family.tokens or family.input != "image":
         raise UserError(f"a {family.title} has no tokens of patches; use a Vision Transformer.")
+    if masks and all(row.pattern != "mask_embedding" for row in family.rows):
+        raise UserError(f"patches of a {family.title} cannot be masked; use a Vision Transformer.")
     prefix = len(module.prefix_tokens)
 
     def tokens(
@@ -64,10 +67,13 @@ def _resized(
 ) -> Any:
     """The parameters for a grid of `size` tokens, from those for `grid`."""
     rows, columns = (repeating_cubic(old, new, 0.1) for old, new in zip(grid, size, strict=True))
+    fixed, _ = family.sequence or ("", 0)  # unless these are its positions
     leaves = flatten_names(params)
     for name, leaf in leaves.items():
         row = next(row for row in family.rows if re.fullmatch(row.pattern, name))
-        if row.role in _OF_ONE_GRID:
+        if row.role in _OF_ONE_GRID or (
+            row.role != "positions" and re.fullmatch(row.pattern, fixed)
+        ):
             raise UserError(f"{name} is for {grid[0]}x{grid[1]} tokens; crops must be of one size.")
         if row.role == "positions":
             first = prefix if row.of_tokens else 0

@@ -25,8 +25,7 @@ from vit_jax.objectives.objective import Batch, Metrics, Objective, Task, masked
 STUDENT, TEACHER = "student", "teacher"  # prefixes of the backbones' parameters
 CENTERINGS = ("mean", "sinkhorn_knopp")
 EPSILON = 1e-8
-# A model with random weights has 0.1 nats or less, one that learns more than 1 after a few hundred
-# updates.
+# A collapse has 0 nats. A small model on letters had 1.3 at the start, 0.3 after 60 updates.
 COLLAPSED, WATCHED_FROM = 0.05, 500
 _INIT = nn.initializers.truncated_normal(0.02)
 
@@ -107,13 +106,13 @@ class Dino(Objective):
           koleo_weight: of the loss `koleo` of both large crops (DINOv2: 0.1).
 
         Raises:
-          UserError: an unknown centering, or a model without tokens of patches.
+          UserError: an unknown centering, or a model without tokens of patches, or of masked ones.
         """
         super().__init__()
         check_known("objective.centering", centering, CENTERINGS)
         assert task.tokens_of is not None
         self.model = task.build_model(0)
-        self._tokens = task.tokens_of(self.model)
+        self._tokens = task.tokens_of(self.model, masks="masked_patches" in self.example_keys)
         sizes = num_prototypes, head_hidden_size, head_bottleneck_size
         self._heads = {"head": ProjectionHead(*sizes, self.model.dtype)}
         self._centers: tuple[str, ...] = ("center",)
@@ -219,13 +218,12 @@ class Dino(Objective):
         entropy = jnp.mean(_entropy(targets))
         information = _entropy(jnp.mean(targets, axis=(0, 1))) - entropy
         features = unit(embeddings[STUDENT]["head"][:, :2])  # [B, 2, D]
-        deviation = jnp.mean(jnp.std(features, axis=0)) * math.sqrt(features.shape[-1])
         loss = masked_mean(losses, batch["mask"])
         metrics: dict[str, Any] = {
             "dino_loss": loss,
             "teacher_entropy": entropy,
             "teacher_information": information,
-            "feature_std": deviation,
+            "feature_std": jnp.mean(jnp.std(features, axis=0)) * math.sqrt(features.shape[-1]),
             "buffers": {"center": jnp.mean(teacher, axis=(0, 1))},
         }
         if self._koleo_weight:

@@ -28,7 +28,7 @@ class Task:
     load_tower: Callable[[str], Any] | None = None  # from a source or the name of a variant
     eval_preprocess: str = ""  # ops of the evaluation; some may read texts
     read_labels: Callable[[], np.ndarray] | None = None  # all training labels, [N, ...]
-    tokens_of: Callable[[Any], Any] | None = None  # of a model; see `models.views.Tokens`
+    tokens_of: Callable[..., Any] | None = None  # of a model; see `views.tokens_function`
     total_steps: int = 0  # updates of the run
 
     @classmethod
@@ -173,7 +173,7 @@ class Objective:
         raise NotImplementedError
 
     def watch(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Warns in the log if a row of it shows that the training has gone wrong."""
+        """Logs a warning if a row of the log shows that training has gone wrong."""
 
 
 def masked_mean(values: jax.Array, mask: jax.Array) -> jax.Array:

@@ -168,7 +168,10 @@ FAMILY = dataclasses.replace(
     module=MaskedAutoencoder,
     title="masked autoencoder (MAE, arXiv 2111.06377)",
     acronym="MAE",
-    rows=(*vit.FAMILY.rows, *(dataclasses.replace(row, role="training") for row in _DECODER)),
+    rows=(
+        *(row for row in vit.FAMILY.rows if row.pattern != "mask_embedding"),  # it leaves them out
+        *(dataclasses.replace(row, role="training") for row in _DECODER),
+    ),
     infer=infer,
     # Positions are arrays of the file, as learned ones are.
     choices={
