@@ -249,6 +249,22 @@ def test_images_that_are_in_no_class_folder_are_counted(tmp_path, caplog):
     assert not caplog.records
 
 
+def test_without_labels_all_pictures_are_train_unless_folders_are_splits(tmp_path, caplog):
+    options = {"preprocess": "decode", "needs_label": False}
+    mixed = touch_files(
+        tmp_path / "mixed", "1.jpg", "cats/old/2.jpg", "cats/new/3.jpg", "dogs/4.jpg"
+    )
+    for split, count in {"train": 4, "all": 4, "cats": 2, "cats+dogs": 3}.items():
+        assert create_dataset(name=str(mixed), split=split, **options).num_examples == count
+    with pytest.raises(UserError, match="unknown split 'test'"):
+        create_dataset(name=str(mixed), split="test", **options)
+    parts = touch_files(tmp_path / "parts", "train/1.jpg", "val/2.jpg", "val/3.jpg")
+    assert create_dataset(name=str(parts), split="val", **options).num_examples == 2
+    messages = [record.message for record in caplog.records]
+    assert all("1 image in '.'" in text for text in messages)  # of cats alone, and of cats+dogs
+    assert len(messages) == 2
+
+
 def test_masks_beside_their_images_are_named(tmp_path, caplog):
     touch_files(tmp_path, "a/1.jpg", "a/2.b.jpg", "a/3_masked.jpg", "b/IMG_1.jpg")
     opened(tmp_path, "train+test")

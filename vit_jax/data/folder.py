@@ -63,7 +63,7 @@ def open_folder(request: Request) -> tuple[FolderSource, tuple[str, ...]]:
     """Lists, without opening, the files of a split expression; returns source and class names.
 
     The classes are the folders of `train` (else of all splits). If no label is needed there are
-    no classes; splits then need no class folders, and images directly in `root` are `train`.
+    no classes; splits then need no class folders, and without splits all images are `train`.
     UserError for any other layout, a class without images, and see `Listing.open`.
     """
     root = os.path.abspath(request.path)
@@ -114,6 +114,7 @@ def _folders_in(root: str, name: str) -> list[str]:
 def split_folders(root: str, needs_label: bool = True, split: str = "") -> dict[str, list[str]]:
     """Class folders, relative to root, per split as written; UserError for any other layout.
 
+    If no label is needed, folders that no split is named after, nor asked for, are one `train`.
     Folders that contain folders are splits if one is `train`, if their names say so, or if those
     that the expression `split` names do and none has images of its own; otherwise they are classes.
     """
@@ -123,12 +124,14 @@ def split_folders(root: str, needs_label: bool = True, split: str = "") -> dict[
     except OSError as error:
         kinds = f"{_FILES}; {_OTHERS}" if os.path.isfile(root) else LAYOUT
         raise UserError(f"dataset.name={root!r}: {error.strerror}; expected {kinds}.") from None
+    asked = {*split_names(split)} if split else {"/"}  # no folder's name
     if not needs_label:
-        return {name: folders or [name] for name, folders in splits.items()} or {"train": ["."]}
+        if not any(map(split_word, top)) and not asked <= {*top}:
+            return {"train": ["."]}
+        return {name: folders or [name] for name, folders in splits.items()}
     full = {name: folders for name, folders in splits.items() if folders}
     inside = itertools.chain.from_iterable(os.listdir(f"{root}/{name}") for name in top)
     has_images = any(map(is_image, inside))
-    asked = {*split_names(split)} if split else {"/"}  # no folder's name
     has_train = any(sources.SPLIT_WORDS.get(name.lower()) == "train" for name in full)
     if full and (has_train or _are_splits(full) or (asked <= {*top} and not has_images)):
         return full
@@ -155,6 +158,8 @@ def _are_splits(names: Collection[str]) -> bool:
 def _warn_of_strays(root: str, folders: Mapping[str, Sequence[str]], listed: list[str]) -> None:
     """Warns of images beside the class folders that are `listed`, and in no folder of a split."""
     used = {name.partition("/")[0] for inside in folders.values() for name in inside}
+    if "." in used:  # with all below
+        return
     beside = {".", *(os.path.dirname(name) or "." for name in listed)} - {*listed}
     counts = {name: sum(map(is_image, os.listdir(f"{root}/{name}"))) for name in beside}
     for name in {*subfolders(root)} - used:
