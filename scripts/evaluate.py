@@ -40,6 +40,7 @@ if __name__ == "__main__":
         metavar="TEXT",
         help="zero-shot with a text such as 'a photo of a {}.'; may be repeated",
     )
+    add("--short_side", type=int, default=0, help="pixels to resize to for a model of pixels")
     add("--output", default="", metavar="DIR", help="write evaluation.json and CSV files there")
     add("--json", action="store_true", help="print only one JSON object")
     options = vars(parser.parse_args())

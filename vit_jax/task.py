@@ -13,7 +13,7 @@ from vit_jax.data.datasets import Dataset, create_dataset
 from vit_jax.errors import UserError, naming
 from vit_jax.evaluators.create import OF_OUTPUTS, open_eval_data
 from vit_jax.models.create import create_model, family_of
-from vit_jax.models.description import Description
+from vit_jax.models.description import Description, Values
 from vit_jax.objectives.create import OBJECTIVES
 from vit_jax.objectives.objective import Objective, Task, of_batches
 from vit_jax.wording import counted
@@ -36,7 +36,7 @@ def open_data(
         label_key=data.label_key,
         preprocess=data.preprocess,
         on_bad_image=data.on_bad_image,
-        needs_label="label" in kind.example_keys,
+        needs=kind.example_keys,
     ).balanced(data.balance)
     dataset.check_keys(f"objective.name={name!r}", kind.example_keys)
     kind.check_labels(name, dataset)
@@ -81,6 +81,7 @@ def create_task(config: ConfigDict, dataset: Dataset, total_steps: int) -> Task:
         load_tower=load_tower,
         eval_preprocess=config.dataset.eval_preprocess,
         read_labels=dataset.labels,
+        read_targets=lambda: dataset.targets(config.dataset.label_key),
         tokens_of=tokens_of,
         total_steps=total_steps,
     )
@@ -107,6 +108,7 @@ def describe(config: ConfigDict, objective: Objective, dataset: Dataset) -> Desc
         class_names=objective.class_names,
         eval_preprocess=config.dataset.eval_preprocess,
         probabilities_by=objective.probabilities_by,
+        values=Values(**objective.numbers) if objective.numbers else None,
     )
 
 

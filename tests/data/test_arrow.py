@@ -97,7 +97,7 @@ def test_all_splits_and_files_are_read_in_order(tmp_path):
 def test_columns_of_text_are_for_ops_and_labels_need_not_be_there(tmp_path):
     given = columns(3) | {"caption": ["to", None, "be"]}
     name = save(tmp_path / "d", {k: v for k, v in given.items() if k != "label"})
-    options = {"name": name, "split": "train", "needs_label": False}
+    options = {"name": name, "split": "train", "needs": ()}
     dataset = create_dataset(**options, preprocess="decode|tokenize(length=4)")
     assert set(dataset.element_spec) == {"image", "text"}
     texts = [dataset.example(i, np.random.default_rng(0))["text"].tolist() for i in range(3)]

@@ -45,7 +45,7 @@ def test_text_becomes_an_array_of_the_right_example(table):
     spec = batch_spec(dataset, 4)
     assert (spec["text"].shape, spec["text"].dtype) == ((4, 9), np.int32)
     assert (spec["label"].shape, spec["label"].dtype) == ((4,), np.int32)
-    unlabelled = opened(table, needs_label=False)
+    unlabelled = opened(table, needs=())
     assert unlabelled.element_spec.keys() == {"image", "text"}
     assert set(dataset.source[0]) == {"image", "label", "caption"}  # others are not read
 
@@ -53,7 +53,7 @@ def test_text_becomes_an_array_of_the_right_example(table):
 def test_the_same_batches_from_any_start(tmp_path):
     write_images(tmp_path, NAMES)
     rows = {"path": NAMES, "caption": CAPTIONS, "split": ["train"] * 24}
-    dataset = opened(write_table(tmp_path / "t.csv", rows), needs_label=False)
+    dataset = opened(write_table(tmp_path / "t.csv", rows), needs=())
     arguments = {"batch_size": 8, "seed": 3, "total_steps": 7}
     expected = collect(train_batches(dataset, **arguments))
     assert expected.keys() == {"image", "text", "mask"}
@@ -84,14 +84,14 @@ def test_an_image_may_have_several_captions(tmp_path):
     rows = {"path": NAMES[:3] * 2, "caption": ["a", "b", "c", "d", "e", "f"]}
     rows["split"] = ["train"] * 6
     name = write_table(tmp_path / "t.csv", rows)
-    dataset = opened(name, needs_label=False)
+    dataset = opened(name, needs=())
     rng = np.random.default_rng(0)
     examples = [dataset.example(i, rng) for i in range(6)]
     pairs = sorted((text(example["text"]), example["image"][0, 0, 0] // 3) for example in examples)
     assert pairs == [("a", 0), ("b", 1), ("c", 2), ("d", 0), ("e", 1), ("f", 2)]
     first, rows["caption"][5] = dataset.fingerprint, "g"
     write_table(tmp_path / "t.csv", rows)
-    assert opened(name, needs_label=False).fingerprint != first
+    assert opened(name, needs=()).fingerprint != first
 
 
 def test_images_alone_and_data_that_are_planned():

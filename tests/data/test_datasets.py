@@ -86,7 +86,7 @@ def test_a_tfds_set_without_labels(tmp_path):
     keys = {"preprocess": "decode|resize(16)", "data_dir": str(tmp_path)}
     with pytest.raises(UserError, match="no label; set dataset.label_key"):
         create_dataset(name="unlabelled", split="train", **keys)
-    dataset = create_dataset(name="unlabelled", split="train", **keys, needs_label=False)
+    dataset = create_dataset(name="unlabelled", split="train", **keys, needs=())
     assert dataset.element_spec.keys() == {"image"}
 
 
@@ -95,13 +95,11 @@ def test_images_without_labels_need_no_class_folders(tmp_path):
     (tmp_path / "test").mkdir()
     (tmp_path / "test" / "x.jpg").write_bytes(fixtures_data.encoded(fixtures_data.picture(0)))
     for split, count in {"train": 3, "extra": 3, "test": 1, "all": 7}.items():
-        dataset = create_dataset(
-            name=str(tmp_path), split=split, preprocess="decode", needs_label=False
-        )
+        dataset = create_dataset(name=str(tmp_path), split=split, preprocess="decode", needs=())
         assert dataset.check().num_examples == count
     with pytest.raises(UserError, match="no class folders"):
         create_dataset(name=str(tmp_path / "test"), split="train", preprocess="decode")
-    options = {"split": "train", "preprocess": "decode", "needs_label": False}
+    options = {"split": "train", "preprocess": "decode", "needs": ()}
     assert create_dataset(name=str(tmp_path / "test"), **options).num_examples == 1
 
 
@@ -126,7 +124,7 @@ def test_what_it_is_in_a_line(folder):
     dataset = create_dataset(name=str(folder), split="test", preprocess=SPEC)
     line = f"Data: {folder} test, 4 images of 12x12x3, 2 classes: cat, dog."
     assert dataset.summary == line
-    unlabelled = create_dataset(name=str(folder), split="test", preprocess=SPEC, needs_label=False)
+    unlabelled = create_dataset(name=str(folder), split="test", preprocess=SPEC, needs=())
     assert unlabelled.summary.endswith("4 images of 12x12x3, no labels.")
 
 

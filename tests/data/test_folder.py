@@ -244,13 +244,13 @@ def test_images_that_are_in_no_class_folder_are_counted(tmp_path, caplog):
     assert len(opened(flat, "train+test")[0]) == 2
     assert "no class folder: 1 image in '.'." in caplog.text
     caplog.clear()
-    options = {"preprocess": "decode", "needs_label": False}
+    options = {"preprocess": "decode", "needs": ()}
     assert create_dataset(name=f"{flat}/a", split="train", **options).num_examples == 1
     assert not caplog.records
 
 
 def test_without_labels_all_pictures_are_train_unless_folders_are_splits(tmp_path, caplog):
-    options = {"preprocess": "decode", "needs_label": False}
+    options = {"preprocess": "decode", "needs": ()}
     mixed = touch_files(
         tmp_path / "mixed", "1.jpg", "cats/old/2.jpg", "cats/new/3.jpg", "dogs/4.jpg"
     )

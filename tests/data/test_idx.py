@@ -58,7 +58,7 @@ def test_without_labels(tmp_path):
     write(tmp_path / "d")
     for file in (tmp_path / "d").glob("*labels*"):
         file.unlink()
-    assert opened(tmp_path / "d", needs_label=False).num_examples == 40
+    assert opened(tmp_path / "d", needs=()).num_examples == 40
     with pytest.raises(UserError, match=r"labels-idx1-ubyte.gz cannot be read: No such file"):
         opened(tmp_path / "d")
 

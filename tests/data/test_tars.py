@@ -109,10 +109,7 @@ def test_names_and_json_are_labels_and_columns_too(tmp_path):
     assert texts[0][0] + 1 == texts[1][0]  # x, y
     unlabelled = write(tmp_path / "b.tar", {"1": {"png": png(1), "txt": b"x"}})
     dataset = create_dataset(
-        name=str(unlabelled),
-        split="train",
-        preprocess="decode|tokenize('txt', length=2)",
-        needs_label=False,
+        name=str(unlabelled), split="train", preprocess="decode|tokenize('txt', length=2)", needs=()
     )
     assert dataset.element_spec.keys() == {"image", "text"}
     assert dataset.example(0, np.random.default_rng(0))["text"].tolist() == texts[0]
@@ -139,7 +136,7 @@ def test_what_is_missing_or_damaged_is_named(root):
     write(root / "more.tar", {"1": sample(1, 0), "2": {"png": png(2)}})
     fails("/more.tar", r"1 image without KEY.cls or 'label' in KEY.json, first .*2.png")
     message = "without KEY.caption or 'caption' in KEY.json"
-    fails("/more.tar", message, "decode|tokenize", needs_label=False)
+    fails("/more.tar", message, "decode|tokenize", needs=())
     write(root / "more.tar", {"1": {"txt": b"x"}})
     fails("/more.tar", r"no images in 1 tar \(.*/more.tar\)")
     (root / "train-001.tar").write_bytes(b"x" * 2000)
@@ -272,7 +269,7 @@ def test_links_to_nothing_are_named(tmp_path, links):
         add(archive, "1.png", png(1))
         for name, (target, kind) in links.items():
             link(archive, name, target, kind)
-    refuses(path, r"3.png is a link to no file in it: pack with tar -h", needs_label=False)
+    refuses(path, r"3.png is a link to no file in it: pack with tar -h", needs=())
 
 
 @pytest.mark.parametrize(
@@ -307,7 +304,7 @@ def test_labels_and_names_are_bounded(tmp_path, monkeypatch, ending, content, me
 def test_texts_are_read_or_named(tmp_path, monkeypatch, ending, content, message):
     monkeypatch.setattr(paths, "LARGEST_TEXT", 1 << 20)
     path = write(tmp_path / "a.tar", {"1": sample(1, 0) | {ending: content}})
-    dataset = opened(path, "decode|tokenize('note', length=2)", needs_label=False)
+    dataset = opened(path, "decode|tokenize('note', length=2)", needs=())
     with pytest.raises(UserError, match=rf"example 0 of .*a.tar: 1.png\): {message}"):
         dataset.example(0, np.random.default_rng(0))
 

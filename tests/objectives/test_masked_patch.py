@@ -91,7 +91,7 @@ class Oracle:
     classifier = "token_unpooled"
     prefix_tokens = ("cls",)
     pixels_per_token = (8, 8)
-    logits_per_token = True
+    outputs_per = "token"
 
     def apply(self, variables: Any, *_: Any, **__: Any) -> jax.Array:
         return jnp.pad(variables["params"]["outputs"], ((0, 0), (1, 0), (0, 0)))

@@ -47,7 +47,7 @@ def test_images_without_labels_have_splits_too(tmp_path: Path) -> None:
     write_images(tmp_path, names)
     table = write_table(tmp_path / "t.csv", {"path": names, "caption": ["a cat"] * 20})
     datasets = [
-        create_dataset(name=str(table), split=split, preprocess="decode", needs_label=False)
+        create_dataset(name=str(table), split=split, preprocess="decode", needs=())
         for split in ("train", "test")
     ]
     write_splits(tmp_path / "splits.csv", datasets)

@@ -235,6 +235,7 @@ class RandomErasing(ImageOp):
     probability: float = 0.25
     area: tuple[float, float] = (0.02, 1 / 3)
     ratio: tuple[float, float] = (0.3, 1 / 0.3)
+    moves = False
 
     def __post_init__(self) -> None:
         if not 0 <= self.probability <= 1:

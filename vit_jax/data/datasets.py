@@ -7,7 +7,7 @@ import functools
 import hashlib
 import logging
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import cv2
 import numpy as np
 
+from vit_jax.data.ops import MAPS
 from vit_jax.data.preprocess import Chain, PythonOp, load_function, parse
 from vit_jax.data.sources import ArraySpec, Request, Source, check_columns, map_threads
 from vit_jax.errors import UserError, as_user_error, one_line, with_short_errors
@@ -110,6 +111,12 @@ class Dataset:
         read = map_threads(lambda index: self.source[index]["label"], range(self.num_examples))
         return np.array(list(read))
 
+    def targets(self, label_key: str) -> tuple[tuple[str, ...], np.ndarray]:
+        """Names and values of all numbers to predict, float32 [N, K]."""
+        source: Any = self.source
+        values = source.columns["target"]
+        return tuple(filter(None, map(str.strip, label_key.split(",")))) or ("target",), values
+
     def balanced(self, balance: float) -> Dataset:
         """Returns the dataset with classes drawn more evenly in training; see balance.py.
 
@@ -128,7 +135,8 @@ class Dataset:
         UserError for a damaged file, unless it is an image and `on_bad_image` is "skip".
         """
         checked = dataclasses.replace(self, source=self.source.check(self.on_bad_image))
-        if self.class_names and checked.num_examples < self.num_examples:
+        has_labels = "label" in getattr(self.source, "columns", ["label"])
+        if self.class_names and has_labels and checked.num_examples < self.num_examples:
             lost = sorted(self._classes() - checked._classes())
             if names := list_names(self.class_names[label] for label in lost):
                 logging.warning(f"{self.name} {self.split}: no images left of {names}.")
@@ -153,6 +161,7 @@ class Reader(NamedTuple):
     open: Callable[[Request], Opened]
     columns: tuple[str, ...] | None = ()  # that ops may read; None: `open` checks them
     has_label_keys: bool = False
+    has_maps: bool = False
 
 
 def _later(name: str) -> Callable[[Request], Opened]:
@@ -214,6 +223,10 @@ def _open_tfds(request: Request) -> Opened:
     )
 
 
+def _open_folder(request: Request) -> Opened:
+    return _later("maps.open_maps" if request.map else "folder.open_folder")(request)
+
+
 # The first that matches opens the data.
 READERS = {
     "saved": Reader(_is_saved, _later("arrow.open_saved"), columns=None, has_label_keys=True),
@@ -221,6 +234,8 @@ READERS = {
         lambda name, _: name.lower().endswith((".csv", ".tsv", ".parquet")),
         _later("table.open_table"),
         columns=None,
+        has_label_keys=True,
+        has_maps=True,
     ),
     "idx": Reader(_holds_idx, _later("idx.open_idx")),
     "tars": Reader(_holds_tars, _later("tars.open_tars"), columns=None),
@@ -230,7 +245,7 @@ READERS = {
         _later("glyphs.open_glyphs"),
         columns=("caption",),
     ),
-    "folder": Reader(_is_folder, _later("folder.open_folder")),
+    "folder": Reader(_is_folder, _open_folder, has_maps=True),
     "tfds": Reader(lambda *_: True, _open_tfds, has_label_keys=True),
 }
 
@@ -244,7 +259,7 @@ def create_dataset(
     data_dir: str = "",
     on_bad_image: str = "error",
     label_key: str = "",
-    needs_label: bool = True,
+    needs: Collection[str] = ("label",),
     readers: Iterable[Reader] = READERS.values(),
 ) -> Dataset:
     """Opens a dataset: reads metadata or lists files; reads and downloads no examples.
@@ -254,8 +269,10 @@ def create_dataset(
         with optional config and version (`imagenet2012:5.1.0`, `cifar10_corrupted/fog_1`).
       split, preprocess, data_dir: see `sources.resolve_split`, preprocess.py, `data_root`.
       on_bad_image: `error` or `skip`; not for TFDS.
-      label_key: which label of a TFDS or `datasets` set, or a key of COMPUTED_LABELS.
-      needs_label: if False, the set may have no labels; without class names, examples have none.
+      label_key: which label of a TFDS or `datasets` set, a key of COMPUTED_LABELS, or columns of a
+        table.
+      needs: keys that examples must have besides the image. Without `label` the set may have no
+        labels; without class names, examples have none. Or a key of `ops.MAPS`, or `target`.
       readers: the first that matches the name opens it.
 
     UserError for an invalid argument or data layout.
@@ -268,6 +285,10 @@ def create_dataset(
     reader = next(reader for reader in readers if reader.matches(name, data_dir))
     if label_key and not reader.has_label_keys:
         raise UserError(f"dataset.label_key={label_key!r} is only for TFDS names, not {name!r}.")
+    if (maps := {"target", *MAPS}.intersection(needs)) and not reader.has_maps:
+        raise UserError(
+            f"dataset.name={name!r} has no {min(maps)}; folders and tables can have it."
+        )
     if reader.columns is not None:
         check_columns(name, chain.columns, reader.columns)
     request = Request(
@@ -275,7 +296,7 @@ def create_dataset(
         split=split,
         data_dir=data_dir,
         label_key=label_key,
-        needs_label=needs_label,
+        needs=needs,
         columns=chain.columns,
         exif=getattr(chain.ops[0], "exif", None),
     )

@@ -76,7 +76,7 @@ class LabelledSource(Source):
 
     def column(self, name: str, index: int) -> Any:
         value = self.columns[name][index]
-        if not isinstance(value, np.ndarray):
+        if name != "label" or not isinstance(value, np.ndarray):
             return value
         return (np.bincount(value, minlength=self.num_classes) > 0).astype(np.uint8)
 

@@ -7,11 +7,12 @@ under other keys. Sizes are in pixels.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 import math
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import cv2
 import numpy as np
@@ -19,6 +20,7 @@ import numpy as np
 from vit_jax.data.decode import WHITE, Box, Method, crop, decode_box, decode_image, resize
 from vit_jax.data.pillow_reader import Background
 from vit_jax.data.sources import describe
+from vit_jax.errors import UserError
 
 Example = dict[str, Any]
 Size = int | tuple[int, int]  # of a square, or (height, width)
@@ -44,13 +46,45 @@ class Op:
         raise NotImplementedError
 
 
+# Keys of maps of an image's pixels: uint8 classes [H, W] and float32 values [H, W], and what stands
+# for none in each.
+LABEL_MAP, IGNORED = "label_map", 255
+MAPS = {LABEL_MAP: IGNORED, "value_map": np.nan}
+
+
 class ImageOp(Op):
-    """An op that changes only the image."""
+    """An op that changes only the image, and moves the pixels of its maps alike."""
 
     apply: Callable[..., np.ndarray]  # of (image, rng)
+    # Whether pixels change their places; None: who knows, so images must have no maps.
+    moves: ClassVar[bool | None] = None
 
     def __call__(self, example: Example, rng: np.random.Generator) -> Example:
-        return {**example, "image": self.apply(example["image"], rng)}
+        maps = {key: example[key] for key in MAPS if key in example}
+        if not maps:
+            return {**example, "image": self.apply(example["image"], rng)}
+        if self.moves is None:
+            raise UserError(f"preprocess: {self} cannot move {', '.join(maps)} as the image.")
+        again = copy.deepcopy(rng)  # the same random numbers for image and maps
+        moved = {"image": self.apply(example["image"], rng)}
+        for key, pixels in maps.items() if self.moves else ():
+            if pixels.shape != example["image"].shape[:2]:
+                sizes = f"{describe(example['image'])} and its {key} {describe(pixels)}"
+                raise ValueError(f"the image {sizes} differ in size; if EXIF turns it: exif=False")
+            op, places = self._of_maps(MAPS[key]), pixels[..., None]
+            moved[key] = op.apply(places, copy.deepcopy(again))[..., 0]
+        return {**example, **moved}
+
+    def _of_maps(self, fill: float) -> ImageOp:
+        """The same op without interpolation, which would invent classes and depths."""
+        op = copy.copy(self)
+        for name, value in (("method", "nearest"), ("fill", fill)):
+            object.__setattr__(op, name, value)  # of a frozen dataclass; a class attribute of some
+        return op
+
+
+class MovingOp(ImageOp):
+    moves = True
 
 
 VIEWS = ("image", "image_2", "local")  # keys of an example's pixels; see `DinoCrops`
@@ -58,6 +92,8 @@ VIEWS = ("image", "image_2", "local")  # keys of an example's pixels; see `DinoC
 
 class ScalingOp(ImageOp):
     """An op on the values of all pixels, whatever they show: [..., H, W, C]."""
+
+    moves = False
 
     def __call__(self, example: Example, rng: np.random.Generator) -> Example:
         scaled = {key: self.apply(example[key], rng) for key in VIEWS if key in example}
@@ -93,6 +129,7 @@ class Decode(ImageOp):
     exif: bool = True
     reduced: bool = False
     background: Background = WHITE
+    moves = False
 
     def __post_init__(self) -> None:
         levels = () if self.background is None else np.ravel(self.background)
@@ -106,7 +143,7 @@ class Decode(ImageOp):
 
 
 @dataclasses.dataclass(frozen=True)
-class SizedOp(ImageOp):
+class SizedOp(MovingOp):
     """An op whose output is height x width; square if width is not given."""
 
     height: int
@@ -131,7 +168,7 @@ class Resize(SizedOp):
 
 
 @dataclasses.dataclass(frozen=True)
-class ResizeSmall(ImageOp):
+class ResizeSmall(MovingOp):
     """Resizes the short side to `size`; to cover a pair; keeping the aspect ratio."""
 
     size: Size
@@ -199,7 +236,7 @@ class RandomCrop(SizedOp):
         return crop(image, top, left, *self.shape)
 
 
-class RandomBox(ImageOp):
+class RandomBox(MovingOp):
     """An op that crops a random box and resizes it to `size`."""
 
     size: Size
@@ -270,7 +307,7 @@ class InceptionCrop(RandomBox):
 
 
 @dataclasses.dataclass(frozen=True)
-class FlipLr(ImageOp):
+class FlipLr(MovingOp):
     """Mirrors left and right with probability one half."""
 
     def apply(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
@@ -278,13 +315,14 @@ class FlipLr(ImageOp):
 
 
 @dataclasses.dataclass(frozen=True)
-class RandomAffine(ImageOp):
+class RandomAffine(MovingOp):
     """Rotates and shears within +-degrees about the centre, shifts within +-translate of a side."""
 
     degrees: float = 0.0
     translate: float = 0.0
     scale: tuple[float, float] = (1.0, 1.0)
     shear: float = 0.0
+    method, fill = "bilinear", 0.0
 
     def __post_init__(self) -> None:
         if min(self.degrees, self.translate, self.shear) < 0 or self.shear >= 90:
@@ -302,7 +340,9 @@ class RandomAffine(ImageOp):
         shift = np.array([right * self.translate * width, down * self.translate * height])
         offset = centre - linear @ centre + shift
         matrix = np.concatenate([linear, offset[:, None]], axis=1)  # [2, 3]
-        return cv2.warpAffine(image, matrix, (width, height)).reshape(image.shape)
+        flags = cv2.INTER_LINEAR if self.method == "bilinear" else cv2.INTER_NEAREST
+        border: Any = {"flags": flags, "borderValue": (self.fill,) * 4}
+        return cv2.warpAffine(image, matrix, (width, height), **border).reshape(image.shape)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -183,7 +183,9 @@ class Chain:
         if isinstance(example["image"], bytes) and not isinstance(self.ops[0], ops.Decode):
             raise UserError(f"preprocess must start with decode, as images are files: {self}")
         match self.ops:
-            case (ops.Decode() as decode, ops.RandomBox() as box, *rest):
+            case (ops.Decode() as decode, ops.RandomBox() as box, *rest) if not (
+                ops.MAPS.keys() & example.keys()
+            ):
                 example = {**example, "image": box.decode(example["image"], decode, rng)}
             case rest:
                 pass

@@ -9,7 +9,7 @@ import itertools
 import logging
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple, Protocol, TypeVar
 
@@ -77,13 +77,22 @@ class Request:
     split: str
     data_dir: str = ""
     label_key: str = ""
-    needs_label: bool = True
+    needs: Collection[str] = ("label",)  # keys of an example besides its image
     columns: tuple[str, ...] = ()  # of text, that ops read
     exif: bool | None = True  # whether photos are turned as their EXIF says; None: no decode
 
     @property
     def path(self) -> str:
         return os.path.expanduser(self.name)
+
+    @property
+    def needs_label(self) -> bool:
+        return "label" in self.needs
+
+    @property
+    def map(self) -> str:
+        """The key of a map of pixels that is needed, see `ops.MAPS`, or ""."""
+        return next((key for key in self.needs if key.endswith("_map")), "")
 
 
 def check_columns(name: str, columns: Iterable[str], known: Sequence[str]) -> None:

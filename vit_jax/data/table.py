@@ -1,7 +1,8 @@
 """Tables of images: a CSV (or TSV) or Parquet file that lists files and their labels.
 
 Columns: `path` (or `file_name`), relative to the table's folder; `label`, one class, or `labels`,
-any number of classes (text separated by `|`; in Parquet also a list); `split`, else a fifth is
+any number of classes (text separated by `|`; in Parquet also a list); or `mask` or `depth`, the
+file of a map of the pixels (maps.py); or `target`, numbers to predict. `split`, else a fifth is
 `test`, chosen as in a folder without splits; others are for ops. File order is as for folders.
 """
 
@@ -10,6 +11,7 @@ from __future__ import annotations
 import csv
 import logging
 import os
+import re
 import sys
 from collections.abc import Iterable, Iterator, Set
 from typing import Any
@@ -19,13 +21,17 @@ from pyarrow import ArrowException
 
 from vit_jax.data.folder import FolderSource
 from vit_jax.data.labelled import Listing, numbered, rows_by
+from vit_jax.data.maps import MapSource, read_classes
+from vit_jax.data.ops import LABEL_MAP
 from vit_jax.data.sources import Request
 from vit_jax.errors import UserError, one_line
 from vit_jax.files.paths import check_file
 from vit_jax.wording import list_names, nearest
 
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 _PATHS, _SEPARATOR = ("path", "file_name"), "|"
 _KNOWN = (*_PATHS, "label", "labels", "split")
+_MAPS = {LABEL_MAP: ("mask", LABEL_MAP), "value_map": ("depth", "value_map")}
 
 
 class TableSource(FolderSource):
@@ -35,7 +41,7 @@ class TableSource(FolderSource):
         """Path, size and column values of every file, in order."""
         for index, line in enumerate(super().identity()):
             values = (self.column(name, index) for name in self.columns)
-            cells = (np.flatnonzero(value) if np.ndim(value) else value for value in values)
+            cells = (np.flatnonzero(v) if np.ndim(v) and v.dtype == np.uint8 else v for v in values)
             yield " ".join(map(str, [line, *cells]))
 
 
@@ -43,13 +49,16 @@ def open_table(request: Request) -> tuple[TableSource, tuple[str, ...]]:
     """Returns source and class names of the files listed in a table.
 
     Examples have the text of `columns`; a file may be in several rows if that text differs.
+    `label_key` is the column of the label, or those of `target`, separated by commas.
     UserError for a table that cannot be read, a missing column or value, a file that is listed
     twice, and see `Listing`.
     """
     path = os.path.abspath(request.path)
+    keys = [key.strip() for key in request.label_key.split(",") if key.strip()]
     where = f"dataset.name={path!r}{' (read as .csv)' if path.lower().endswith('.tsv') else ''}"
     try:
-        names, cells = _read(path, {*_KNOWN, *request.columns})
+        known = {*_KNOWN, *request.columns, *keys, "target", *_MAPS.get(request.map, ())}
+        names, cells = _read(path, known)
     except (OSError, ValueError, csv.Error, ArrowException) as error:
         raise UserError(f"{where} cannot be read: {one_line(error)}.") from None
     if clash := {"image", "label", "labels"}.intersection(request.columns):
@@ -71,22 +80,46 @@ def open_table(request: Request) -> tuple[TableSource, tuple[str, ...]]:
     if bad := [i for i, name in enumerate(paths, start=1) if len(name) > 4096 or b"\0" in name]:
         raise UserError(f"{where}: the path in row {bad[0]} has a NUL or more than 4,096 bytes.")
     texts = {name: np.array(column(name), object) for name in request.columns}
-    several, is_drawn = "labels" in cells, "split" not in cells
-    labels = column("label", "labels") if request.needs_label else None
+    if request.map:
+        texts[request.map] = np.array(column(*_MAPS[request.map]), np.bytes_)
+    if "target" in request.needs:
+        columns = [_numbers(where, key, column(key)) for key in keys or ["target"]]
+        texts["target"] = np.stack(columns, axis=1)
+    several, is_drawn = "labels" in cells and not keys, "split" not in cells
+    labels = column(*keys or ("label", "labels")) if request.needs_label else None
     written = ["train"] * len(paths) if is_drawn else column("split")
     splits = dict.fromkeys(("train", "test"), range(len(paths))) if is_drawn else rows_by(written)
     # Of one width, unless a long one would widen a million.
     places = np.array(paths, np.bytes_ if max(map(len, paths), default=0) < 256 else object)
     del paths
     cells.clear()  # a million paths take 150 MB
-    source = TableSource(places, texts, os.path.dirname(path), drawn=is_drawn)
+    folder = os.path.dirname(path)
+    source: Any = TableSource(places, texts, folder, drawn=is_drawn)
+    classes: tuple[str, ...] | None = None
+    if request.map:
+        example = os.fsdecode(texts[request.map][0])
+        table = read_classes(folder, example) if request.map == LABEL_MAP else None
+        source = MapSource(places, texts, folder, table, drawn=is_drawn)
+        classes = table.names if table else ()
     files = np.unique(source.file_ids(), return_inverse=True)[1]
-    keys = np.array([files, *map(numbered, (written, *texts.values()))])
-    _, first, counts = np.unique(keys, axis=1, return_index=True, return_counts=True)
+    told_apart = (written, *(texts[name] for name in request.columns))
+    rows = np.array([files, *map(numbered, told_apart)])
+    _, first, counts = np.unique(rows, axis=1, return_index=True, return_counts=True)
     if len(twice := first[counts > 1]):
         files_of = list_names(map(source.describe, twice))
         raise UserError(f"{where}: listed twice in {written[twice[0]]!r}: {files_of}.")
-    return Listing(where, source, splits, labels, several=several, files=files).open(request.split)
+    options: Any = {"several": several, "files": files, "classes": classes}
+    return Listing(where, source, splits, labels, **options).open(request.split)
+
+
+def _numbers(where: str, name: str, cells: list[str]) -> np.ndarray:
+    """A column of finite numbers, float32 [N]; UserError for another cell."""
+    for row, text in enumerate(cells, start=1):
+        if not _NUMBER.fullmatch(text):
+            raise UserError(f"{where}: {name} of row {row} is no number: {text!r:.80}.")
+    if not np.all(np.isfinite(values := np.array(cells, np.float64).astype(np.float32))):
+        raise UserError(f"{where}: {name} has numbers beyond float32.")
+    return values
 
 
 def _read(path: str, known: Set[str]) -> tuple[list[str], dict[str, list[Any]]]:

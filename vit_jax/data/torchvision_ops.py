@@ -64,6 +64,7 @@ class PillowOp(ImageOp):
     """An op on Pillow images, applied with probability `p`."""
 
     p: float
+    moves = False
 
     def __post_init__(self) -> None:
         if not 0 <= self.p <= 1:
@@ -165,6 +166,7 @@ class ThreeAugment(ImageOp):
     """DeiT III's 3-Augment (sec. 2.2): one of grayscale, solarize, blur, then colour jitter."""
 
     color_jitter: float = 0.3  # of brightness, contrast and saturation
+    moves = False
 
     def apply(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         chosen = (Grayscale(1.0), Solarize(1.0), GaussianBlur(1.0))[int(rng.integers(3))]

@@ -11,7 +11,7 @@ from vit_jax.errors import UserError
 from vit_jax.evaluators.stream import Hook, Reader, compile_outputs, nothing
 
 
-class _ExampleEvaluator:
+class ExampleEvaluator:
     """Computes metrics of every example on the devices; a subclass summarises them on the host."""
 
     example_keys: tuple[str, ...] = ()  # the objective's
@@ -121,7 +121,7 @@ def average_precisions(scores: np.ndarray, labels: np.ndarray) -> np.ndarray:
     return precisions
 
 
-class ClassificationEvaluator(_ExampleEvaluator):
+class ClassificationEvaluator(ExampleEvaluator):
     """`Classification.measure` of every example, and `label`: [N] each."""
 
     summarize = staticmethod(summarize)
@@ -143,7 +143,7 @@ class ClassificationEvaluator(_ExampleEvaluator):
         self.metric_names = ("loss", "accuracy", *top5, *own)
 
 
-class AveragePrecisionEvaluator(_ExampleEvaluator):
+class AveragePrecisionEvaluator(ExampleEvaluator):
     """Ranks all images by their logit for each class: `label`, `logits` [N, K], `loss` [N]."""
 
     metric_names = ("mAP", "loss", "num_examples")

@@ -22,6 +22,9 @@ OF_OUTPUTS = Kinds(
     objective="vit_jax.evaluators.stream:ObjectiveEvaluator",
     classification="vit_jax.evaluators.classification:ClassificationEvaluator",
     average_precision="vit_jax.evaluators.classification:AveragePrecisionEvaluator",
+    segmentation="vit_jax.evaluators.dense:SegmentationEvaluator",
+    pixel_regression="vit_jax.evaluators.dense:PixelRegressionEvaluator",
+    regression="vit_jax.evaluators.dense:RegressionEvaluator",
     zero_shot="vit_jax.evaluators.zero_shot:ZeroShotEvaluator",
 )
 # these as `Kind(features, *, key=default, ...)`, see frozen_features.py.
@@ -129,7 +132,7 @@ def open_eval_data(
                     **{**keys.data(training), "split": split},
                     preprocess=keys.preprocess or training["eval_preprocess"],
                     on_bad_image=training["on_bad_image"],
-                    needs_label="label" in needed,
+                    needs=needed,
                 )
                 dataset.check_keys(section["name"], needed)
             if dataset.image_shape != image_shape:

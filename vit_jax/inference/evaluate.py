@@ -18,6 +18,8 @@ from vit_jax.evaluators import classification
 from vit_jax.files.paths import to_path, write_json
 from vit_jax.inference import evaluation_tables
 from vit_jax.inference.class_order import match_classes, relabel
+from vit_jax.inference.dense import is_dense
+from vit_jax.inference.evaluate_dense import evaluate_dense
 from vit_jax.inference.images import example_names
 from vit_jax.inference.load import load_model
 from vit_jax.inference.model import Model
@@ -42,6 +44,7 @@ def evaluate(
     loss: str = "",
     output: str = "",
     prompts: Sequence[str] = (),
+    short_side: int = 0,
     **model_options: Any,
 ) -> dict[str, Any]:
     """Loads a model and evaluates it on every example of a split.
@@ -62,22 +65,33 @@ def evaluate(
         have one label `examples.csv` (one per example) and `confusion.csv`.
       prompts: texts with {} for a class name: an image tower then classifies by them, with the
         text tower of the same file (zero-shot); loss and calibration need their temperature.
+      short_side: of images whose pixels are predicted, see `pixel_outputs`.
 
     Returns:
       `accuracy`, `accuracy_top5` (with more than 5 outputs), `loss`, `calibration_error`,
       `macro_f1`, `per_class` (see `per_class_scores`), `num_examples`, with ReaL labels
       `accuracy_real` and `num_examples_real`, and what was evaluated on what. If images have
-      several labels, `mAP`, `loss` and `num_examples`.
+      several labels, `mAP`, `loss` and `num_examples`; for pixels and numbers see `evaluate_dense`.
 
     Raises:
       UserError: model and dataset do not match, or a file is missing or damaged.
     """
     check_known("--classes", classes, ("all", "present"))
+    results: dict[str, Any]
     model = load_model(source, **model_options)
     options = {"name": dataset, "split": "test", "data_dir": "", "label_key": ""}
     options = options if dataset else model.test_data()
     chosen = {"split": split, "data_dir": data_dir, "label_key": label_key}
     options |= {key: value for key, value in chosen.items() if value}
+    if is_dense(model) or model.description.values:
+        results = evaluate_dense(
+            model, options, on_bad_image=on_bad_image, batch_size=batch_size, short_side=short_side
+        )
+        results |= {"model": model.source, "dataset": options["name"], "split": options["split"]}
+        if output:
+            to_path(output).mkdir(parents=True, exist_ok=True)
+            write_json(to_path(output) / "evaluation.json", results)
+        return results
     data = model.open_dataset(**options, on_bad_image=on_bad_image)
     if prompts:
         with naming(f"prompts need the text tower {source}#txt"):
@@ -109,7 +123,7 @@ def evaluate(
     )
     seconds = time.perf_counter() - start
     summarize = classification.summarize_ranking if several else classification.summarize
-    results: dict[str, Any] = summarize(arrays)
+    results = dict(summarize(arrays))
     if real:
         matched = [outputs[labels].tolist() for labels in sets]
         accuracy, count = classification.real_accuracy(arrays["prediction"], matched)

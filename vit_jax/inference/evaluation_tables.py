@@ -14,6 +14,13 @@ from vit_jax.wording import counted
 
 _ROWS = {
     "mAP": "mAP                {:9.2%}",
+    "mIoU": "mean IoU           {:9.2%}",
+    "pixel_accuracy": "pixel accuracy     {:9.2%}",
+    "mae": "MAE                {:9.4g}",
+    "rmse": "RMSE               {:9.4g}",
+    "r2": "R2                 {:9.4f}",
+    "abs_rel": "relative error     {:9.2%}",
+    "delta1": "delta1             {:9.2%}",
     "accuracy": "top-1 accuracy     {:9.2%}",
     "accuracy_top5": "top-5 accuracy     {:9.2%}",
     "accuracy_real": "ReaL accuracy      {:9.2%}",
@@ -110,6 +117,8 @@ def table(results: dict[str, Any]) -> str:
 def _class_lines(scores: Sequence[Mapping[str, Any]]) -> list[str]:
     """One line per class; if there are more than 20, the 10 with the lowest accuracy."""
     shown, title = list(scores), "class"
+    if "IoU" in shown[0]:
+        return [f"{row['class'][:30]:30} {row['IoU']:8.2%} of {row['pixels']:,}" for row in shown]
     if len(shown) > 20:
         with_images = [row for row in shown if row["images"]]
         shown = sorted(with_images, key=lambda row: (row["accuracy"], -row["images"]))[:10]

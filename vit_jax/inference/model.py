@@ -237,6 +237,13 @@ class Model:
                     return EvaluatorKeys.of(test)[0].data(training)
         raise UserError(f"{self.source} is not a run with test data: give --dataset.")
 
+    def objective(self) -> dict[str, Any]:
+        """The objective of the run of this work directory, by key; UserError if it is none."""
+        match self._run_config():
+            case {"objective": dict() as objective}:
+                return objective
+        raise UserError(f"{self.source} is not a run: what it learnt is not known.")
+
     def _run_config(self) -> Any:
         """The config of the run of this work directory or checkpoint; else None."""
         path = Path(os.path.expanduser(self.source.partition("#")[0]))

@@ -11,14 +11,15 @@ from pathlib import Path
 from typing import Any
 
 from vit_jax.data.decode import decode_image
-from vit_jax.errors import import_extra
+from vit_jax.errors import UserError, import_extra
 from vit_jax.files.paths import read_file
+from vit_jax.inference.dense import PixelWriter, is_dense
 from vit_jax.inference.images import Images, find_images
 from vit_jax.inference.load import load_model
 from vit_jax.inference.model import Model
 from vit_jax.inference.pictures import fitted, name_style, sheet
 from vit_jax.kinds import check_known
-from vit_jax.wording import escaped
+from vit_jax.wording import escaped, list_names
 
 MAX_PICTURES = 48
 PICTURE_ENDINGS = (".png", ".jpg", ".pdf")
@@ -33,6 +34,8 @@ def predict(
     batch_size: int = 64,
     as_json: bool = False,
     picture: str = "",
+    output: str = "",
+    short_side: int = 0,
     **model_options: Any,
 ) -> int:
     """Loads a model and prints its predictions on images; unreadable ones are listed on stderr.
@@ -43,6 +46,7 @@ def predict(
       top, loss, batch_size: see `Model.answers`.
       as_json: print one JSON object per line.
       picture: file in which to draw the first `MAX_PICTURES` images.
+      output, short_side: folder for maps and overlays of a model of pixels, see `PixelWriter`.
 
     Returns how many images could not be read; a UserError comes before any is read.
     """
@@ -53,8 +57,19 @@ def predict(
         check_known("the ending of --picture", Path(picture).suffix, PICTURE_ENDINGS)
         Path(picture).parent.mkdir(parents=True, exist_ok=True)
     model = load_model(source, **model_options)
+    if picture and (is_dense(model) or model.description.values):
+        raise UserError("--picture draws classes; a model of pixels writes pictures to --output.")
     readable = []
-    for row in predict_images(model, paths, top=top, loss=loss, batch_size=batch_size):
+    rows: Iterator[dict[str, Any]]
+    if is_dense(model):
+        rows = PixelWriter(model, paths, os.path.expanduser(output), short_side, batch_size).rows()
+    elif output or short_side:
+        raise UserError(f"--output and --short_side are for models of pixels, not {source}.")
+    elif model.description.values:
+        rows = predict_numbers(model, paths, batch_size=batch_size)
+    else:
+        rows = predict_images(model, paths, top=top, loss=loss, batch_size=batch_size)
+    for row in rows:
         if "error" in row:
             print(f"error: {printable(row['image'])}: {row['error']}", file=sys.stderr, flush=True)
         else:
@@ -89,9 +104,28 @@ def predict_images(
             yield {"image": paths[index], "predictions": predictions}
 
 
+def predict_numbers(model: Model, paths: list[str], *, batch_size: int) -> Iterator[dict[str, Any]]:
+    """`{"image": path, "values": {name: number}}` of each image, or `error` as `predict_images`."""
+    images, values = Images(paths, model.description), model.description.values
+    assert values is not None
+    parts = model.stream(["logits"], images, batch_size)
+    for index, outputs in enumerate(row for part in parts for row in part["logits"]):
+        if index in images.failures:
+            yield {"image": paths[index], "error": images.failures[index]}
+        else:
+            numbers = dict(zip(values.names, values.of(outputs).tolist(), strict=True))
+            yield {"image": paths[index], "values": numbers}
+
+
 def as_text(row: dict[str, Any]) -> str:
     """One line, or for several classes a line for the image and one per class."""
-    image, lines = printable(row["image"]), _class_lines(row, 9)
+    image = printable(row["image"])
+    if numbers := row.get("values"):
+        return f"{'  '.join(f'{name} {value:.6g}' for name, value in numbers.items())}  {image}"
+    if shares := row.get("shares"):
+        text = list_names(f"{escaped(name)} {share:.1%}" for name, share in shares.items())
+        return f"{text}  {image}"
+    lines = _class_lines(row, 9)
     return f"{lines[0].strip()}  {image}" if len(lines) == 1 else "\n".join([image, *lines])
 
 

@@ -74,7 +74,7 @@ FAMILY = dataclasses.replace(
     infer=infer,
     choices={
         **vit.FAMILY.choices,
-        "classifier": ("gap", "map", "unpooled"),
+        "classifier": ("gap", "map", "unpooled", "dense"),
         "position_embedding": ("learned", "learned2d", "sincos2d", "none"),
     },
     attention="",  # it has one matrix of weights for each line, not one

@@ -6,6 +6,8 @@ import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
+import numpy as np
+
 HALF = (0.5, 0.5, 0.5)
 # How Pillow resizes, antialiased but for "nearest", and its numbers for that.
 PILLOW_METHODS = {"nearest": 0, "lanczos": 1, "bilinear": 2, "bicubic": 3, "box": 4, "hamming": 5}
@@ -33,6 +35,22 @@ class Similarity:
 
 
 @dataclasses.dataclass(frozen=True)
+class Values:
+    """What a model of numbers predicts: exp(mean + std * output) if `log`, else without exp."""
+
+    names: tuple[str, ...]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    log: bool = False
+
+    def of(self, outputs: np.ndarray) -> np.ndarray:
+        """Outputs [..., K] to values."""
+        mean, std = np.asarray(self.mean, np.float32), np.asarray(self.std, np.float32)
+        values = np.asarray(outputs, np.float32) * std + mean
+        return np.exp(values) if self.log else values
+
+
+@dataclasses.dataclass(frozen=True)
 class Description:
     """Metadata of a set of parameters, written with it as JSON."""
 
@@ -43,6 +61,7 @@ class Description:
     eval_preprocess: str  # ops from an image file to the model's input, see data/preprocess.py
     probabilities_by: str = "softmax"  # or "sigmoid"; "none" if outputs are not classes
     similarity: Similarity | None = None  # of a tower's embedding, if its pair's is known
+    values: Values | None = None  # of outputs that are numbers
 
     def to_json(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
@@ -74,6 +93,9 @@ class Description:
             eval_preprocess=str(value["eval_preprocess"]),
             probabilities_by=by,
             similarity=Similarity(**pair) if (pair := value.get("similarity")) else None,
+            values=Values(**{**numbers, "names": tuple(map(str, numbers["names"]))})
+            if (numbers := value.get("values"))
+            else None,
         )
 
 

@@ -64,9 +64,9 @@ class Family:
     Its module is called with images [B, H, W, C] and `train`, and has, besides `num_classes` and
     `dtype`, these attributes: `prefix_tokens` (the parameters that precede the grid of tokens),
     `head_input` (the submodule whose output is the head's input, [B, D]; "" if there are two heads
-    with two inputs), `logits_per_token`, `pixels_per_token` (height and width of the image region
-    of a token, or of a cell of the last feature map) and `token_grid(image_size)` (rows and columns
-    of tokens; UserError if the images do not fit).
+    with two inputs), `outputs_per` (`image`, `token` or `pixel`), `pixels_per_token` (height and
+    width of the image region of a token, or of a cell of the last feature map) and
+    `token_grid(image_size)` (rows and columns of tokens; UserError if the images do not fit).
 
     Attributes:
       module: a linen module class.
@@ -151,8 +151,8 @@ class ModelBase(nn.Module):
         return "pre_logits"
 
     @property
-    def logits_per_token(self) -> bool:
-        return False
+    def outputs_per(self) -> str:
+        return "image"
 
     @property
     def stem(self) -> tuple[Any, Any]:

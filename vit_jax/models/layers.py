@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from vit_jax.errors import UserError
+from vit_jax.models.interpolation import half_pixel_linear
 from vit_jax.models.kernels.elementwise import gelu as gelu
 from vit_jax.models.kernels.elementwise import normalize, per_feature, random_words, residual
 from vit_jax.models.kernels.products import convolve_patches, dot_general
@@ -37,6 +38,20 @@ def head(num_classes: int, bias: float, name: str = "head") -> nn.Module:
     """x W + b with logits [..., K] in float32; W is 0 at the start, and b this number."""
     zeros, constant = nn.initializers.zeros_init(), nn.initializers.constant(bias)
     return nn.Dense(num_classes, kernel_init=zeros, bias_init=constant, name=name)
+
+
+def per_pixel(model: Any, x: jax.Array, grid: tuple[int, int], shape: tuple[int, ...]) -> jax.Array:
+    """A dense model's logits of patches, [B, h*w, K], to those of all pixels, [B, H, W, K].
+
+    Linear between the centres of the patches, as PyTorch's `interpolate(mode="bilinear")`. Other
+    outputs are returned as they are.
+    """
+    if model.outputs_per != "pixel" or not model.num_classes:
+        return x
+    rows, columns = (half_pixel_linear(*sizes) for sizes in zip(grid, shape[1:3], strict=True))
+    x = jnp.reshape(x, (x.shape[0], *grid, x.shape[-1]))  # [B, h, w, K]
+    x = jnp.einsum("Hh,bhwk->bHwk", jnp.asarray(rows, x.dtype), x, precision="highest")
+    return jnp.einsum("Ww,bHwk->bHWk", jnp.asarray(columns, x.dtype), x, precision="highest")
 
 
 def embed_patches(

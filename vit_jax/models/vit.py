@@ -184,9 +184,10 @@ class VisionTransformer(ModelBase):
       representation_size: width of the tanh layer before the head (section 3.1); None: no layer.
       classifier: the head's input: `token` (class token), `gap` (mean over tokens), `map`
         (attention pooling), or every token: `unpooled` (without class token) and
-        `token_unpooled` (with it), which give [B, N, num_classes].
+        `token_unpooled` (with it), which give [B, N, num_classes]; or every patch: `dense` and
+        `token_dense`, whose logits are interpolated to [B, H, W, num_classes].
       head_norm: a batch norm without scale and bias in front of the head (MAE's linear probe,
-        2111.06377, appendix A.1).
+        2111.06377, appendix A.1; DINOv2's segmentation).
       position_embedding: `learned`, or another of the table in `positions.py`.
       position_stddev: of learned positions at the start: 0.02 in the official code, 1 / sqrt(D) in
         big_vision.
@@ -230,7 +231,7 @@ class VisionTransformer(ModelBase):
     @property
     def prefix_tokens(self) -> tuple[str, ...]:
         """Parameters that precede the grid of tokens: the class token, if any."""
-        return ("cls",) if self.classifier in ("token", "token_unpooled") else ()
+        return ("cls",) if self.classifier.startswith("token") else ()
 
     @property
     def head_input(self) -> str:
@@ -238,14 +239,15 @@ class VisionTransformer(ModelBase):
         return "pre_logits" if self.representation_size is None else "representation"
 
     @property
-    def logits_per_token(self) -> bool:
-        return self.classifier in ("unpooled", "token_unpooled")
+    def outputs_per(self) -> str:
+        kinds = {"unpooled": "token", "dense": "pixel"}
+        return kinds.get(self.classifier.removeprefix("token_"), "image")
 
     @nn.compact
     def __call__(
         self, images: jax.Array, *, train: bool, corruption: dict[str, jax.Array] | None = None
     ) -> jax.Array:
-        """Images in [-1, 1], [B, H, W, C] -> logits [B, K] ([B, N, K] unpooled) float32.
+        """Images in [-1, 1], [B, H, W, C] -> float32 logits [B, K], [B, N, K] or [B, H, W, K].
 
         `corruption` is for masked patch prediction, see `corrupt`.
         """
@@ -268,22 +270,22 @@ class VisionTransformer(ModelBase):
         x = jnp.concatenate([*tokens, x], axis=1)  # [B, N, D]
         config = BlockConfig.of(self, grid=(height, width))
         encoder = Encoder(config, **layers.loop_of(self), block=self.block, name="Transformer")
-        x = encoder(x, train=train)
-        return self._classify(self._pool(x, train=train), train=train)
+        x = self._classify(self._pool(encoder(x, train=train), train=train), train=train)
+        return layers.per_pixel(self, x, (height, width), images.shape)
 
     def _token(self, name: str) -> jax.Array:
         """A learned token, [1, 1, D]."""
         return self.param(name, nn.initializers.zeros_init(), (1, 1, self.hidden_size))
 
     def _pool(self, x: jax.Array, *, train: bool) -> jax.Array:
-        """[B, N, D] -> [B, D], or all tokens for the unpooled classifiers."""
+        """[B, N, D] -> [B, D], or all tokens, or the patches [B, P, D]."""
         if self.classifier == "token":
             return x[:, 0]
         if self.classifier == "gap":
             return jnp.mean(x, axis=1)
         if self.classifier == "map":
             return MAPHead(BlockConfig.of(self))(x, train=train)
-        return x
+        return x[:, len(self.prefix_tokens) :] if self.outputs_per == "pixel" else x
 
     def _classify(self, x: jax.Array, *, train: bool) -> jax.Array:
         """[..., D] -> [..., K] float32; the representation if num_classes is 0."""
@@ -389,7 +391,8 @@ FAMILY = Family(
     ),
     infer=infer,
     choices={
-        "classifier": ("token", "gap", "map", "unpooled", "token_unpooled"),
+        "classifier": ("token", "gap", "map")
+        + ("unpooled", "token_unpooled", "dense", "token_dense"),
         "position_embedding": POSITION_EMBEDDINGS,
         "gelu": ("tanh", "exact"),
         "attention": NAMES,

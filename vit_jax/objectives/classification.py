@@ -73,10 +73,10 @@ class _LabelObjective(Objective):
         self.class_names = task.class_names
         self.num_outputs = len(task.class_names)
         self.model = task.build_model(self.num_outputs)
-        if getattr(self.model, "logits_per_token", False):
+        if getattr(self.model, "outputs_per", "image") != "image":
             raise UserError(
-                f"model.classifier={self.model.classifier!r} gives logits per token; "
-                "classification requires token, gap or map."
+                f"model.classifier={self.model.classifier!r} gives logits per "
+                f"{self.model.outputs_per}; classification requires token, gap or map."
             )
         self._class_weights: Any = None  # [1, K]
         if class_weights:

@@ -10,6 +10,9 @@ from vit_jax.objectives.objective import Objective, Task
 OBJECTIVES = Kinds(
     classification="vit_jax.objectives.classification:Classification",
     multi_label="vit_jax.objectives.classification:MultiLabel",
+    segmentation="vit_jax.objectives.dense:Segmentation",
+    pixel_regression="vit_jax.objectives.dense:PixelRegression",
+    regression="vit_jax.objectives.regression:Regression",
     masked_patch="vit_jax.objectives.masked_patch:MaskedPatch",
     mae="vit_jax.objectives.mae:MaskedAutoencoding",
     hard_distillation="vit_jax.objectives.distillation:HardDistillation",

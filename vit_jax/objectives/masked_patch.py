@@ -72,7 +72,7 @@ class MaskedPatch(Objective):
         num_colors = BINS**channels
         self.measures = ("loss",) if target == "pixels" else ("loss", "accuracy")
         probe = task.build_model(num_colors)
-        if not probe.logits_per_token:
+        if probe.outputs_per != "token":
             raise UserError(
                 "objective.name='masked_patch' predicts every patch: use a Vision Transformer "
                 "with model.classifier='token_unpooled' (fine-tuned with 'token'), or 'unpooled' "

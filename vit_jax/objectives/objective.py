@@ -28,6 +28,8 @@ class Task:
     load_tower: Callable[[str], Any] | None = None  # from a source or the name of a variant
     eval_preprocess: str = ""  # ops of the evaluation; some may read texts
     read_labels: Callable[[], np.ndarray] | None = None  # all training labels, [N, ...]
+    # Names and values [N, K] of all numbers to predict.
+    read_targets: Callable[[], tuple[tuple[str, ...], np.ndarray]] | None = None
     tokens_of: Callable[..., Any] | None = None  # of a model; see `views.tokens_function`
     total_steps: int = 0  # updates of the run
 
@@ -61,6 +63,8 @@ class Objective:
     predicts_pixels: bool = False  # which then have to be in [-1, 1]
     spans_batch: bool = False  # the loss of a batch is not the mean of the losses of its parts
     probabilities_by: str = "softmax"  # how logits become probabilities; or "sigmoid"
+    # Of outputs that are numbers: `names`, `mean`, `std`, `log`; see `models.description.Values`.
+    numbers: dict[str, Any] | None = None
     constants: dict[str, Any]  # {name: tree}
     prefix: str = ""  # of the parameters of `model`, if there are others
     # Logical axes by name of parameters and buffers that belong to no model: a temperature.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import math
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
@@ -41,12 +42,15 @@ def planned_run(
     origin = "here"
     several = OBJECTIVES[config.objective.name].several_labels
 
-    def open_dataset(*, name: str, split: str, preprocess: str, **options: Any) -> Dataset:
+    def open_dataset(
+        *, name: str, split: str, preprocess: str, needs: Collection[str], **options: Any
+    ) -> Dataset:
         nonlocal origin
         missing = "not opened, as a size is given."
         if not (num_examples or num_classes):
             try:
-                return create_dataset(name=name, split=split, preprocess=preprocess, **options)
+                data = {"name": name, "split": split, "preprocess": preprocess}
+                return create_dataset(**data, needs=needs, **options)
             except UserError as error:
                 missing = str(error).removeprefix(f"dataset.name={name!r}: ")
         key = name.partition(":")[0]
@@ -64,7 +68,7 @@ def planned_run(
         # A teacher's classes are matched by name.
         named = wordnet_ids(key) if LABELS.get(key) == classes else map(str, range(classes))
         chain = parse(preprocess)
-        noise = Noise(count, np.zeros(classes, np.uint8) if several else 0, chain.columns)
+        noise = Noise(count, np.zeros(classes, np.uint8) if several else 0, chain.columns, needs)
         return Dataset(name, split, noise, chain, tuple(named))
 
     if "class_weights" in config.objective:  # costs nothing, and may read all labels
@@ -81,13 +85,17 @@ class Noise(Source):
     num_examples: int
     label: Any  # of every example
     columns: tuple[str, ...] = ()
+    needs: Collection[str] = ()
 
     def __len__(self) -> int:
         return self.num_examples
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         pixels = np.random.default_rng(index).integers(0, 256, (375, 500, 3), np.uint8)
-        return {"image": pixels, "label": self.label, **dict.fromkeys(self.columns, "0")}
+        zeros = np.zeros(pixels.shape[:2])
+        maps = {"label_map": zeros.astype(np.uint8), "value_map": zeros.astype(np.float32)}
+        needed = {key: maps[key] for key in maps if key in self.needs}
+        return {"image": pixels, "label": self.label, **needed, **dict.fromkeys(self.columns, "0")}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -93,7 +93,7 @@ def load_subject(run: Run, max_examples: int | None) -> tuple[Model, Any]:
     if max_examples == 0:
         return model, UserError("Skipped by --max_examples=0.")
     try:
-        opened = model.open_dataset(**options, needs_label=bool(model.class_names))
+        opened = model.open_dataset(**options, needs=("label",) * bool(model.class_names))
         if opened.on_bad_image == "skip":  # this reads every image
             opened = opened.check()
     except UserError as error:

@@ -22,10 +22,15 @@ from vit_jax.workdir.metrics import METRICS_FILE, read_metrics
 # Settings that do not affect the results of a run.
 HOUSEKEEPING = (*RUNTIME_KEYS, "evaluators.")
 # The main metric of a run: the first of these that an evaluator has, else any.
-_MAIN = ("accuracy", "mAP", "loss")
+_MAIN = ("accuracy", "mAP", "mIoU", "delta1", "r2", "loss")
 
 _WORDS = {
     "mAP": "mean average precision",
+    "mIoU": "mean IoU",
+    "mae": "MAE",
+    "rmse": "RMSE",
+    "r2": "R2",
+    "abs_rel": "relative error",
     "mfu": "MFU",
     "accuracy_top5": "top-5 accuracy",
     "num_examples": "examples",

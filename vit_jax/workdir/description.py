@@ -95,7 +95,7 @@ def log_results(
     logging.info(f"Finished {steps} in {took}, {share:.0%} of it training.")
     for name, value in results.items():
         key, _, metric = name.rpartition("/")
-        if not key or metric not in ("accuracy", "mAP"):
+        if not key or metric not in ("accuracy", "mAP", "mIoU", "delta1", "mae", "r2"):
             continue
         text = f"{name} {number_text(name, value)}"
         if metric == "accuracy" and (count := results.get(f"{key}/num_examples")):

@@ -31,7 +31,7 @@ from vit_jax.workdir.buckets import BucketUpload
 
 # Metrics of which less is better, by the last part of their names.
 _LESS_IS_BETTER = re.compile(
-    r"loss|error|perplexity|entropy|(^|_)(ppl|bpd|nll|r?mse|mae|ece|brier|[ewc]er|err|fid)(_|$)",
+    r"loss|error|perplexity|entropy|(^|_)(ppl|bpd|nll|r?mse|mae|abs_rel|ece|brier|[ewc]er|err|fid)(_|$)",
     re.IGNORECASE,
 )
 METRICS_FILE = "metrics.jsonl"

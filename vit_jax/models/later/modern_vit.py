@@ -59,7 +59,9 @@ class ModernVisionTransformer(ModelBase):
       layer_scale_init: initial factor of LayerScale; None: no LayerScale. DeiT III: 1e-4 in every
         size. Of weights of others, only whether there is one is known.
       classifier: the head's input: `token` (class token), `gap` (mean over patches), `token_gap`
-        (both, [B, 2 D]; DINOv2's linear head), `map` (attention pooling of the patches).
+        (both, [B, 2 D]; DINOv2's linear head), `map` (attention pooling of the patches); `dense`:
+        every patch, whose logits are interpolated to [B, H, W, num_classes].
+      head_norm: a batch norm without scale and bias in front of the head.
       pool_prefix: the tokens before the patches take part in `gap` and `map`, too.
       map_num_heads, map_mlp_dim: of the attention pooling; None: those of the blocks.
       stochastic_depth_rate: probability of dropping a branch in training.
@@ -100,6 +102,7 @@ class ModernVisionTransformer(ModelBase):
     pool_prefix: bool = False
     map_num_heads: int | None = None
     map_mlp_dim: int | None = None
+    head_norm: bool = False
     stochastic_depth_rate: float = 0.0
     stochastic_depth_shape: str = "linear"
     head_bias_init: float = 0.0
@@ -117,11 +120,18 @@ class ModernVisionTransformer(ModelBase):
         registers = range(self.num_registers or 0)
         return ("cls",) * self.class_token + tuple(f"register_{i}" for i in registers)
 
+    @property
+    def outputs_per(self) -> str:
+        return "pixel" if self.classifier == "dense" else "image"
+
     @nn.compact
     def __call__(
         self, images: jax.Array, *, train: bool, corruption: dict[str, jax.Array] | None = None
     ) -> jax.Array:
-        """Scaled images [B, H, W, C] -> logits [B, K] float32; `corruption`: see `vit.corrupt`."""
+        """Scaled images [B, H, W, C] -> float32 logits [B, K], or [B, H, W, K].
+
+        `corruption`: see `vit.corrupt`.
+        """
         x = layers.embed_patches(self, images, use_bias=self.patch_bias, kernel_init=_PATCH_INIT)
         grid = (x.shape[1], x.shape[2])
         config = ModernConfig.of(self, grid=grid)
@@ -146,8 +156,11 @@ class ModernVisionTransformer(ModelBase):
         x = jnp.asarray(layers.IdentityLayer(name="pre_logits")(x), jnp.float32)
         if not self.num_classes:
             return x
+        if self.head_norm:
+            x = layers.BatchNorm(train, vit.HEAD_NORM_EPSILON, affine=False, name="head_norm")(x)
         bias = nn.initializers.constant(self.head_bias_init)
-        return nn.Dense(self.num_classes, kernel_init=INIT, bias_init=bias, name="head")(x)
+        x = nn.Dense(self.num_classes, kernel_init=INIT, bias_init=bias, name="head")(x)
+        return layers.per_pixel(self, x, grid, images.shape)
 
     def _angles(
         self, grid: tuple[int, int], config: ModernConfig, train: bool
@@ -163,7 +176,7 @@ class ModernVisionTransformer(ModelBase):
         return (angles,)
 
     def _pool(self, x: jax.Array, config: ModernConfig, *, train: bool) -> jax.Array:
-        """[B, N, D] -> [B, D], or [B, 2 D] for `token_gap`."""
+        """[B, N, D] -> [B, D], [B, 2 D] for `token_gap`, [B, P, D] for `dense`."""
         patches = x if self.pool_prefix else x[:, len(self.prefix_tokens) :]
         if self.classifier == "map":
             heads, width = self.map_num_heads, self.map_mlp_dim
@@ -173,6 +186,8 @@ class ModernVisionTransformer(ModelBase):
             return vit.MAPHead(config)(patches, train=train)
         if self.classifier == "token":
             return x[:, 0]
+        if self.classifier == "dense":
+            return x[:, len(self.prefix_tokens) :]
         mean = jnp.mean(patches, axis=1)
         if self.classifier == "gap":
             return mean
@@ -218,6 +233,7 @@ def infer(shapes: Shapes) -> dict[str, Any]:
         "classifier": "map" if pooling else "token" if "cls" in shapes else "gap",
         "map_num_heads": None if map_heads == plain["num_heads"] else map_heads,
         "map_mlp_dim": None if map_width == plain["mlp_dim"] else map_width,
+        "head_norm": plain["head_norm"],
     }
 
 
@@ -235,8 +251,9 @@ def check(model: ModernVisionTransformer) -> None:
         raise UserError(
             f"model.classifier={model.classifier!r} needs model.class_token=True; or use 'gap'."
         )
-    if model.classifier == "token_gap" and model.final_norm == "pooled":
-        raise UserError("model.classifier='token_gap' needs model.final_norm='tokens' or 'none'.")
+    if model.classifier in ("token_gap", "dense") and model.final_norm == "pooled":
+        key = f"model.classifier={model.classifier!r}"
+        raise UserError(f"{key} needs model.final_norm='tokens' or 'none'.")
     if model.relative_bias and model.attention not in BIASED:
         raise UserError(
             f"model.attention={model.attention!r} does not support model.relative_bias=True; use "
@@ -277,6 +294,7 @@ FAMILY = Family(
         *vit.MAP_ROWS,
         Row("MAPHead_0/RMSNorm_0/scale", ("embed",), LAST),
         Row("pooled_norm/(?:scale|bias)", ("embed",), LAST),
+        Row("head_norm/(?:mean|var)", ("embed",), LAST, role="head", is_statistic=True),
         *HEAD,
     ),
     infer=infer,
@@ -288,7 +306,7 @@ FAMILY = Family(
         "qkv_bias": ("qkv", "qv", "none"),
         "mlp": ("mlp", "swiglu"),
         "gelu": ("tanh", "exact", "quick"),
-        "classifier": ("token", "gap", "token_gap", "map"),
+        "classifier": ("token", "gap", "token_gap", "map", "dense"),
         "stochastic_depth_shape": ("linear", "constant"),
         "attention": NAMES,
         "remat": layers.REMAT_POLICIES,
