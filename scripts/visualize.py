@@ -3,11 +3,14 @@
     python scripts/visualize.py MODEL photos/ --output=pictures
     python scripts/visualize.py runs/flowers a.jpg b.jpg --what=rollout,heads
     python scripts/visualize.py MODEL photos/ --against=OTHER --what=cka
+    python scripts/visualize.py MODEL a.jpg b.jpg --what=pca,similarity --patch=4,9
 
 filters.png: principal components of the embedding filters (figure 7, left). positions.png:
 similarity of position embeddings (centre). attention_distance.png: how far each head attends
 (right). rollout.png: what the output attends to, over the photo (figure 6). heads.png: what each
-head of the last block attends to from the class token. cka.png: similarity of two models' blocks.
+head of the last block attends to from the class token. pca.png: the patches' first principal
+components as colours, the background black (DINOv2). similarity.png: of one patch of the first
+image to all patches. cka.png: similarity of two models' blocks.
 
 MODEL is a work directory, a weights file or folder of any known format, gs://, https://,
 hf://owner/name, or a name from scripts/zoo.py list.
@@ -26,6 +29,7 @@ if __name__ == "__main__":
         help="a subset of the above, such as filters,rollout (default all)",
     )
     add("--output", default="pictures", metavar="DIR", help="output folder (default pictures)")
+    add("--patch", type=arguments.pair, help="ROW,COLUMN from 1 (default the middle)")
     add("--against", default="", metavar="MODEL", help="another model, for cka")
     options = vars(parser.parse_args())
     launch.start_logging()

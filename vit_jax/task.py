@@ -63,10 +63,10 @@ def create_task(config: ConfigDict, dataset: Dataset, total_steps: int) -> Task:
 
         return load_teacher("objective.teacher", source, class_names=dataset.class_names, **seen)
 
-    def load_tower(source: str) -> Any:
+    def load_tower(source: str, key: str) -> Any:
         from vit_jax.inference.load import load_tower
 
-        return load_tower("objective.image", source, **seen)
+        return load_tower(key, source, **seen)
 
     def tokens_of(model: Any, **options: Any) -> Any:
         from vit_jax.models.views import tokens_function  # few runs need it

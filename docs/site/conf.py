@@ -35,6 +35,7 @@ source_pages_contents = {
         "photos",
         "fine_tuning",
         "pre_training",
+        "dense",
         "data",
         "preprocessing",
         "runs",

@@ -8,7 +8,9 @@ from vit_jax.inference.analysis import (
     cka_of_layers,
     class_token_attention,
     mean_distance,
+    patch_similarity,
     position_similarity,
+    principal_colors,
     principal_filters,
     rollout,
     uniform_distance,
@@ -126,3 +128,27 @@ def test_cka_of_layers() -> None:
         cka_of_layers(layers, [layers[0][:39]])
     with pytest.raises(UserError, match="at least 4"):
         cka_of_layers([x[:3] for x in layers], [layers[0][:3]])
+
+
+def test_an_object_has_the_colours_and_the_middle_the_foreground() -> None:
+    """Two kinds of patches in the middle of noise that is the background of both images."""
+    rng = np.random.default_rng(0)
+    patches = 0.1 * rng.normal(size=(2, 6, 8, 16))
+    patches[:, 2:4, 2:6, 0] += 3.0
+    patches[:, 2:4, 2:4, 1] += 1.0
+    colors, is_object = principal_colors(patches.reshape(2, 48, 16), (6, 8))
+    expected = np.zeros((2, 6, 8), bool)
+    expected[:, 2:4, 2:6] = True
+    np.testing.assert_array_equal(is_object, expected)
+    assert np.all(colors[~is_object] == 0)
+    halves = colors[:, 2:4, 2:4, 0], colors[:, 2:4, 4:6, 0]
+    assert abs(halves[0].mean() - halves[1].mean()) > 0.5
+    assert max(half.std() for half in halves) < 0.2  # the same in both images
+
+
+def test_a_patch_is_like_its_kind() -> None:
+    patches = np.zeros((2, 6, 3))
+    patches[:, :, 0] = 1.0
+    patches[:, 4, 0], patches[:, 4, 1] = 0.0, 2.0
+    cosines = patch_similarity(patches, (2, 3), (1, 1))
+    np.testing.assert_array_equal(cosines, np.float64([[[0, 0, 0], [0, 1, 0]]] * 2))

@@ -6,6 +6,7 @@ L: blocks, B: images, H: heads, N: tokens, those of the grid last.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -44,6 +45,50 @@ def position_similarity(embeddings: np.ndarray, grid: tuple[int, int]) -> np.nda
     places = np.asarray(embeddings, np.float64)[len(embeddings) - rows * columns :]
     places = places / np.maximum(np.linalg.norm(places, axis=1, keepdims=True), 1e-12)
     return (places @ places.T).reshape(rows, columns, rows, columns)
+
+
+def principal_colors(patches: np.ndarray, grid: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
+    """Patches of several images as colours (DINOv2, 2304.07193, figure 1).
+
+    The first principal component of all patches divides them at 0; the side that has less of the
+    images' border is the foreground. The first three components of its patches are red, green and
+    blue, so that a colour means the same in all images.
+
+    Args:
+      patches: features [B, P, D].
+      grid: rows and columns of patches.
+
+    Returns:
+      Colours in [0, 1], [B, rows, columns, 3], black in the background, and the foreground, bool.
+    """
+    x = np.asarray(patches, np.float64).reshape(-1, patches.shape[-1])  # [B * P, D]
+    border = np.ones((len(patches), *grid), bool)
+    border[:, 1:-1, 1:-1] = False
+    first = _scores(x, 1)[:, 0]
+    is_object = first > 0
+    if is_object[border.ravel()].mean() > is_object.mean():
+        is_object = ~is_object
+    colors = np.zeros((len(x), 3))
+    if is_object.any():
+        scores = _scores(x[is_object], 3)
+        low, high = np.percentile(scores, (1, 99), axis=0)
+        colors[is_object] = np.clip((scores - low) / np.maximum(high - low, 1e-12), 0, 1)
+    return colors.reshape(len(patches), *grid, 3), is_object.reshape(border.shape)
+
+
+def _scores(x: np.ndarray, count: int) -> np.ndarray:
+    """Principal components of rows [n, D] -> [n, count], the largest weight of each positive."""
+    x = x - x.mean(axis=0)
+    directions = np.linalg.eigh(x.T @ x)[1][:, ::-1][:, :count]  # [D, count]
+    signs = np.sign(np.take_along_axis(directions, np.abs(directions).argmax(0)[None], axis=0))
+    return x @ (directions * signs)
+
+
+def patch_similarity(patches: np.ndarray, grid: tuple[int, int], place: tuple[int, int]) -> Any:
+    """Cosines of one patch of the first image with all patches [B, P, D]: [B, rows, columns]."""
+    x = np.asarray(patches, np.float64)
+    x = x / np.maximum(np.linalg.norm(x, axis=-1, keepdims=True), 1e-12)
+    return (x @ x[0, place[0] * grid[1] + place[1]]).reshape(len(x), *grid)
 
 
 def mean_distance(

@@ -147,7 +147,7 @@ class PixelWriter:
         if description.values is not None:
             values = values_of(outputs, size, description)
             if self.folder:
-                self._write(path, values, _shaded(values))
+                self._write(path, values, shaded(values))
             ends = np.percentile(values, (0, 50, 100)).tolist()
             return {"values": dict(zip(("min", "median", "max"), ends, strict=True))}
         classes = best_classes(outputs, size)
@@ -197,7 +197,7 @@ def colored(classes: np.ndarray, image: np.ndarray) -> np.ndarray:
     return np.where(classes[..., None] == 0, image, tint)
 
 
-def _shaded(values: np.ndarray) -> np.ndarray:
+def shaded(values: np.ndarray) -> np.ndarray:
     """Values by colour, from the least (bright) to the greatest, uint8 [H, W, 3]."""
     low, high = np.percentile(values, (2, 98))
     levels = np.clip((values - low) / max(high - low, 1e-6), 0, 1)

@@ -98,18 +98,55 @@ def draw_distances(distances: np.ndarray, uniform: float) -> Any:
 
 def draw_rollout(images: np.ndarray, maps: np.ndarray, names: Sequence[str]) -> Any:
     """Images [B, H, W, C] in [0, 1], each next to its overlay with a map [B, rows, columns]."""
+    title = "Attention rollout: what the output attends to"
+    figure, axes, cells = _beside(images, names, title)
+    ends = color_range(maps)
+    for cell, image, weights in zip(cells, images, maps, strict=True):
+        cell.imshow(overlay(image, weights, ends))
+    _add_scale(figure, axes, ends, "times the mean of the image")
+    return figure
+
+
+def draw_colors(images: np.ndarray, colors: np.ndarray, names: Sequence[str]) -> Any:
+    """Images [B, H, W, C] in [0, 1], each next to its patches' colours [B, rows, columns, 3]."""
+    figure, _, cells = _beside(images, names, "Principal components of the patches", margins=0.2)
+    height, width = images.shape[1:3]
+    for cell, color in zip(cells, colors, strict=True):
+        cell.imshow(color, interpolation="none", extent=(0, width, height, 0))
+    return figure
+
+
+def draw_similarity(
+    images: np.ndarray, maps: np.ndarray, names: Sequence[str], place: tuple[int, int]
+) -> Any:
+    """Images, each next to its overlay with cosines; a mark on the patch of the first image."""
+    title = f"Similarity to the patch in row {place[0] + 1}, column {place[1] + 1} of the first"
+    figure, axes, cells = _beside(images, names, title)
+    ends = color_range(maps)
+    for cell, image, weights in zip(cells, images, maps, strict=True):
+        cell.imshow(overlay(image, weights, ends))
+    sides = [size / cells_ for size, cells_ in zip(images.shape[1:3], maps.shape[1:], strict=True)]
+    y, x = ((i + 0.5) * side for i, side in zip(place, sides, strict=True))
+    for axis in axes.flat[:2]:
+        axis.plot(x, y, "o", markersize=7, markerfacecolor="none", color="#00d0ff")
+    _add_scale(figure, axes, ends, "cosine", what="similarity")
+    return figure
+
+
+def _beside(
+    images: np.ndarray, names: Sequence[str], title: str, margins: float = _MARGINS
+) -> tuple[Any, Any, Any]:
+    """A figure of images, its axes, and of these the empty ones next to the images."""
     pairs = 1 if len(images) == 1 else 2
     rows = -(-len(images) // pairs)
     aspect = images.shape[1] / images.shape[2]
-    height = rows * ((_WIDTH / (2 * pairs) - _GAP) * aspect + 0.24) + _MARGINS
-    figure, axes = sheet(rows, 2 * pairs, height, "Attention rollout: what the output attends to")
-    cells, ends = axes.reshape(-1, 2)[: len(images)], color_range(maps)
-    for (plain, masked), image, weights, name in zip(cells, images, maps, names, strict=True):
+    height = rows * ((_WIDTH / (2 * pairs) - _GAP) * aspect + 0.24) + margins
+    figure, axes = sheet(rows, 2 * pairs, height, title)
+    cells = axes.reshape(-1, 2)[: len(images)]
+    for (plain, _), image, name in zip(cells, images, names, strict=True):
         _show(plain, image)
         _add_name(plain, name, _WIDTH / pairs)
-        masked.imshow(overlay(image, weights, ends))
-    _add_scale(figure, axes, ends, "times the mean of the image")
-    return figure
+    return figure, axes, cells[:, 1]
 
 
 def draw_heads(images: np.ndarray, maps: np.ndarray, names: Sequence[str]) -> Any:
@@ -201,13 +238,15 @@ def _scale(ends: tuple[float, float]) -> Any:
     return ScalarMappable(PowerNorm(0.5, *ends, clip=True), "inferno")
 
 
-def _add_scale(figure: Any, axes: Any, ends: tuple[float, float], label: str) -> None:
+def _add_scale(
+    figure: Any, axes: Any, ends: tuple[float, float], label: str, what: str = "attention"
+) -> None:
     bar = figure.colorbar(
         _scale(ends), ax=axes, location="bottom", shrink=0.6, extend="max", aspect=40, pad=0.02
     )
     ticks = ends[0] + (ends[1] - ends[0]) * np.linspace(0, 1, 5) ** 2  # evenly far apart
     bar.set_ticks(ticks, labels=[f"{round(tick, 3):.2g}" for tick in ticks])
-    bar.set_label(f"attention, {label} (top {CLIPPED} % clipped)", fontsize=8)
+    bar.set_label(f"{what}, {label} (top {CLIPPED} % clipped)", fontsize=8)
     bar.ax.tick_params(labelsize=8)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -17,6 +18,7 @@ from vit_jax.inference.images import at_image_size, find_images, input_range
 from vit_jax.inference.load import load_model
 from vit_jax.inference.model import Model
 from vit_jax.kinds import check_known
+from vit_jax.models.features import available_features
 from vit_jax.models.look import can_show
 from vit_jax.models.resnet import weight_standardize
 from vit_jax.parameters.table import table_of
@@ -25,7 +27,7 @@ from vit_jax.trees import flatten_names
 MOST_IMAGES = 128  # as in appendix D.7
 DRAWN = 8  # images of a picture
 OF_PARAMETERS = ("filters", "positions")
-OF_IMAGES = ("attention_distance", "rollout", "heads", "cka")
+OF_IMAGES = ("attention_distance", "rollout", "heads", "pca", "similarity", "cka")
 
 
 def visualize(
@@ -35,6 +37,7 @@ def visualize(
     what: Sequence[str] = (),
     output: str = "pictures",
     against: str = "",
+    patch: tuple[int, int] | None = None,
     batch_size: int = 8,
     **model_options: Any,
 ) -> list[Path]:
@@ -47,6 +50,7 @@ def visualize(
       what: some of `OF_PARAMETERS` and `OF_IMAGES`; () means all.
       output: folder for `WHAT.png`.
       against: another model, for `cka`.
+      patch: row and column from 1 of that of the first image, for `similarity`; None: the middle.
       batch_size: images at a time.
 
     Returns the files written; UserError if nothing can be drawn, or a file cannot be read.
@@ -65,7 +69,9 @@ def visualize(
         raise UserError(f"{source} is a text model; scripts/visualize.py draws image models.")
     drawings = of_parameters(model)
     if paths:
-        drawings |= of_images(model, paths, [Path(path).name for path in paths], batch_size)
+        names = [Path(path).name for path in paths]
+        drawings |= of_images(model, paths, names, batch_size)
+        drawings |= of_patches(model, spread(paths, DRAWN), spread(names, DRAWN), batch_size, patch)
         if against:
             other = load_model(against, **model_options)
             drawings["cka"] = lambda: _cka(model, other, paths, batch_size)
@@ -80,7 +86,7 @@ def visualize(
             continue
         written.append(to_path(output) / f"{name}.png")
         figure.savefig(written[-1], dpi=150)
-        most = DRAWN if name in ("rollout", "heads") else MOST_IMAGES
+        most = MOST_IMAGES if name in ("attention_distance", "cka") else DRAWN
         is_part = name in OF_IMAGES and len(found) > most
         part = f": {most} of {len(found):,} images, evenly spaced" if is_part else ""
         logging.info("Wrote %s%s.", written[-1], part)
@@ -151,6 +157,36 @@ def of_images(
         return pictures.draw_distances(*head_distances(model, images, batch_size))
 
     return {"attention_distance": distances, "rollout": flow, "heads": heads}
+
+
+def of_patches(
+    model: Model,
+    images: Sequence[Any],
+    names: Sequence[str],
+    batch_size: int,
+    place: tuple[int, int] | None,
+) -> dict[str, Drawing]:
+    """The drawings of the patches' features after the last norm; for `place` see `visualize`."""
+    if "patches" not in available_features(model.module):
+        return dict.fromkeys(("pca", "similarity"), lambda: "the model has no patches")
+    grid = model.description.grid
+    place = (grid[0] // 2, grid[1] // 2) if place is None else (place[0] - 1, place[1] - 1)
+    if not all(0 <= i < size for i, size in zip(place, grid, strict=True)):
+        raise UserError(f"--patch={place[0] + 1},{place[1] + 1} is not in {grid[0]}x{grid[1]}.")
+
+    @functools.cache
+    def patches() -> np.ndarray:
+        return model.features(images, "patches", batch_size=batch_size)
+
+    def pca() -> Any:
+        colors, _ = analysis.principal_colors(patches(), grid)
+        return pictures.draw_colors(photos(model, images), colors, names)
+
+    def similarity() -> Any:
+        cosines = analysis.patch_similarity(patches(), grid, place)
+        return pictures.draw_similarity(photos(model, images), cosines, names, place)
+
+    return {"pca": pca, "similarity": similarity}
 
 
 def head_distances(

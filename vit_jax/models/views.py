@@ -57,6 +57,7 @@ def tokens_function(module: Any, image_size: tuple[int, int], *, masks: bool = F
         name = family.tokens.rpartition("/")[2]
         pooled, captured = capture(module, params, images, {name}, train=train, rngs=rngs, **inputs)
         x = captured[f"{family.tokens}/__call__"][:, prefix:]
+        pooled = pooled if pooled.ndim == 2 else jnp.mean(pooled, axis=1)  # of a dense model
         return pooled, jnp.asarray(x, jnp.float32)
 
     return tokens

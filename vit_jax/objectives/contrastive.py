@@ -59,7 +59,7 @@ class Contrastive(Objective):
         if not temperature > 0.0:
             raise UserError(f"objective.temperature={temperature} must be positive.")
         assert task.load_tower is not None
-        self._image = tower = task.load_tower(image)
+        self._image = tower = task.load_tower(image, "objective.image")
         self.num_outputs = tower.width
         self.model = task.build_model(tower.width)
         if not hasattr(self.model, "vocab_size"):

@@ -17,6 +17,7 @@ OBJECTIVES = Kinds(
     mae="vit_jax.objectives.mae:MaskedAutoencoding",
     hard_distillation="vit_jax.objectives.distillation:HardDistillation",
     soft_distillation="vit_jax.objectives.distillation:SoftDistillation",
+    feature_distillation="vit_jax.objectives.feature_distillation:FeatureDistillation",
     contrastive="vit_jax.objectives.contrastive:Contrastive",
     dino="vit_jax.objectives.dino:Dino",
     ibot="vit_jax.objectives.ibot:Ibot",

@@ -25,7 +25,8 @@ class Task:
     image_shape: tuple[int, int, int] = (0, 0, 0)  # [H, W, C]
     class_names: tuple[str, ...] = ()  # of the data, in the order of the labels
     load_teacher: Callable[[str], Any] | None = None  # from a source; see `inference.load.Teacher`
-    load_tower: Callable[[str], Any] | None = None  # from a source or the name of a variant
+    # From a source or the name of a variant, and the config key that has it.
+    load_tower: Callable[[str, str], Any] | None = None
     eval_preprocess: str = ""  # ops of the evaluation; some may read texts
     read_labels: Callable[[], np.ndarray] | None = None  # all training labels, [N, ...]
     # Names and values [N, K] of all numbers to predict.

@@ -10,10 +10,13 @@ from typing import Any
 import cv2
 import numpy as np
 
+from vit_jax.data.decode import resize
+from vit_jax.data.ops import IGNORED, LABEL_MAP, MAPS
 from vit_jax.data.preprocess import check_no_code
 from vit_jax.errors import UserError, import_extra
 from vit_jax.evaluators.create import EvaluatorKeys
 from vit_jax.inference.class_order import match_classes
+from vit_jax.inference.dense import best_classes, colored, is_dense, shaded, values_of
 from vit_jax.inference.evaluate import measure_examples
 from vit_jax.inference.evaluation_tables import confusion_matrix
 from vit_jax.inference.images import example_names
@@ -21,6 +24,7 @@ from vit_jax.inference.load import load_model
 from vit_jax.inference.model import Model
 from vit_jax.inference.pictures import CLIPPED, color_range, overlay
 from vit_jax.inference.visualize import of_images, of_parameters, photos, spread
+from vit_jax.objectives.create import OBJECTIVES
 from vit_jax.report.page import Html, chart, note, picture, table, tag
 from vit_jax.report.runs import Run, data_title, percent, tail
 from vit_jax.wording import counted
@@ -93,7 +97,9 @@ def load_subject(run: Run, max_examples: int | None) -> tuple[Model, Any]:
     if max_examples == 0:
         return model, UserError("Skipped by --max_examples=0.")
     try:
-        opened = model.open_dataset(**options, needs=("label",) * bool(model.class_names))
+        kind = config["objective"]["name"]
+        needs = OBJECTIVES[kind].example_keys if kind in OBJECTIVES else ("image",)
+        opened = model.open_dataset(**options, needs=needs)
         if opened.on_bad_image == "skip":  # this reads every image
             opened = opened.check()
     except UserError as error:
@@ -105,6 +111,8 @@ def load_subject(run: Run, max_examples: int | None) -> tuple[Model, Any]:
 def predictions(run: Run, model: Model, data: Any) -> list[Html]:
     """Confusion matrix and most confident mistakes; UserError without single-label examples."""
     name = run.config["objective"]["name"]
+    if is_dense(model) and not isinstance(data, UserError):
+        return _pixels(model, data)
     if not model.class_names or name == "multi_label":
         raise UserError(
             f"A confusion matrix needs one label per image, which objective.name={name!r} lacks."
@@ -127,6 +135,29 @@ def predictions(run: Run, model: Model, data: Any) -> list[Html]:
         tag("h3", "Most confident mistakes"),
         *_mistakes(model, sample, arrays, wrong),
     ]
+
+
+def _pixels(model: Model, data: Any) -> list[Html]:
+    """Evenly spaced examples: the image, what is known of its pixels, what is predicted."""
+    few = spread(range(len(data.source)), _MISTAKES)
+    examples = [data.example(i, np.random.default_rng(0)) for i in few]
+    shown = photos(model, [data.source[i]["image"] for i in few])
+    outputs = model.logits([data.source[i]["image"] for i in few], batch_size=_BATCH)
+    figures = []
+    for i, pixels, example, output in zip(few, shown, examples, outputs, strict=True):
+        key = next(key for key in MAPS if key in example)
+        size, image = pixels.shape[:2], (255 * pixels).astype(np.uint8)
+        known = resize(example[key][..., None], size[0], size[1], "nearest")[..., 0]
+        if key == LABEL_MAP:
+            maps = [colored(np.where(known == IGNORED, 0, known), image)]
+            maps.append(colored(best_classes(output, size), image))
+        else:
+            values = values_of(output, size, model.description)
+            maps = [shaded(np.where(np.isfinite(known), known, 0)), shaded(values)]
+        row = np.concatenate([np.broadcast_to(image, maps[0].shape), *maps], axis=1) / 255
+        figures.append(_photo(row, alt=data.source.names[i], caption=tail(data.source.names[i])))
+    text = "Evenly spaced examples: the image, its map, the prediction."
+    return [tag("div", *figures, class_="pairs"), note(text)]
 
 
 def _confusion(labels: np.ndarray, guesses: np.ndarray, names: tuple[str, ...]) -> list[Html]:
