@@ -29,6 +29,7 @@ MODELS: dict[str, tuple[dict[str, Any], tuple[int, int]]] = {
     "map, pre-logits": ({"classifier": "map", "representation_size": 12}, (16, 16)),
     "rectangles": ({"patch_size": (8, 4), "gelu": "exact", "num_classes": 0}, (16, 24)),
     "logits per token": ({"classifier": "token_unpooled"}, (16, 16)),
+    "logits per pixel": ({"classifier": "token_dense", "head_norm": True}, (16, 24)),
     # Odd sizes: padding differs between the sides.
     "hybrid": ({"resnet_layers": (1, 2), "patch_size": 1}, (33, 48)),
     "bit": ({"name": "bit", "resnet_layers": (1, 1), "max_pool_padding": "zero"}, (33, 48)),

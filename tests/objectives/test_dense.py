@@ -2,6 +2,7 @@
 
 import csv
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from vit_jax.models.create import create_model
 from vit_jax.objectives.dense import PixelRegression, Segmentation
 from vit_jax.objectives.objective import Task
 from vit_jax.parameters.sharding import create_mesh
+from vit_jax.report.report import write_report
 from vit_jax.run import create_run
 from vit_jax.train import train_and_evaluate
 
@@ -237,7 +239,17 @@ def test_a_run_of_segmentation(segmented: Any, squares: Path, capsys: Any, tmp_p
     scores = evaluate(str(workdir))
     assert scores["mIoU"] > 0.5
     assert [row["class"] for row in scores["per_class"]][1] == "red"
+    swapped = tmp_path / "swapped"  # its classes are in another order
+    shutil.copytree(squares, swapped)
+    (swapped / "classes.txt").unlink()
+    rows = ["green,2", "red,1", "back,0"]
+    (swapped / "classes.csv").write_text("\n".join(rows))
+    assert evaluate(str(workdir), dataset=str(swapped))["mIoU"] == pytest.approx(scores["mIoU"])
+    page = write_report(str(workdir), output=str(tmp_path / "page.html"), max_examples=4)
+    assert "the image, its map, the prediction" in page.read_text("utf-8")
     photo = squares / "images/3.png"
+    with pytest.raises(UserError, match=r"predicts pixels: scripts/predict.py --output"):
+        load_model(str(workdir)).predict(str(photo))
     large = tmp_path / "large.jpg"
     cv2.imwrite(str(large), cv2.resize(cv2.imread(str(photo)), (100, 75)))
     options: dict[str, Any] = {"output": str(tmp_path / "out"), "as_json": True}

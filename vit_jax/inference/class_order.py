@@ -93,6 +93,10 @@ class _Relabel(Op):
     num_outputs: int
 
     def __call__(self, example: dict[str, Any], _rng: np.random.Generator) -> dict[str, Any]:
+        if (pixels := example.get("label_map")) is not None:  # 255, no class, stays
+            numbers = np.arange(256, dtype=np.uint8)
+            numbers[: len(self.outputs)] = self.outputs
+            return {**example, "label_map": numbers[pixels]}
         label = example["label"]
         if not np.ndim(label):
             return {**example, "label": self.outputs[label]}

@@ -28,7 +28,7 @@ _OVERLAP = 1 / 3  # of neighbouring windows, as in mmsegmentation's sliding infe
 
 def is_dense(model: Model) -> bool:
     """Whether it predicts every pixel."""
-    return getattr(model.module, "outputs_per", "image") == "pixel"
+    return bool(model.module.outputs_per == "pixel")
 
 
 def pixel_outputs(

@@ -10,14 +10,13 @@ import numpy as np
 
 from vit_jax.console import watched
 from vit_jax.data.datasets import Dataset, create_dataset
-from vit_jax.errors import UserError
 from vit_jax.evaluators import dense as metrics
+from vit_jax.inference.class_order import match_classes, relabel
 from vit_jax.inference.dense import is_dense, pixel_outputs, resized
 from vit_jax.inference.model import Model
 from vit_jax.objectives.create import OBJECTIVES
 from vit_jax.objectives.dense import Segmentation
 from vit_jax.objectives.objective import Task
-from vit_jax.wording import list_names
 
 
 def evaluate_dense(
@@ -31,7 +30,6 @@ def evaluate_dense(
     if not is_dense(model):
         values: Any = model.description.values
         keys = {**options, "label_key": options["label_key"] or ",".join(values.names)}
-        keys["label_key"] = keys["label_key"].removesuffix("target")  # the default
         data = model.open_dataset(**keys, on_bad_image=on_bad_image, needs=("target",)).check()
         parts = [part["logits"] for part in model.stream(["logits"], data, batch_size)]
         predicted, targets = values.of(np.concatenate(parts)), data.targets("")[1]
@@ -46,7 +44,7 @@ def evaluate_dense(
     if not issubclass(kind, Segmentation):
         return metrics.PixelRegressionEvaluator.summarize(arrays)
     overlaps, pixels = metrics.class_overlaps(arrays).tolist(), arrays["labelled"].sum(axis=0)
-    rows = zip(data.class_names, pixels.tolist(), overlaps, strict=True)
+    rows = zip(model.class_names, pixels.tolist(), overlaps, strict=True)
     per_class = [{"class": name, "pixels": int(n), "IoU": iou} for name, n, iou in rows]
     return {**metrics.SegmentationEvaluator.summarize(arrays), "per_class": per_class}
 
@@ -65,14 +63,11 @@ def evaluate_pixels(
       objective: the section of the run's config.
       **options: of `pixel_outputs`.
 
-    UserError for data of other classes than the model's.
+    UserError for data with classes that the model does not have.
     """
     known, given = model.description.class_names, dict(objective)
-    if data.class_names != known:
-        raise UserError(
-            f"{data.name} has the classes {list_names(data.class_names)}, the model "
-            f"{list_names(known)}; give both the same classes in the same order."
-        )
+    if known:
+        data = relabel(data, match_classes(data.class_names, known, len(known)), len(known))
     task = Task(build_model=lambda _: model.module, class_names=known)
     measured = OBJECTIVES[given.pop("name")](task, **given)
     rows = []

@@ -126,6 +126,8 @@ class Model:
         UserError if the model has no head, or an argument is invalid.
         """
         num_outputs = self.num_outputs
+        if self.module.outputs_per == "pixel":
+            raise UserError("the model predicts pixels: scripts/predict.py --output, or `logits`.")
         if type(top) is not int or top < 1:
             raise UserError(f"--top={top!r} must be an integer, at least 1.")
         if not num_outputs:
