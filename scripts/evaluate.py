@@ -1,4 +1,4 @@
-"""Evaluates a model on a labelled dataset: top-1, top-5, per class, loss, calibration, ReaL; mAP.
+"""Evaluates a model on a dataset: top-1, per class, loss, calibration, ReaL; mAP; mIoU, MAE, R2.
 
     python scripts/evaluate.py runs/flowers
     python scripts/evaluate.py MODEL --dataset=imagenet2012 --split=validation

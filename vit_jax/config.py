@@ -42,7 +42,7 @@ KEYS: dict[str, dict[str, tuple[Any, str]]] = {
         "name": ("glyphs", "TFDS name | path, see docs/data.md | digits | glyphs(...)"),
         "data_dir": ("", "folder of prepared TFDS sets; '' is TFDS_DATA_DIR or its default"),
         "split": ("train", "training split, such as train[:98%]"),
-        "label_key": ("", "feature with the label; '' finds it; vtab_... computes it"),
+        "label_key": ("", "feature or column with the label or numbers; vtab_... computes it"),
         "batch_size": (512, "examples per update over all devices and hosts"),
         "repeated_augmentation": (1, "copies of each example in a batch (DeiT: 3)"),
         "balance": (0.0, "0: class frequencies as stored; to 1: equal frequencies in training"),

@@ -23,8 +23,8 @@ TICK_SECONDS = 1.0
 REMINDER_SECONDS = 15.0  # after which the log shows what is going on
 _BAR = "{percentage:3.0f}% |{bar:10}| {n_fmt}/{total_fmt}{desc}"
 # Metrics that are fractions, by a part of their name.
-_SHARES = ("accuracy", "mAP", "calibration", "goodput", "mfu", "data_wait", "precision", "recall")
-_PIXEL_SHARES = ("mIoU", "delta1")
+_SHARES = ["accuracy", "mAP", "mIoU", "delta1", "calibration", "precision", "recall"]
+_SHARES += ["goodput", "mfu", "data_wait"]
 
 
 class _Lines(logging.Formatter):
@@ -97,7 +97,7 @@ def watched(items: Iterable[Any] | None, unit: str, total: int | None = None, **
 
 def is_share(name: str) -> bool:
     """Whether a metric is in [0, 1] and shown in percent."""
-    return any(part in name for part in (*_SHARES, *_PIXEL_SHARES))
+    return any(part in name for part in _SHARES)
 
 
 def number_text(name: str, value: float, digits: int = 2) -> str:

@@ -56,10 +56,13 @@ def ade20k(root: Path) -> None:
 
 def voc(root: Path) -> None:
     write_pairs(root / "JPEGImages", root / "SegmentationClass", "a b c", "P")
+    for name in "abc":  # boxes, which are no maps
+        (root / "Annotations").mkdir(exist_ok=True)
+        (root / f"Annotations/{name}.xml").write_text("<annotation/>")
     write(root / "JPEGImages" / "unlabelled.jpg", np.zeros((6, 8, 3), np.uint8))
     (root / "ImageSets/Segmentation").mkdir(parents=True)
     for split, names in (("train", "a b"), ("val", "c")):
-        (root / f"ImageSets/Segmentation/{split}.txt").write_text("\n".join(names.split()))
+        (root / f"ImageSets/Segmentation/{split}.txt").write_text(names.replace(" ", "\n"))
 
 
 def splits_first(root: Path) -> None:
@@ -141,6 +144,80 @@ def test_black_and_white_masks_need_a_line_that_says_that_white_is_an_object(
     assert example["label_map"].tolist() == [[0, 1], [0, 0]]
 
 
+def test_maps_without_a_class_to_learn_are_refused_and_rare_ones_named(
+    tmp_path: Path, caplog: Any
+) -> None:
+    write_pairs(tmp_path / "images", tmp_path / "masks", "a b c d e")
+    (tmp_path / "classes.txt").write_text(CLASSES + "fruit\n")
+    with caplog.at_level(logging.WARNING):
+        opened(tmp_path, "train+test").check()
+    assert "no pixel of fruit" in caplog.text
+    assert "image numbers" not in caplog.text  # four classes for five images are no surprise
+    for i in range(5):
+        write(tmp_path / f"masks/{'abcde'[i]}.png", np.uint8([[0, 255]] * 48).reshape(6, 16)[:, :8])
+    with pytest.raises(UserError, match=r"the maps have only 1 of the classes back, leaf, stem"):
+        opened(tmp_path, "train+test").check()
+
+
+def test_neighbours_of_maps_links_and_folders_of_scenes(tmp_path: Path, caplog: Any) -> None:
+    """Files of labelling tools, a linked folder, folders that are no splits, an exact name."""
+    (tmp_path / "classes.txt").write_bytes(b"\xef\xbb\xbf" + CLASSES.encode())
+    write_pairs(tmp_path / "images/scene1", tmp_path / "elsewhere/scene1", "a b c")
+    write_pairs(tmp_path / "images/scene2", tmp_path / "elsewhere/scene2", "a a_seg")
+    (tmp_path / "masks").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "elsewhere/scene1/a.json").write_text("{}")
+    data = opened(tmp_path, "train+test")
+    assert data.class_names == ("back", "leaf", "stem")
+    assert data.num_examples == 5
+    write(tmp_path / "images/train/x.jpg", np.zeros((6, 8, 3), np.uint8))
+    write(tmp_path / "masks/train/x.png", labels(0))
+    write(tmp_path / "images/loose.jpg", np.zeros((6, 8, 3), np.uint8))
+    with caplog.at_level(logging.WARNING):
+        assert opened(tmp_path).num_examples == 1
+    assert "not used, in no split: loose.jpg" in caplog.text
+    write(tmp_path / "images/train/x.png", np.zeros((6, 8, 3), np.uint8))
+    with pytest.raises(UserError, match=r"x.jpg and x.png have one name; rename one"):
+        opened(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "why"),
+    [
+        ("classes.csv", "sky,300,0,0\nroad,1,1,1", "red, green and blue must be at most 255"),
+        ("classes.csv", "sky,1\nroad,1", "two rows have the same number or colour"),
+        ("classes.csv", "sky,1\nroad,1,1,1", "its rows must be name,number or name,red,green"),
+        ("classes.txt", "sky\n\nroad", "'sky', '', 'road': they must be 2 to 255, each with a"),
+        ("classes.txt", "sky", "1 classes of pixels, 'sky'"),
+    ],
+)
+def test_lists_of_classes_with_mistakes(name: str, text: str, why: str, tmp_path: Path) -> None:
+    write_pairs(tmp_path / "images", tmp_path / "masks", "a b")
+    (tmp_path / name).write_text(text)
+    with pytest.raises(UserError, match=why):
+        opened(tmp_path)
+
+
+def test_tables_of_others(tmp_path: Path) -> None:
+    write_pairs(tmp_path / "photos", tmp_path / "wahrheit", "ä b")
+    (tmp_path / "classes.txt").write_text(CLASSES)
+    table = tmp_path / "t.csv"
+    rows = "".join(f"photos/{n}.jpg,wahrheit/{n}.png,train\n" for n in "äb")
+    table.write_text("path,mask,split\n" + rows, encoding="utf-8")
+    assert opened(table).check().num_examples == 2
+    table.write_text("path,mask\n")
+    with pytest.raises(UserError, match="selects no examples"):
+        opened(table)
+    table.write_text("path,labels\nphotos/b.jpg,1.5\n")
+    data = create_dataset(
+        name=str(table),
+        split="train+test",
+        preprocess="decode",
+        needs=("target",),
+        label_key="labels",
+    )
+    assert data.example(0, RNG)["target"].tolist() == [1.5]
+
+
 def test_values_are_kept_as_they_are_stored(tmp_path: Path) -> None:
     depth = np.array([[0, 700, 65535]], np.uint16)
     for name, ending in (("a", ".png"), ("b", ".npy"), ("c", ".tif")):
@@ -173,10 +250,19 @@ def test_mistakes_are_one_line_before_training(tmp_path: Path, caplog: Any) -> N
     numbers = {Path(turned.source.describe(i)).stem: i for i in range(2)}
     with pytest.raises(UserError, match=r"label_map uint8 \[8, 6\] differ in size; if EXIF turns"):
         turned.example(numbers["a"], RNG)
-    (tmp_path / "train/masks/b_mask.png").write_bytes(b"")
-    with pytest.raises(UserError, match=r"b.png and b_mask.png are of one image"):
+    with pytest.raises(
+        UserError, match=r"a.jpg is 6x8 and its label_map uint8 \[8, 6\]: they differ"
+    ):
+        opened(tmp_path).check()
+    for spec in ("decode", "decode|normalize(0.5, 0.5)"):
+        data = create_dataset(name=str(tmp_path), split="train", **{**chain, "preprocess": spec})
+        with pytest.raises(UserError, match="differ in size"):
+            data.example(numbers["a"], RNG)
+    (tmp_path / "train/masks/b.png").rename(tmp_path / "train/masks/b_mask.png")
+    (tmp_path / "train/masks/b_seg.png").write_bytes(b"")
+    with pytest.raises(UserError, match=r"b_mask.png and b_seg.png are of one image"):
         opened(tmp_path)
-    (tmp_path / "train/masks/b_mask.png").unlink()
+    (tmp_path / "train/masks/b_seg.png").unlink()
     (tmp_path / "train/masks/a.png").unlink()
     with caplog.at_level(logging.WARNING):
         assert opened(tmp_path).num_examples == 1

@@ -1,5 +1,6 @@
 """Neighbours by features; an index that knows its model and what has changed."""
 
+import logging
 import os
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_like_images_are_near_and_new_ones_are_added(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any
 ) -> None:
     model, index = str(save_model(tmp_path / "m")), str(tmp_path / "i.npz")
     query = str(folder / "rows_1.png")
@@ -40,13 +41,13 @@ def test_like_images_are_near_and_new_ones_are_added(
     assert 1.0 >= near[0][1] >= near[1][1] > near[2][1]
 
     computed: list[int] = []
-    unit = neighbors._unit
+    vectors = neighbors._vectors
 
     def counting(model: Any, paths: Any, *rest: Any) -> Any:
         computed.append(len(paths))
-        return unit(model, paths, *rest)
+        return vectors(model, paths, *rest)
 
-    monkeypatch.setattr(neighbors, "_unit", counting)
+    monkeypatch.setattr(neighbors, "_vectors", counting)
     again = find_neighbors(model, str(folder), [query], index=index, count=3)
     assert again == [(asked, near)]
     assert computed == [1]  # the query
@@ -64,8 +65,15 @@ def test_like_images_are_near_and_new_ones_are_added(
     (tmp_path / "i.npz").write_bytes(b"no index")
     with pytest.raises(UserError, match=r"i.npz"):
         find_neighbors(model, str(folder), [query], index=index)
-    with pytest.raises(UserError, match=r"--feature='patches' is \(4, 16\) per image"):
+    with pytest.raises(UserError, match=r"--feature='patches' has shape \(4, 16\) per image"):
         find_neighbors(model, str(folder), [query], feature="patches")
+    with pytest.raises(UserError, match=r"--count=0 must be at least 1"):
+        find_neighbors(model, str(folder), [query], count=0)
+    (folder / "broken.png").write_bytes(b"no image")
+    with caplog.at_level(logging.WARNING):
+        [(_, near)] = find_neighbors(model, str(folder), [query], count=9)
+    assert "broken.png: " in caplog.text
+    assert len(near) == 5
 
 
 def test_a_sheet(folder: Path, tmp_path: Path) -> None:

@@ -55,7 +55,7 @@ def batch() -> dict[str, np.ndarray]:
     maps[1] = 255  # an image without a pixel that counts
     values = rng.uniform(0.5, 4.0, (5, 8, 12)).astype(np.float32)
     values[rng.random(values.shape) < 0.3] = 0.0
-    values[0, :2] = np.nan
+    values[0, :2], values[0, 2] = np.nan, np.inf
     return {
         "image": rng.integers(0, 256, (5, 8, 12, 3), np.uint8),
         "label_map": maps,
@@ -138,6 +138,7 @@ def test_depths_beside_their_formulas(distance, batch):
         with np.errstate(invalid="ignore"):
             true = 2.0 * batch["value_map"][i].astype(np.float64)
             valid = (true > 0) & (true <= 7.0)
+            assert valid.any()
         true, output = true[valid], outputs[i][valid]
         error, ratio = output - np.log(true), np.exp(output) / true
         expected = {
@@ -268,6 +269,14 @@ def test_a_run_of_segmentation(segmented: Any, squares: Path, capsys: Any, tmp_p
     assert cv2.imread(str(tmp_path / "out/3.overlay.jpg")).shape == (24, 32, 3)
     with pytest.raises(UserError, match=r"3.png cannot be written: that is an image"):
         predict(str(workdir), [str(photo)], output=str(squares / "images"))
+    drawn = tmp_path / "drawn"
+    shutil.copytree(squares / "masks", drawn)
+    with pytest.raises(UserError, match=r"drawn/3.png is not a result of this script"):
+        predict(str(workdir), [str(photo)], output=str(drawn))
+    with pytest.raises(UserError, match=r"--short_side=8 must be at least the model's 16 pixels"):
+        predict(str(workdir), [str(photo)], short_side=8)
+    with pytest.raises(UserError, match=r"--loss is for classes of images"):
+        evaluate(str(workdir), loss="softmax")
     with pytest.raises(UserError, match=r"--picture draws classes"):
         predict(str(workdir), [str(photo)], picture=str(tmp_path / "sheet.png"))
 

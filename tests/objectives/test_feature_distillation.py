@@ -103,7 +103,9 @@ def test_several_students_of_one_run_are_loaded_by_name(teacher: str, tmp_path: 
     assert second.features(image, "patches").shape == (1, 1, 192)
 
 
-def test_a_teacher_that_is_missing_or_has_no_weights() -> None:
+def test_a_teacher_that_is_missing_or_has_no_weights(teacher: str) -> None:
+    with pytest.raises(UserError, match=r"objective.students='.*' must be a variant, such as"):
+        FeatureDistillation(task(), teacher=teacher, students=(teacher,))
     with pytest.raises(UserError, match=r"objective.teacher is missing: set the teacher's weights"):
         FeatureDistillation(task())
     with pytest.raises(UserError, match=r"objective.teacher='S/8' is a variant: give trained"):

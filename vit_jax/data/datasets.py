@@ -223,10 +223,6 @@ def _open_tfds(request: Request) -> Opened:
     )
 
 
-def _open_folder(request: Request) -> Opened:
-    return _later("maps.open_maps" if request.map else "folder.open_folder")(request)
-
-
 # The first that matches opens the data.
 READERS = {
     "saved": Reader(_is_saved, _later("arrow.open_saved"), columns=None, has_label_keys=True),
@@ -245,7 +241,11 @@ READERS = {
         _later("glyphs.open_glyphs"),
         columns=("caption",),
     ),
-    "folder": Reader(_is_folder, _open_folder, has_maps=True),
+    "folder": Reader(
+        _is_folder,
+        lambda request: _later("maps.open_maps" if request.map else "folder.open_folder")(request),
+        has_maps=True,
+    ),
     "tfds": Reader(lambda *_: True, _open_tfds, has_label_keys=True),
 }
 
@@ -284,7 +284,8 @@ def create_dataset(
             load_function(op.call)  # report a misspelt name before reading all images
     reader = next(reader for reader in readers if reader.matches(name, data_dir))
     if label_key and not reader.has_label_keys:
-        raise UserError(f"dataset.label_key={label_key!r} is only for TFDS names, not {name!r}.")
+        kinds = f"only for TFDS names and tables, not {name!r}"
+        raise UserError(f"dataset.label_key={label_key!r} is {kinds}.")
     if (maps := {"target", *MAPS}.intersection(needs)) and not reader.has_maps:
         raise UserError(
             f"dataset.name={name!r} has no {min(maps)}; folders and tables can have it."

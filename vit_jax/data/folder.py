@@ -168,11 +168,13 @@ def _warn_of_strays(root: str, folders: Mapping[str, Sequence[str]], listed: lis
         logging.warning(f"{root}: not used, as they are in no class folder: {list_names(left)}.")
 
 
-def is_image(name: str) -> bool:
-    return name.lower().endswith(EXTENSIONS) and not name.startswith(".")
+def is_image(name: str, endings: tuple[str, ...] = EXTENSIONS) -> bool:
+    return name.lower().endswith(endings) and not name.startswith(".")
 
 
-def find_below(folder: str) -> tuple[list[str], collections.Counter[str]]:
+def find_below(
+    folder: str, endings: tuple[str, ...] = EXTENSIONS
+) -> tuple[list[str], collections.Counter[str]]:
     """Images in a folder and below, relative to it, following links; and counts of other files."""
     images: list[str] = []
     others: collections.Counter[str] = collections.Counter()
@@ -190,7 +192,7 @@ def find_below(folder: str) -> tuple[list[str], collections.Counter[str]]:
                     continue
                 if is_folder:
                     waiting.append(os.path.join(inside, entry.name))
-                elif is_image(entry.name) and entry.is_file():
+                elif is_image(entry.name, endings) and entry.is_file():
                     images.append(os.path.join(inside, entry.name))
                 else:
                     others[os.path.splitext(entry.name)[1] or entry.name] += 1

@@ -151,7 +151,9 @@ class Listing:
             self.source = dataclasses.replace(self.source, columns=columns, num_classes=size)
         by_label = labels if labels and not self.several else [""] * len(self.source)
         self._group = numbered(self.groups or by_label)
-        _check_classes(self.where, self.classes or (), sum(map(len, naming_splits(self.splits))))
+        of_pixels = "label_map" in self.source.columns
+        count = 0 if of_pixels else sum(map(len, naming_splits(self.splits)))
+        _check_classes(self.where, self.classes or (), count)
 
     def open(self, split: str) -> tuple[Any, tuple[str, ...]]:
         """Images of a split expression, and class names; UserError: invalid, or a label lacks."""

@@ -4,13 +4,15 @@ Maps are in a folder beside that of the images, of the same names but for the en
 `masks/` (or `annotations/`, `labels/`; `depth/` of values), in folders of splits or with these in
 both; as ADE20k and Pascal VOC have them. Without splits, a fifth is `test`. A map of classes is a
 picture of class numbers, a palette's or grey levels, or of colours; 255 is no class. Values are
-16-bit or float pictures, or `.npy`.
+pictures of any depth, or `.npy`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import dataclasses
+import functools
 import io
 import itertools
 import logging
@@ -22,17 +24,17 @@ from typing import Any
 
 import numpy as np
 
-from vit_jax.data.folder import FolderSource, find_below, subfolders
+from vit_jax.data.folder import EXTENSIONS, FolderSource, find_below, subfolders
 from vit_jax.data.labelled import Listing
 from vit_jax.data.ops import IGNORED, LABEL_MAP, MAPS
-from vit_jax.data.sources import Request, describe, map_threads
+from vit_jax.data.sources import Request, describe, map_threads, split_names, split_word
 from vit_jax.errors import UserError, as_user_error
 from vit_jax.files.paths import read_file
 from vit_jax.wording import counted, list_names
 
 _IMAGES = ["images", "image", "imgs", "img", "jpegimages", "rgb"]
-_OF_MAPS = {
-    LABEL_MAP: ["masks", "mask", "annotations", "annotation", "labels", "segmentationclass"],
+_OF_MAPS = {  # VOC has the boxes of its objects in Annotations
+    LABEL_MAP: ["segmentationclass", "masks", "mask", "annotations", "annotation", "labels"],
     "value_map": ["depth", "depths", "depth_maps", "values"],
 }
 _ADDED = re.compile(r"[ ._-](mask|seg|segmentation|labels?|gt|depth)$", re.IGNORECASE)
@@ -40,6 +42,7 @@ VOC = "background aeroplane bicycle bird boat bottle bus car cat chair cow dinin
 VOC += " motorbike person pottedplant sheep sofa train tvmonitor"
 _CLASSES = "classes.txt (a name per line, from 0), or classes.csv (name,number or "
 _CLASSES += "name,red,green,blue; the name 'ignore' for pixels that do not count)"
+_ORIENTATION = 0x0112  # tag of EXIF; from 5 on the image is turned by 90 degrees
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,8 +54,9 @@ class ClassTable:
     has_colors: bool = False
 
     def __post_init__(self) -> None:
-        if not 2 <= len(self.names) <= IGNORED:
-            raise UserError(f"{len(self.names)} classes of pixels: it must be 2 to {IGNORED}.")
+        if not 2 <= len(self.names) <= IGNORED or not all(self.names):
+            count = f"{len(self.names)} classes of pixels, {list_names(map(repr, self.names))}"
+            raise UserError(f"{count}: they must be 2 to {IGNORED}, each with a name.")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -60,32 +64,60 @@ class MapSource(FolderSource):
     """Its column `label_map` or `value_map` has paths relative to the root, bytes [N]."""
 
     table: ClassTable | None = None  # None: values
+    exif: bool = True  # whether images are turned
 
     def column(self, name: str, index: int) -> Any:
         value = super().column(name, index)
         if name not in MAPS:
             return value
+        from PIL import Image
+
         path = os.path.join(self.root, os.fsdecode(bytes(value)))
         try:
             return read_values(path) if self.table is None else read_labels(path, self.table)
-        except (ValueError, OSError, SyntaxError) as error:
+        except (ValueError, OSError, SyntaxError, Image.DecompressionBombError) as error:
             reason = getattr(error, "strerror", None) or error
             raise as_user_error(f"{path}: {reason}.", error) from error
 
     def identity(self) -> Iterable[str]:
-        """Relative path and size of every image and map, in order."""
-        paths = itertools.chain(*(self.columns[name] for name in MAPS if name in self.columns))
-        names = [os.fsdecode(bytes(path)) for path in paths]
+        """Relative path and size of every image and map, in order, and the table."""
+        names = [os.fsdecode(bytes(path)) for key in MAPS for path in self.columns.get(key, ())]
         sizes = map_threads(lambda name: os.path.getsize(os.path.join(self.root, name)), names)
-        return itertools.chain(super().identity(), map("{} {}".format, names, sizes))
+        lines = map("{} {}".format, names, sizes)
+        return itertools.chain(super().identity(), lines, [str(self.table)])
 
     def check(self, on_bad_image: str) -> MapSource:
-        """Also reads every map, as a class that is in no table would end the training."""
+        """Also reads every map; a wrong size or class would end the training later."""
         source = super().check(on_bad_image)
-        names = [name for name in MAPS if name in source.columns]
-        for _ in map_threads(lambda i: [source.column(n, i) for n in names], range(len(source))):
-            pass
+        seen = map_threads(source._inspect, range(len(source)))
+        numbers = set(itertools.chain.from_iterable(seen)) - {IGNORED}
+        if self.table is None:
+            return source
+        missing = [name for k, name in enumerate(self.table.names) if k not in numbers]
+        if len(numbers) < 2:
+            known = f"only {len(numbers)} of the classes {list_names(self.table.names)}"
+            raise UserError(f"{self.root}: the maps have {known}; 255 is none unless listed.")
+        if missing:
+            logging.warning(f"{self.root}: no pixel of {list_names(missing)}.")
         return source
+
+    def _inspect(self, index: int) -> list[int]:
+        """The classes in a map; UserError unless its size is the image's."""
+        from PIL import Image, UnidentifiedImageError
+
+        [key] = self.columns.keys() & MAPS
+        pixels = self.column(key, index)
+        with (
+            contextlib.suppress(UnidentifiedImageError),  # of a kind that OpenCV reads
+            Image.open(self.describe(index)) as picture,
+        ):
+            is_turned = self.exif and picture.getexif().get(_ORIENTATION, 1) > 4
+            width, height = picture.size[::-1] if is_turned else picture.size
+            if pixels.shape != (height, width):
+                size = f"{height}x{width} and its {key} {describe(pixels)}"
+                hint = "; if EXIF turns the image: decode(exif=False)" if is_turned else ""
+                raise UserError(f"{self.describe(index)} is {size}: they differ in size{hint}.")
+        return [] if self.table is None else np.unique(pixels).tolist()
 
 
 def open_maps(request: Request) -> tuple[MapSource, tuple[str, ...]]:
@@ -96,22 +128,21 @@ def open_maps(request: Request) -> tuple[MapSource, tuple[str, ...]]:
     root, kind = os.path.abspath(request.path), request.map
     where = f"dataset.name={root!r}"
     try:
-        pairs, is_drawn = _find_pairs(where, root, kind)
+        pairs, is_drawn = _find_pairs(where, root, kind, split_names(request.split))
     except OSError as error:
         raise UserError(f"{where}: {error.strerror}.") from None
     rows = [pair for split in pairs.values() for pair in split]
     if not rows:
         raise UserError(f"{where}: its lists of images name none that has a map.")
     table = read_classes(root, rows[0][1]) if kind == LABEL_MAP else None
-    counts = [0, *itertools.accumulate(map(len, pairs.values()))]
-    splits: dict[str, range] = {
-        name: range(*ends) for name, ends in zip(pairs, itertools.pairwise(counts), strict=True)
-    }
+    ends = [0, *itertools.accumulate(map(len, pairs.values()))]
+    splits: dict[str, range] = dict(zip(pairs, map(range, ends, ends[1:]), strict=True))
     if is_drawn:
         splits = dict.fromkeys(("train", "test"), range(len(rows)))
     paths = zip(*rows, strict=True)
     images, maps = (np.array(list(map(os.fsencode, names))) for names in paths)
-    source = MapSource(images, {kind: maps}, root, table, drawn=is_drawn)
+    exif = request.exif is not False
+    source = MapSource(images, {kind: maps}, root, table, exif, drawn=is_drawn)
     listing = Listing(where, source, splits, None, classes=table.names if table else ())
     return listing.open(request.split)
 
@@ -119,23 +150,30 @@ def open_maps(request: Request) -> tuple[MapSource, tuple[str, ...]]:
 Pairs = dict[str, list[tuple[str, str]]]  # by split: image and map, relative to the root
 
 
-def _find_pairs(where: str, root: str, kind: str) -> tuple[Pairs, bool]:
+def _find_pairs(where: str, root: str, kind: str, asked: list[str]) -> tuple[Pairs, bool]:
     """The pairs, and whether the folder has no splits."""
     if both := _two_folders(root, kind):
-        if lists := sorted(Path(root).glob("ImageSets/Segmentation/*.txt")):  # VOC's
-            pairs = {Path(image).stem: (image, pixels) for image, pixels in _match(root, *both)}
-            listed = {path.stem: path.read_text().split() for path in lists}
-            named = {k: [pairs[n] for n in names if n in pairs] for k, names in listed.items()}
-            return named, False
         images, maps = both
-        if common := {*subfolders(f"{root}/{images}")} & {*subfolders(f"{root}/{maps}")}:
-            matched = {k: _match(root, f"{images}/{k}", f"{maps}/{k}") for k in sorted(common)}
-            return matched, False
-        return {"train": _match(root, *both)}, True
+        if lists := sorted(Path(root).glob("ImageSets/Segmentation/*.txt")):  # VOC's
+            pairs = {Path(pair[0]).stem: pair for pair in _match(root, images, maps)}
+            listed = {path.stem: path.read_text().split() for path in lists}
+            for split, names in listed.items():
+                if lost := [name for name in names if name not in pairs]:
+                    text = f"{counted(len(lost), 'name')} of {split!r} without a map"
+                    logging.warning(f"{where}: not used, {text}: {list_names(lost)}.")
+            return {
+                k: [pairs[n] for n in names if n in pairs] for k, names in listed.items()
+            }, False
+        common = {*subfolders(f"{root}/{images}")} & {*subfolders(f"{root}/{maps}")}
+        if any(map(split_word, common)) or common.intersection(asked):
+            if loose := [name for name in find_below(f"{root}/{images}")[0] if "/" not in name]:
+                logging.warning(f"{root}/{images}: not used, in no split: {list_names(loose)}.")
+            return {k: _match(root, f"{images}/{k}", f"{maps}/{k}") for k in sorted(common)}, False
+        return {"train": _match(root, images, maps)}, True
     found = {split: _two_folders(f"{root}/{split}", kind) for split in subfolders(root)}
     matched = {k: _match(root, *(f"{k}/{name}" for name in v)) for k, v in found.items() if v}
     if not matched:
-        maps = _OF_MAPS[kind][0]
+        maps = _OF_MAPS[kind][-2 if kind == LABEL_MAP else 0]
         expected = f"images/ and {maps}/, or train/images/ and train/{maps}/"
         has = list_names(subfolders(root)) or "none"
         raise UserError(f"{where}: expected the folders {expected}, but it has {has}.")
@@ -152,75 +190,78 @@ def _two_folders(path: str, kind: str) -> tuple[str, ...]:
 
 def _match(root: str, image_folder: str, map_folder: str) -> list[tuple[str, str]]:
     """Images and maps of the same names; says how many images have none."""
-    images, _ = find_below(f"{root}/{image_folder}")
-    maps: dict[str, str] = {}
-    for name in _files(f"{root}/{map_folder}"):
-        stem = os.path.splitext(name)[0]
-        for key in {stem, _ADDED.sub("", stem)}:
-            if maps.setdefault(key, name) != name:
-                raise UserError(f"{root}/{map_folder}: {maps[key]} and {name} are of one image.")
-    stems = {name: os.path.splitext(name)[0] for name in sorted(images)}
-    missing = [name for name, stem in stems.items() if stem not in maps]
+    images = _by_stem(f"{root}/{image_folder}", EXTENSIONS)
+    maps = _by_stem(f"{root}/{map_folder}", (*EXTENSIONS, ".npy"))
+    added = {stem: _ADDED.sub("", stem) for stem in maps if _ADDED.sub("", stem) not in maps}
+    for stem, plain in added.items():
+        if (other := maps.setdefault(plain, maps[stem])) != maps[stem]:
+            raise UserError(f"{root}/{map_folder}: {other} and {maps[stem]} are of one image.")
+    missing = [name for stem, name in images.items() if stem not in maps]
     if len(missing) == len(images):
         example = f", such as {missing[0]}" if missing else ""
         raise UserError(f"{root}/{image_folder}: no image has a map in {map_folder}{example}.")
     if missing:
         names = f"{counted(len(missing), 'image')} without a map: {list_names(missing)}"
         logging.warning(f"{root}/{image_folder}: not used, {names}.")
-    return [
-        (f"{image_folder}/{name}", f"{map_folder}/{maps[stem]}")
-        for name, stem in stems.items()
-        if stem in maps
-    ]
+    both = [stem for stem in images if stem in maps]
+    return [(f"{image_folder}/{images[stem]}", f"{map_folder}/{maps[stem]}") for stem in both]
 
 
-def _files(folder: str) -> list[str]:
-    """All files below a folder but hidden ones, relative to it."""
-    paths = sorted(path for path in Path(folder).rglob("[!.]*") if path.is_file())
-    return [path.relative_to(folder).as_posix() for path in paths]
+def _by_stem(folder: str, endings: tuple[str, ...]) -> dict[str, str]:
+    """The files below a folder by their names without an ending; UserError for two of one."""
+    stems: dict[str, str] = {}
+    for name in sorted(find_below(folder, endings)[0]):
+        if (other := stems.setdefault(os.path.splitext(name)[0], name)) != name:
+            raise UserError(f"{folder}: {other} and {name} have one name; rename one.")
+    return stems
 
 
 def read_classes(folder: str, example: str = "") -> ClassTable:
     """The classes of the maps below a folder; of which `example` is one, for the message."""
-    path = Path(folder)
-    if (file := path / "classes.csv").exists():
-        return _read_csv(file)
-    if (file := path / "classes.txt").exists():
-        names = file.read_text("utf-8").strip().splitlines()
-    elif (file := path / "objectInfo150.txt").exists():  # ADE20k: its 0 is no class
-        rows = list(csv.reader(file.read_text("utf-8").splitlines(), delimiter="\t"))[1:]
-        numbers = {0: IGNORED} | {int(row[0]): int(row[0]) - 1 for row in rows}
+    known = ("classes.csv", "classes.txt", "objectInfo150.txt")
+    for file in (path for name in known if (path := Path(folder, name)).exists()):
+        try:
+            lines = file.read_text("utf-8-sig").strip().splitlines()
+        except UnicodeDecodeError:
+            raise UserError(f"{file}: it is not UTF-8.") from None
+        if file.suffix == ".csv":
+            return _read_csv(file, lines)
+        if file.name == "classes.txt":
+            names = tuple(map(str.strip, lines))
+            return ClassTable(names, {number: number for number in range(len(names))})
+        rows = [row for row in csv.reader(lines[1:], delimiter="\t") if row]
+        numbers = {0: IGNORED} | {int(row[0]): int(row[0]) - 1 for row in rows}  # 0 is no class
         return ClassTable(tuple(row[-1].strip() for row in rows), numbers)
-    elif (path / "SegmentationClass").is_dir():
-        names = VOC.split()
-    else:
-        found = ""
+    if Path(folder, "SegmentationClass").is_dir():
+        return ClassTable(tuple(VOC.split()), {number: number for number in range(21)})
+    found = ""
+    with contextlib.suppress(OSError, ValueError):
         if example:
-            found = f"; {example} has {_values_of(path / example)}"
-        raise UserError(f"{folder}: the classes of the maps are not known: add {_CLASSES}{found}.")
-    return ClassTable(tuple(names), {number: number for number in range(len(names))})
+            pixels = _pixels(Path(folder, example), as_colors=False)
+            shown = _shown(np.unique(_codes(pixels)).tolist(), pixels.ndim == 3)
+            found = f"; {example} has {shown}"
+    raise UserError(f"{folder}: the classes of the maps are not known: add {_CLASSES}{found}.")
 
 
-def _read_csv(file: Path) -> ClassTable:
-    rows = [
-        [cell.strip() for cell in row] for row in csv.reader(file.read_text("utf-8").splitlines())
-    ]
-    rows = [row for row in rows if any(row)]
+def _read_csv(file: Path, lines: list[str]) -> ClassTable:
+    rows = [[cell.strip() for cell in row] for row in csv.reader(lines) if any(row)]
     if rows and not all(map(str.isdecimal, rows[0][1:])):  # a header
         rows = rows[1:]
     widths = {len(row) for row in rows}
-    if widths not in ({2}, {4}) or not all(cell.isdecimal() for row in rows for cell in row[1:]):
+    are_numbers = all(cell.isdecimal() for row in rows for cell in row[1:])
+    if widths not in ({2}, {4}) or not are_numbers:
         raise UserError(f"{file}: its rows must be name,number or name,red,green,blue.")
+    if widths == {4} and any(int(cell) > 255 for row in rows for cell in row[1:]):
+        raise UserError(f"{file}: red, green and blue must be at most 255.")
     names = tuple(dict.fromkeys(row[0] for row in rows if row[0] != "ignore"))
     codes = {row[0]: IGNORED if row[0] == "ignore" else names.index(row[0]) for row in rows}
-    numbers = {_code([*map(int, row[1:])]): codes[row[0]] for row in rows}
+    numbers = {
+        functools.reduce(lambda code, cell: code << 8 | int(cell), row[1:], 0): codes[row[0]]
+        for row in rows
+    }
     if len(numbers) < len(rows):
         raise UserError(f"{file}: two rows have the same number or colour.")
     return ClassTable(names, numbers, widths == {4})
-
-
-def _code(values: list[int]) -> int:
-    return values[0] if len(values) == 1 else values[0] << 16 | values[1] << 8 | values[2]
 
 
 def read_labels(path: str | os.PathLike[str], table: ClassTable) -> np.ndarray:
@@ -229,18 +270,18 @@ def read_labels(path: str | os.PathLike[str], table: ClassTable) -> np.ndarray:
     ValueError if it is damaged, or has a number or a colour that the table does not list.
     """
     pixels = _pixels(path, as_colors=table.has_colors)
-    if pixels.ndim == 3:
-        red, green, blue = (pixels[..., i].astype(np.int64) for i in range(3))
-        if not table.has_colors and np.any((red != green) | (green != blue)):
+    if pixels.ndim == 3 and not table.has_colors:
+        if np.any(pixels != pixels[..., :1]):
             raise ValueError("it has colours: list them in classes.csv as name,red,green,blue")
-        pixels = red << 16 | green << 8 | blue if table.has_colors else red
-    stored, places = np.unique(pixels, return_inverse=True)
+        pixels = pixels[..., 0]
+    pixels = _codes(pixels)
     known = dict(table.numbers) if table.has_colors else {IGNORED: IGNORED, **table.numbers}
-    if strange := [value for value in stored.tolist() if value not in known]:
-        shown = _shown(strange, table.has_colors)
+    keys = np.array(sorted(known))
+    places = np.searchsorted(keys, pixels).clip(max=len(keys) - 1)
+    if np.any(strange := keys[places] != pixels):
+        shown = _shown(np.unique(pixels[strange]).tolist(), table.has_colors)
         raise ValueError(f"{shown} of none of the {len(table.names)} classes; list it: {_CLASSES}")
-    classes = np.array([known[value] for value in stored.tolist()], np.uint8)
-    return classes[places].reshape(pixels.shape)
+    return np.array([known[key] for key in keys.tolist()], np.uint8)[places]
 
 
 def read_values(path: str | os.PathLike[str]) -> np.ndarray:
@@ -264,10 +305,11 @@ def _pixels(path: str | os.PathLike[str], *, as_colors: bool) -> np.ndarray:
         return np.asarray(picture) + 0  # of a bit: 0 and 1
 
 
-def _values_of(path: Path) -> str:
-    pixels = _pixels(path, as_colors=False)
-    codes = pixels if pixels.ndim == 2 else pixels.astype(np.int64) @ [1 << 16, 1 << 8, 1]
-    return _shown(np.unique(codes).tolist(), pixels.ndim == 3)
+def _codes(pixels: np.ndarray) -> np.ndarray:
+    """Colours [H, W, 3] as numbers [H, W]; numbers as they are."""
+    if pixels.ndim == 2:
+        return pixels
+    return pixels.astype(np.int32) @ np.array([1 << 16, 1 << 8, 1], np.int32)
 
 
 def _shown(values: list[int], are_colors: bool) -> str:

@@ -68,9 +68,6 @@ class ImageOp(Op):
         again = copy.deepcopy(rng)  # the same random numbers for image and maps
         moved = {"image": self.apply(example["image"], rng)}
         for key, pixels in maps.items() if self.moves else ():
-            if pixels.shape != example["image"].shape[:2]:
-                sizes = f"{describe(example['image'])} and its {key} {describe(pixels)}"
-                raise ValueError(f"the image {sizes} differ in size; if EXIF turns it: exif=False")
             op, places = self._of_maps(MAPS[key]), pixels[..., None]
             moved[key] = op.apply(places, copy.deepcopy(again))[..., 0]
         return {**example, **moved}
@@ -85,6 +82,15 @@ class ImageOp(Op):
 
 class MovingOp(ImageOp):
     moves = True
+
+
+def check_maps(example: Example) -> None:
+    """Raises ValueError for a map of another size than the pixels of its image."""
+    image = example["image"]
+    for key in MAPS if isinstance(image, np.ndarray) else ():
+        if key in example and example[key].shape != image.shape[:2]:
+            sizes = f"{describe(image)} and its {key} {describe(example[key])}"
+            raise ValueError(f"the image {sizes} differ in size; if EXIF turns it: exif=False")
 
 
 VIEWS = ("image", "image_2", "local")  # keys of an example's pixels; see `DinoCrops`

@@ -189,8 +189,10 @@ class Chain:
                 example = {**example, "image": box.decode(example["image"], decode, rng)}
             case rest:
                 pass
+        ops.check_maps(example)
         for op in rest:
             example = op(example, rng)
+            ops.check_maps(example)
         return {**example, "image": np.ascontiguousarray(example["image"])}
 
 

@@ -58,7 +58,7 @@ def open_table(request: Request) -> tuple[TableSource, tuple[str, ...]]:
     where = f"dataset.name={path!r}{' (read as .csv)' if path.lower().endswith('.tsv') else ''}"
     try:
         known = {*_KNOWN, *request.columns, *keys, "target", *_MAPS.get(request.map, ())}
-        names, cells = _read(path, known)
+        names, cells = _read(path, known, several=not keys)
     except (OSError, ValueError, csv.Error, ArrowException) as error:
         raise UserError(f"{where} cannot be read: {one_line(error)}.") from None
     if clash := {"image", "label", "labels"}.intersection(request.columns):
@@ -81,7 +81,7 @@ def open_table(request: Request) -> tuple[TableSource, tuple[str, ...]]:
         raise UserError(f"{where}: the path in row {bad[0]} has a NUL or more than 4,096 bytes.")
     texts = {name: np.array(column(name), object) for name in request.columns}
     if request.map:
-        texts[request.map] = np.array(column(*_MAPS[request.map]), np.bytes_)
+        texts[request.map] = np.array(list(map(os.fsencode, column(*_MAPS[request.map]))))
     if "target" in request.needs:
         columns = [_numbers(where, key, column(key)) for key in keys or ["target"]]
         texts["target"] = np.stack(columns, axis=1)
@@ -97,9 +97,10 @@ def open_table(request: Request) -> tuple[TableSource, tuple[str, ...]]:
     source: Any = TableSource(places, texts, folder, drawn=is_drawn)
     classes: tuple[str, ...] | None = None
     if request.map:
-        example = os.fsdecode(texts[request.map][0])
+        example = os.fsdecode(bytes(texts[request.map][0])) if len(places) else ""
         table = read_classes(folder, example) if request.map == LABEL_MAP else None
-        source = MapSource(places, texts, folder, table, drawn=is_drawn)
+        exif = request.exif is not False
+        source = MapSource(places, texts, folder, table, exif, drawn=is_drawn)
         classes = table.names if table else ()
     files = np.unique(source.file_ids(), return_inverse=True)[1]
     told_apart = (written, *(texts[name] for name in request.columns))
@@ -122,8 +123,11 @@ def _numbers(where: str, name: str, cells: list[str]) -> np.ndarray:
     return values
 
 
-def _read(path: str, known: Set[str]) -> tuple[list[str], dict[str, list[Any]]]:
-    """Names of all columns, and the text in each row of those in `known`; tuples of `labels`."""
+def _read(path: str, known: Set[str], several: bool) -> tuple[list[str], dict[str, list[Any]]]:
+    """Names of all columns, and the text in each row of those in `known`.
+
+    `several`: tuples of `labels`.
+    """
     names = next(rows := _rows(path, known))
     wanted = [name for name in names if name in known]
     if twice := [name for name in wanted if wanted.count(name) > 1]:
@@ -131,7 +135,7 @@ def _read(path: str, known: Set[str]) -> tuple[list[str], dict[str, list[Any]]]:
     cells: dict[str, list[Any]] = {name: [] for name in wanted}
     for number, row in enumerate(rows, start=1):
         for name, value in zip(wanted, row, strict=True):
-            read = _labels if name == "labels" else _text
+            read = _labels if name == "labels" and several else _text
             cells[name].append(read(value, f"{name} of row {number}"))
     return names, cells
 

@@ -16,33 +16,37 @@ class _OfObjective(ExampleEvaluator):
     """Summarises `objective.measure` of an objective that has the key `needed`."""
 
     needed: str
-    kind: str
 
     def __init__(self, objective: Any, reader: Reader):
         if self.needed not in objective.example_keys:
-            raise UserError(
-                f"evaluators.*.name={self.kind!r} needs an objective that reads {self.needed!r}."
-            )
+            keys = f"{self.needed!r}; objective.name has {', '.join(objective.example_keys)}"
+            raise UserError(f"this evaluator needs an objective that reads {keys}.")
         super().__init__(objective.measure, reader)
 
 
 class SegmentationEvaluator(_OfObjective):
-    """Of pixels by class; see `class_overlaps`."""
+    """`overlap_means`, and the mean `loss` over all pixels that count."""
 
     metric_names = ("mIoU", "pixel_accuracy", "loss", "num_examples")
-    needed, kind = "label_map", "segmentation"
+    needed = "label_map"
 
     @staticmethod
     def summarize(arrays: dict[str, np.ndarray]) -> dict[str, Any]:
-        """`mIoU`, the mean over classes that occur or are predicted; over pixels the others."""
-        overlaps, pixels = class_overlaps(arrays), np.sum(arrays["pixels"], dtype=np.float64)
-        counted = overlaps[~np.isnan(overlaps)]
-        return {
-            "mIoU": float(np.mean(counted)) if len(counted) else 0.0,
-            "pixel_accuracy": float(np.sum(arrays["hits"], dtype=np.float64) / max(pixels, 1)),
-            "loss": float(np.dot(arrays["loss"], arrays["pixels"]) / max(pixels, 1)),
-            "num_examples": len(arrays["loss"]),
-        }
+        pixels = max(float(np.sum(arrays["pixels"], dtype=np.float64)), 1.0)
+        loss = float(np.dot(arrays["loss"], arrays["pixels"]) / pixels)
+        return {**overlap_means(arrays), "loss": loss}
+
+
+def overlap_means(arrays: dict[str, np.ndarray]) -> dict[str, Any]:
+    """`mIoU`, the mean over classes that occur or are predicted, and `pixel_accuracy`."""
+    overlaps = class_overlaps(arrays)
+    counted = overlaps[~np.isnan(overlaps)]
+    hits, labelled = (arrays[k].sum(dtype=np.float64) for k in ("hits", "labelled"))
+    return {
+        "mIoU": float(np.mean(counted)) if len(counted) else 0.0,
+        "pixel_accuracy": float(hits / max(labelled, 1)),
+        "num_examples": len(arrays["hits"]),
+    }
 
 
 def class_overlaps(arrays: dict[str, np.ndarray]) -> np.ndarray:
@@ -56,7 +60,7 @@ def class_overlaps(arrays: dict[str, np.ndarray]) -> np.ndarray:
 class PixelRegressionEvaluator(_OfObjective):
     """Means over the images that have a pixel that counts, as usual for depths (1406.2283)."""
 
-    needed, kind = "value_map", "pixel_regression"
+    needed = "value_map"
 
     def __init__(self, objective: Any, reader: Reader):
         super().__init__(objective, reader)
@@ -76,7 +80,7 @@ class PixelRegressionEvaluator(_OfObjective):
 class RegressionEvaluator(_OfObjective):
     """`mae`, `rmse` and `r2`, means over the numbers; of several, also `mae_NAME` of each."""
 
-    needed, kind = "target", "regression"
+    needed = "target"
 
     def __init__(self, objective: Any, reader: Reader):
         super().__init__(objective, reader)

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from vit_jax.console import watched
-from vit_jax.data.decode import decode_image, resize
+from vit_jax.data.decode import resize
 from vit_jax.data.ops import Decode, Resize, ResizeSmall, ScalingOp
 from vit_jax.data.preprocess import parse
 from vit_jax.errors import UserError
@@ -29,6 +29,13 @@ _OVERLAP = 1 / 3  # of neighbouring windows, as in mmsegmentation's sliding infe
 def is_dense(model: Model) -> bool:
     """Whether it predicts every pixel."""
     return bool(model.module.outputs_per == "pixel")
+
+
+def check_short_side(model: Model, short_side: int) -> None:
+    """Raises UserError for an image that would be smaller than the model's windows."""
+    least = min(model.description.image_shape[:2])
+    if short_side and short_side < least:
+        raise UserError(f"--short_side={short_side} must be at least the model's {least} pixels.")
 
 
 def pixel_outputs(
@@ -55,18 +62,16 @@ def pixel_outputs(
         for top in _starts(pixels.shape[0], height)
         for left in _starts(pixels.shape[1], width)
     ]
-    sums: Any = 0.0
+    sums = np.zeros((*pixels.shape[:2], model.num_outputs), np.float32)
     counts = np.zeros((*pixels.shape[:2], 1), np.float32)
     for start in range(0, len(places), batch_size):
         part = places[start : start + batch_size]
         windows = np.stack([pixels[y : y + height, x : x + width] for y, x in part])
         outputs = model.logits(windows, batch_size=batch_size)
-        if np.ndim(sums) == 0:
-            sums = np.zeros((*pixels.shape[:2], outputs.shape[-1]), np.float32)
         for (y, x), output in zip(part, outputs, strict=True):
             sums[y : y + height, x : x + width] += output
             counts[y : y + height, x : x + width] += 1
-    return np.asarray(sums / counts)
+    return sums / counts
 
 
 def _starts(length: int, window: int) -> list[int]:
@@ -115,8 +120,14 @@ class PixelWriter:
             for target in self._targets(path):
                 other = targets.setdefault(str(target), path)
                 if other != path or os.path.realpath(target) in images:
-                    why = "that is an image" if other == path else f"{other} and {path} are one"
+                    why = f"it would be of {other} and {path}: rename one, or predict them apart"
+                    why = "that is an image" if other == path else why
                     raise UserError(f"--output={self.folder}: {target} cannot be written: {why}.")
+            pixels, picture = self._targets(path)
+            if pixels.exists() and not picture.exists():  # a mask that somebody made
+                why = "is not a result of this script; choose an empty folder"
+                raise UserError(f"--output={self.folder}: {pixels} {why}.")
+        check_short_side(self.model, self.short_side)
         if self.folder:
             to_path(self.folder).mkdir(parents=True, exist_ok=True)
 
@@ -129,16 +140,14 @@ class PixelWriter:
     def rows(self) -> Iterator[dict[str, Any]]:
         """Of each image `shares` by class, or `values`: least, middle and greatest; or `error`."""
         description = self.model.description
-        decode = parse(description.eval_preprocess).ops[0]
-        exif = decode.exif if isinstance(decode, Decode) else True
+        op = parse(description.eval_preprocess).ops[0]
+        channels: Any = description.image_shape[2]
+        decode, rng = op if isinstance(op, Decode) else Decode(channels), np.random.default_rng(0)
         for path in watched(self.paths, "image", len(self.paths)):
             try:
-                data, channels = read_file(path), description.image_shape[2]
-                pixels = decode_image(data, channels=channels, exif=exif)
+                yield {"image": path, **self._predict(path, decode.apply(read_file(path), rng))}
             except (ValueError, OSError, cv2.error) as error:
                 yield {"image": path, "error": str(getattr(error, "strerror", None) or error)}
-                continue
-            yield {"image": path, **self._predict(path, pixels)}
 
     def _predict(self, path: str, pixels: np.ndarray) -> dict[str, Any]:
         options: Any = {"short_side": self.short_side, "batch_size": self.batch_size}
@@ -160,15 +169,14 @@ class PixelWriter:
 
     def _write(self, path: str, pixels: np.ndarray, overlay: np.ndarray) -> None:
         target, picture = self._targets(path)
-        with replacing(target) as temporary:
-            if target.suffix == ".npy":
-                np.save(buffer := io.BytesIO(), pixels)
-                temporary.write_bytes(buffer.getvalue())
-            else:
-                temporary.write_bytes(palette_png(pixels))
-        with replacing(picture) as temporary:
-            encoded = cv2.imencode(".jpg", cv2.cvtColor(overlay, cv2.COLOR_RGB2BGR))[1]
-            temporary.write_bytes(encoded.tobytes())
+        buffer = io.BytesIO()
+        if target.suffix == ".npy":
+            np.save(buffer, pixels)
+        content = buffer.getvalue() or palette_png(pixels)
+        shown = cv2.imencode(".jpg", cv2.cvtColor(overlay, cv2.COLOR_RGB2BGR))[1].tobytes()
+        for path_of, data in ((target, content), (picture, shown)):
+            with replacing(path_of) as temporary:
+                temporary.write_bytes(data)
 
 
 def palette() -> np.ndarray:

@@ -84,6 +84,10 @@ def evaluate(
     chosen = {"split": split, "data_dir": data_dir, "label_key": label_key}
     options |= {key: value for key, value in chosen.items() if value}
     if is_dense(model) or model.description.values:
+        for flag, value in (("real", real), ("loss", loss), ("prompt", prompts)):
+            if value or classes != "all":
+                flag = flag if value else "classes"
+                raise UserError(f"--{flag} is for classes of images, which {source} has not.")
         results = evaluate_dense(
             model, options, on_bad_image=on_bad_image, batch_size=batch_size, short_side=short_side
         )

@@ -118,7 +118,9 @@ def _class_lines(scores: Sequence[Mapping[str, Any]]) -> list[str]:
     """One line per class; if there are more than 20, the 10 with the lowest accuracy."""
     shown, title = list(scores), "class"
     if "IoU" in shown[0]:
-        return [f"{row['class'][:30]:30} {row['IoU']:8.2%} of {row['pixels']:,}" for row in shown]
+        cells = ["no pixels" if row["IoU"] is None else f"{row['IoU']:9.2%}" for row in shown]
+        rows = zip(shown, cells, strict=True)
+        return [f"{row['class'][:30]:30} {cell} of {row['pixels']:,}" for row, cell in rows]
     if len(shown) > 20:
         with_images = [row for row in shown if row["images"]]
         shown = sorted(with_images, key=lambda row: (row["accuracy"], -row["images"]))[:10]

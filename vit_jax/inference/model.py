@@ -243,7 +243,7 @@ class Model:
         """The objective of the run of this work directory, by key; UserError if it is none."""
         match self._run_config():
             case {"objective": dict() as objective}:
-                return objective
+                return dict(objective)
         raise UserError(f"{self.source} is not a run: what it learnt is not known.")
 
     def _run_config(self) -> Any:
@@ -257,7 +257,7 @@ class Model:
         description, flat = self.description, flatten_names(self.params)
         headless = {"num_classes": 0, "representation_size": None}
         sizes = {key: headless.get(key, value) for key, value in description.model.items()}
-        none: Any = {"class_names": (), "similarity": None}
+        none: Any = {"class_names": (), "similarity": None, "values": None}
         description = dataclasses.replace(description, model=sizes, **none)
         module = clone_with(self.module, **headless)
         names = flatten_names(abstract_params(module, description.image_shape))

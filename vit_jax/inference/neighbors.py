@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -13,10 +14,13 @@ import numpy as np
 from vit_jax.data.decode import decode_image
 from vit_jax.errors import UserError, import_extra
 from vit_jax.files.paths import read_file, reading, to_path, write_arrays
-from vit_jax.inference.images import find_images
+from vit_jax.inference.images import Images, find_images
 from vit_jax.inference.load import load_model
 from vit_jax.inference.model import Model
 from vit_jax.inference.pictures import fitted, name_style, sheet
+from vit_jax.inference.predict import MAX_PICTURES, PICTURE_ENDINGS, printable
+from vit_jax.kinds import check_known
+from vit_jax.models.features import vector_feature
 from vit_jax.trees import fingerprint
 
 
@@ -38,57 +42,67 @@ def find_neighbors(
       folder: of images; a query that is among them is not its own neighbour.
       queries: files, and folders whose images are all used.
       feature: one vector per image, see `models/features.py`.
-      index: `.npz` file of the features of the folder: new and changed images are added to it, and
-        those that are gone left out. "": none.
+      index: `.npz` file of the features of this folder: new and changed images are added to it,
+        and those that are gone left out. "": none.
       count: neighbours of each.
 
-    UserError for an index of another model, or an image that cannot be read.
+    Images that cannot be read are named and left out. UserError for an index of another model.
     """
+    if count < 1:
+        raise UserError(f"--count={count} must be at least 1.")
     model = load_model(source, **model_options)
+    vector_feature(model.module, feature, model.description.image_shape, model.params)
     paths, asked = find_images([folder]), find_images(queries)
-    features = _indexed(model, paths, feature, index, batch_size)
+    known = _indexed(model, paths, feature, index, batch_size)
+    places, features = list(known), np.stack([*known.values()])
+    real = list(map(os.path.realpath, places))
     found = []
-    for query, vector in zip(asked, _unit(model, asked, feature, batch_size), strict=True):
+    for query, vector in _vectors(model, asked, feature, batch_size).items():
         cosines = features @ vector
-        order = [i for i in np.argsort(-cosines, kind="stable") if not _same(paths[i], query)]
-        found.append((query, [(paths[i], float(cosines[i])) for i in order[:count]]))
+        order = np.argsort(-cosines, kind="stable")
+        near = [i for i in order if real[i] != os.path.realpath(query)][:count]
+        found.append((query, [(places[i], float(cosines[i])) for i in near]))
     return found
 
 
-def _same(path: str, other: str) -> bool:
-    return os.path.realpath(path) == os.path.realpath(other)
-
-
-def _unit(model: Model, paths: Sequence[str], feature: str, batch_size: int) -> np.ndarray:
-    """Unit vectors [n, D]."""
-    x = model.features(list(paths), feature, batch_size=batch_size)
-    if x.ndim != 2:
-        raise UserError(f"--feature={feature!r} is {x.shape[1:]} per image; choose a vector.")
-    return np.asarray(x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-12), np.float32)
+def _vectors(
+    model: Model, paths: Sequence[str], feature: str, batch_size: int
+) -> dict[str, np.ndarray]:
+    """Unit vectors [D] by path; images that cannot be read are named and left out."""
+    images = Images(paths, model.description)
+    rows = (row for part in model.stream([feature], images, batch_size) for row in part[feature])
+    vectors = dict(zip(paths, rows, strict=True))
+    for index, reason in images.failures.items():
+        logging.warning(f"not used: {printable(paths[index])}: {reason}")
+        vectors.pop(paths[index], None)
+    return {path: x / max(float(np.linalg.norm(x)), 1e-12) for path, x in vectors.items()}
 
 
 def _indexed(
     model: Model, paths: Sequence[str], feature: str, index: str, batch_size: int
-) -> np.ndarray:
-    """Features of the images [n, D], of which the index has those it has seen as they are now."""
-    if not index:
-        return _unit(model, paths, feature, batch_size)
+) -> dict[str, np.ndarray]:
+    """Of the images those that can be read; the index has those it has seen as they are now."""
     size = "x".join(map(str, model.description.image_shape))
     who = f"{fingerprint(model.params)} {feature} {size} {model.description.eval_preprocess}"
-    keys = [json.dumps([os.path.realpath(p), *_state(p)], ensure_ascii=True) for p in paths]
+    keys = {path: json.dumps([os.path.realpath(path), *_state(path)]) for path in paths}
     known: dict[str, np.ndarray] = {}
-    if (file := to_path(index)).exists():
+    if index and (file := to_path(index)).exists():
         with reading(index, "is no index of this script"), np.load(file) as stored:
             of, names, rows = (stored[name] for name in ("of", "images", "features"))
             known = dict(zip(names.tolist(), rows, strict=True))
         if str(of) != who:
             raise UserError(f"--index={index} is of another model or feature: choose another file.")
-    if new := [(key, path) for key, path in zip(keys, paths, strict=True) if key not in known]:
-        rows = _unit(model, [path for _, path in new], feature, batch_size)
-        known |= dict(zip((key for key, _ in new), rows, strict=True))
-    features = np.stack([known[key] for key in keys])
-    write_arrays(index, {"of": np.array(who), "images": np.array(keys), "features": features})
-    return features
+    if new := [path for path, key in keys.items() if key not in known]:
+        vectors = _vectors(model, new, feature, batch_size)
+        known |= {keys[path]: vector for path, vector in vectors.items()}
+    indexed = {path: known[key] for path, key in keys.items() if key in known}
+    if not indexed:
+        raise UserError("no image of the folder can be read.")
+    if index:
+        names, features = [keys[path] for path in indexed], np.stack([*indexed.values()])
+        arrays = {"of": np.array(who), "images": np.array(names), "features": features}
+        write_arrays(index, arrays)
+    return indexed
 
 
 def _state(path: str) -> tuple[int, int]:
@@ -97,10 +111,16 @@ def _state(path: str) -> tuple[int, int]:
     return status.st_size, status.st_mtime_ns
 
 
-def draw_neighbors(found: Iterable[tuple[str, list[tuple[str, float]]]], output: str) -> None:
-    """A sheet with a row per query: the image, then its neighbours with their cosines."""
+def check_picture(path: str) -> None:
+    """Raises UserError before the work for a picture that could not be drawn."""
     import_extra("--output", "matplotlib", "embedded")
-    rows = [[(query, np.nan), *near] for query, near in found]
+    check_known("the ending of --output", Path(path).suffix, PICTURE_ENDINGS)
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+
+
+def draw_neighbors(found: Iterable[tuple[str, list[tuple[str, float]]]], output: str) -> None:
+    """A sheet with a row per query, of the first ones: the image, its neighbours, their cosines."""
+    rows = [[(query, np.nan), *near] for query, near in [*found][:MAX_PICTURES]]
     columns, style = max(map(len, rows)), name_style(7)
     figure, axes = sheet(len(rows), columns, 1.3 * len(rows) + 0.4, width=1.15 * columns)
     for line, images in zip(axes, rows, strict=True):

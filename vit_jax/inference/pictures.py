@@ -98,13 +98,8 @@ def draw_distances(distances: np.ndarray, uniform: float) -> Any:
 
 def draw_rollout(images: np.ndarray, maps: np.ndarray, names: Sequence[str]) -> Any:
     """Images [B, H, W, C] in [0, 1], each next to its overlay with a map [B, rows, columns]."""
-    title = "Attention rollout: what the output attends to"
-    figure, axes, cells = _beside(images, names, title)
-    ends = color_range(maps)
-    for cell, image, weights in zip(cells, images, maps, strict=True):
-        cell.imshow(overlay(image, weights, ends))
-    _add_scale(figure, axes, ends, "times the mean of the image")
-    return figure
+    title, label = "Attention rollout: what the output attends to", "attention, times the mean"
+    return _overlays(images, maps, names, title, f"{label} of the image")[0]
 
 
 def draw_colors(images: np.ndarray, colors: np.ndarray, names: Sequence[str]) -> Any:
@@ -121,16 +116,24 @@ def draw_similarity(
 ) -> Any:
     """Images, each next to its overlay with cosines; a mark on the patch of the first image."""
     title = f"Similarity to the patch in row {place[0] + 1}, column {place[1] + 1} of the first"
+    figure, axes = _overlays(images, maps, names, title, "cosine")
+    sizes = zip(place, images.shape[1:3], maps.shape[1:], strict=True)
+    y, x = ((i + 0.5) * pixels / cells for i, pixels, cells in sizes)
+    for axis in axes.flat[:2]:
+        axis.plot(x, y, "o", markersize=7, markerfacecolor="none", color="#00d0ff")
+    return figure
+
+
+def _overlays(
+    images: np.ndarray, maps: np.ndarray, names: Sequence[str], title: str, label: str
+) -> tuple[Any, Any]:
+    """The figure and its axes."""
     figure, axes, cells = _beside(images, names, title)
     ends = color_range(maps)
     for cell, image, weights in zip(cells, images, maps, strict=True):
         cell.imshow(overlay(image, weights, ends))
-    sides = [size / cells_ for size, cells_ in zip(images.shape[1:3], maps.shape[1:], strict=True)]
-    y, x = ((i + 0.5) * side for i, side in zip(place, sides, strict=True))
-    for axis in axes.flat[:2]:
-        axis.plot(x, y, "o", markersize=7, markerfacecolor="none", color="#00d0ff")
-    _add_scale(figure, axes, ends, "cosine", what="similarity")
-    return figure
+    _add_scale(figure, axes, ends, label)
+    return figure, axes
 
 
 def _beside(
@@ -165,7 +168,7 @@ def draw_heads(images: np.ndarray, maps: np.ndarray, names: Sequence[str]) -> An
         for head, (cell, weights) in enumerate(zip(block[:, 1:].flat, heads, strict=False)):
             cell.imshow(overlay(image, weights, ends))
             cell.set_title(f"head {head + 1}", fontsize=8, pad=2)
-    _add_scale(figure, axes, ends, "times uniform attention")
+    _add_scale(figure, axes, ends, "attention, times uniform attention")
     return figure
 
 
@@ -238,15 +241,13 @@ def _scale(ends: tuple[float, float]) -> Any:
     return ScalarMappable(PowerNorm(0.5, *ends, clip=True), "inferno")
 
 
-def _add_scale(
-    figure: Any, axes: Any, ends: tuple[float, float], label: str, what: str = "attention"
-) -> None:
+def _add_scale(figure: Any, axes: Any, ends: tuple[float, float], label: str) -> None:
     bar = figure.colorbar(
         _scale(ends), ax=axes, location="bottom", shrink=0.6, extend="max", aspect=40, pad=0.02
     )
     ticks = ends[0] + (ends[1] - ends[0]) * np.linspace(0, 1, 5) ** 2  # evenly far apart
     bar.set_ticks(ticks, labels=[f"{round(tick, 3):.2g}" for tick in ticks])
-    bar.set_label(f"{what}, {label} (top {CLIPPED} % clipped)", fontsize=8)
+    bar.set_label(f"{label} (top {CLIPPED} % clipped)", fontsize=8)
     bar.ax.tick_params(labelsize=8)
 
 

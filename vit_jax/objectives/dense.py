@@ -168,14 +168,14 @@ class PixelRegression(_Dense):
                 f"0 with objective.log, and objective.max_value={max_value} above it, or 0."
             )
         self._distance, self._log, self._unit = _DISTANCES[distance], log, unit
-        self._range = min_value, max_value or jnp.inf
+        self._range = min_value, max_value or float(jnp.finfo(jnp.float32).max)
         self.measures = ("loss", "mae", "rmse", *(("abs_rel", "delta1") if log else ()))
         self.numbers = {"names": ("value",), "mean": (0.0,), "std": (1.0,), "log": log}
         self._build(task)
 
     def counts(self, batch: Batch) -> jax.Array:
         values = batch["value_map"] * self._unit
-        return (values > self._range[0]) & (values <= self._range[1])  # not NaN
+        return (values > self._range[0]) & (values <= self._range[1])  # not NaN or infinite
 
     def values(self, outputs: jax.Array, batch: Batch) -> Metrics:
         """`loss`; `mae` and `rmse` in units; for logarithms also `abs_rel` and `delta1`.

@@ -8,6 +8,8 @@ Learning Rivals Masked Image Modeling in Fine-tuning via Feature Distillation" (
 from __future__ import annotations
 
 import dataclasses
+import functools
+import itertools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -24,15 +26,11 @@ TEACHER, STUDENT = "teacher", "student"
 FEATURES = ("patches", "pooled", "both")
 
 
-def _cosine(x: jax.Array, y: jax.Array) -> jax.Array:
-    return optax.losses.cosine_distance(x, y, epsilon=1e-6)
-
-
 # Of a student's features and the teacher's [..., D], to losses [...].
 _DISTANCES: dict[str, Callable[[jax.Array, jax.Array], jax.Array]] = {
     # Quadratic up to a difference of 2; divided by that, as PyTorch's `smooth_l1_loss(beta=2)`.
     "smooth_l1": lambda x, y: jnp.mean(optax.huber_loss(x, y, delta=2.0), axis=-1) / 2.0,
-    "cosine": _cosine,
+    "cosine": lambda x, y: jnp.asarray(optax.losses.cosine_distance(x, y, epsilon=1e-6)),
 }
 
 
@@ -77,6 +75,8 @@ class FeatureDistillation(Objective):
             raise UserError(f"objective.teacher={teacher!r} is a variant: give trained weights.")
         self.model, self._size = task.build_model(0), task.image_shape[:2]
         others = [task.load_tower(name, "objective.students") for name in students]
+        if weights := [name for name, other in zip(students, others, strict=True) if other.params]:
+            raise UserError(f"objective.students={weights[0]!r} must be a variant, such as Ti/16.")
         self._students = {STUDENT: self.model}
         self._students |= {f"{STUDENT}_{i}": other.module for i, other in enumerate(others, 2)}
         self._others = dict(zip([*self._students][1:], others, strict=True))
@@ -86,9 +86,10 @@ class FeatureDistillation(Objective):
         self.constants = {TEACHER: tower.params}
         self._eval_preprocess = task.eval_preprocess
         self.measures = ("loss", *(f"{name}_loss" for name in self._others))
-        kinds = ("patches", "pooled") if features == "both" else (features,)
-        width = tower.module.hidden_size
-        self._maps = {f"{n}_{kind}": nn.Dense(width) for n in self._students for kind in kinds}
+        self._kinds = ("pooled", "patches") if features == "both" else (features,)
+        widths = {"pooled": tower.width, "patches": tower.module.hidden_size}
+        named = itertools.product(self._students, self._kinds)
+        self._maps = {f"{name}_{kind}": nn.Dense(widths[kind]) for name, kind in named}
 
     @property
     def own_parameters(self) -> Mapping[str, tuple[str | None, ...]]:  # type: ignore[override]
@@ -108,10 +109,16 @@ class FeatureDistillation(Objective):
         images, params = scale_images(batch["image"]), {}
         for number, (name, module) in enumerate(self._students.items()):
             key = jax.random.fold_in(rng, number)
-            pooled, variables = module.init_with_output(key, images, train=False)
-            params[name] = variables["params"]
-            for kind in (k for k in self._maps if k.rpartition("_")[0] == name):
-                params[kind] = self._maps[kind].init(jax.random.fold_in(key, 1), pooled)["params"]
+            params[name] = module.init(key, images, train=False)["params"]
+            seen = jax.eval_shape(
+                functools.partial(self._tokens[name], train=False), params[name], images
+            )
+            like = dict(zip(("pooled", "patches"), optax.tree.zeros_like(seen), strict=True))
+            for kind in self._kinds:
+                layer = self._maps[f"{name}_{kind}"]
+                params[f"{name}_{kind}"] = layer.init(jax.random.fold_in(key, 1), like[kind])[
+                    "params"
+                ]
         return params
 
     def loss(self, params: Any, batch: Batch, rng: jax.Array) -> tuple[jax.Array, Metrics]:
@@ -138,7 +145,7 @@ class FeatureDistillation(Objective):
                 patches = jnp.reshape(cells, (len(cells), -1, cells.shape[-1]))
             outputs = {"pooled": pooled, "patches": patches}
             parts = []
-            for kind in (k for k in outputs if f"{name}_{k}" in self._maps):
+            for kind in self._kinds:
                 mapped: Any = self._maps[f"{name}_{kind}"].apply(
                     {"params": params[f"{name}_{kind}"]}, outputs[kind]
                 )

@@ -45,7 +45,8 @@ class Regression(Objective):
         check_known("objective.distance", distance, _DISTANCES)
         assert task.read_targets is not None
         names, targets = task.read_targets()
-        self._mean, self._std = (np.asarray(f(targets, 0), np.float32) for f in (np.mean, np.std))
+        targets = np.asarray(targets, np.float64)
+        self._mean, self._std = (f(targets, 0).astype(np.float32) for f in (np.mean, np.std))
         if len(constant := np.flatnonzero(self._std == 0)):
             value = self._mean[constant[0]]
             raise UserError(f"{names[constant[0]]!r} is {value} for all images; predict another.")
@@ -80,5 +81,9 @@ class Regression(Objective):
         return {"loss": self._losses(outputs, batch), "value": value, "target": batch["target"]}
 
     def _losses(self, outputs: jax.Array, batch: Batch) -> jax.Array:
+        if (count := batch["target"].shape[-1]) != self.num_outputs:
+            raise UserError(
+                f"{count} numbers per image, where the training has {self.num_outputs}."
+            )
         targets = (batch["target"] - self._mean[None]) / self._std[None]
         return jnp.mean(self._distance(outputs - targets), axis=-1)

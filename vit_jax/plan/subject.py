@@ -42,15 +42,12 @@ def planned_run(
     origin = "here"
     several = OBJECTIVES[config.objective.name].several_labels
 
-    def open_dataset(
-        *, name: str, split: str, preprocess: str, needs: Collection[str], **options: Any
-    ) -> Dataset:
+    def open_dataset(*, name: str, split: str, preprocess: str, **options: Any) -> Dataset:
         nonlocal origin
         missing = "not opened, as a size is given."
         if not (num_examples or num_classes):
             try:
-                data = {"name": name, "split": split, "preprocess": preprocess}
-                return create_dataset(**data, needs=needs, **options)
+                return create_dataset(name=name, split=split, preprocess=preprocess, **options)
             except UserError as error:
                 missing = str(error).removeprefix(f"dataset.name={name!r}: ")
         key = name.partition(":")[0]
@@ -59,7 +56,7 @@ def planned_run(
         if known and not count:
             parts = resolve_split(split, known.splits, known.splits.__getitem__)
             count = sum(part.stop - part.start for part in parts)
-        if not (count and classes):
+        if not (count and classes) or "target" in options["needs"]:
             raise UserError(
                 f"dataset.name={name!r}: {missing} To plan without the data give --num_examples "
                 "and --num_classes."
@@ -68,7 +65,8 @@ def planned_run(
         # A teacher's classes are matched by name.
         named = wordnet_ids(key) if LABELS.get(key) == classes else map(str, range(classes))
         chain = parse(preprocess)
-        noise = Noise(count, np.zeros(classes, np.uint8) if several else 0, chain.columns, needs)
+        label = np.zeros(classes, np.uint8) if several else 0
+        noise = Noise(count, label, chain.columns, options["needs"])
         return Dataset(name, split, noise, chain, tuple(named))
 
     if "class_weights" in config.objective:  # costs nothing, and may read all labels
@@ -92,9 +90,8 @@ class Noise(Source):
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         pixels = np.random.default_rng(index).integers(0, 256, (375, 500, 3), np.uint8)
-        zeros = np.zeros(pixels.shape[:2])
-        maps = {"label_map": zeros.astype(np.uint8), "value_map": zeros.astype(np.float32)}
-        needed = {key: maps[key] for key in maps if key in self.needs}
+        types = {"label_map": np.uint8, "value_map": np.float32}
+        needed = {k: np.zeros(pixels.shape[:2], types[k]) for k in types if k in self.needs}
         return {"image": pixels, "label": self.label, **needed, **dict.fromkeys(self.columns, "0")}
 
 

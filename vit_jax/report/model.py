@@ -15,7 +15,7 @@ from vit_jax.data.ops import IGNORED, LABEL_MAP, MAPS
 from vit_jax.data.preprocess import check_no_code
 from vit_jax.errors import UserError, import_extra
 from vit_jax.evaluators.create import EvaluatorKeys
-from vit_jax.inference.class_order import match_classes
+from vit_jax.inference.class_order import match_classes, relabel
 from vit_jax.inference.dense import best_classes, colored, is_dense, shaded, values_of
 from vit_jax.inference.evaluate import measure_examples
 from vit_jax.inference.evaluation_tables import confusion_matrix
@@ -139,6 +139,8 @@ def predictions(run: Run, model: Model, data: Any) -> list[Html]:
 
 def _pixels(model: Model, data: Any) -> list[Html]:
     """Evenly spaced examples: the image, what is known of its pixels, what is predicted."""
+    if known := model.class_names:
+        data = relabel(data, match_classes(data.class_names, known, len(known)), len(known))
     few = spread(range(len(data.source)), _MISTAKES)
     examples = [data.example(i, np.random.default_rng(0)) for i in few]
     shown = photos(model, [data.source[i]["image"] for i in few])

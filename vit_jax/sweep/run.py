@@ -143,7 +143,11 @@ def metric(config: ConfigDict) -> str:
             f"evaluators.test.name={config.evaluators.test.name!r} has no metric for a sweep of "
             f"objective.name={config.objective.name!r}; 'average_precision' is for 'multi_label'."
         )
-    return "mAP" if several else "accuracy"
+    if config.objective.name in ("pixel_regression", "regression"):
+        raise UserError(f"a sweep of objective.name={config.objective.name!r} has no accuracy.")
+    return {"average_precision": "mAP", "segmentation": "mIoU"}.get(
+        config.evaluators.test.name, "accuracy"
+    )
 
 
 def plan_final(config: ConfigDict, learning_rate: float, seeds: int) -> list[SweepRun]:

@@ -30,7 +30,7 @@ from vit_jax.models.variants import SIZES
 from vit_jax.parameters.table import ParameterTable
 from vit_jax.trees import flatten_names
 from vit_jax.wording import counted, unsigned
-from vit_jax.workdir.metrics import read_metrics
+from vit_jax.workdir.metrics import is_lowest_best, read_metrics
 
 # Contents of a work directory.
 CHECKPOINTS = "checkpoints"
@@ -101,8 +101,9 @@ def log_results(
         if metric == "accuracy" and (count := results.get(f"{key}/num_examples")):
             low, high = wilson_interval(value, count)
             text += f" (95 % interval {100 * low:.1f} to {100 * high:.1f}, {count:,.0f} images)"
-        best = max((row for row in rows if name in row), key=lambda row: row[name], default=None)
-        if best and best[name] > value:
+        known, sign = [row for row in rows if name in row], -1 if is_lowest_best(name) else 1
+        best = max(known, key=lambda row: sign * row[name], default=None)
+        if best and sign * best[name] > sign * value:
             text += f"; best {number_text(name, best[name])} at step {best['step']:,}"
         logging.info(f"{text}.")
     logging.info(f"Parameters: {paths.to_path(workdir) / PARAMS_FILE}")
