@@ -179,7 +179,7 @@ class DinoCrops(Op):
 
     `local` is [num_local, h, w, C]. Each is cropped, mirrored, changed in colour and blurred with
     random numbers of its own; the second may be solarized. `photometric=False` only crops and
-    mirrors, for small or grey images. DINOv2's areas are (0.32, 1) and (0.05, 0.32).
+    mirrors, for small or grey images; `flip=False` does not mirror letters. DINOv2's areas are (0.32, 1) and (0.05, 0.32).
     """
 
     size: Size
@@ -188,6 +188,7 @@ class DinoCrops(Op):
     area: tuple[float, float] = (0.4, 1.0)
     local_area: tuple[float, float] = (0.05, 0.4)
     photometric: bool = True
+    flip: bool = True
 
     def __post_init__(self) -> None:
         check_sides(size=self.size, local_size=self.local_size)
@@ -201,7 +202,7 @@ class DinoCrops(Op):
             image = example["image"]
             color = (ColorJitter(0.4, 0.4, 0.2, 0.1, p=0.8), Grayscale(0.2), *last)
             crop = RandomResizedCrop(size, area, method="pillow_bicubic")
-            for op in (crop, FlipLr(), *(color if self.photometric else ())):
+            for op in (crop, *[FlipLr()] * self.flip, *(color if self.photometric else ())):
                 image = op.apply(image, rng)
             return image
 
