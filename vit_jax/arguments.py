@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import argparse
 import io
 import re
 import sys
+from argparse import ArgumentParser, ArgumentTypeError, RawDescriptionHelpFormatter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
@@ -16,15 +16,14 @@ from vit_jax.wording import as_called, escaped, nearest
 T = TypeVar("T", int, float)
 
 
-class _Parser(argparse.ArgumentParser):
+class _Parser(ArgumentParser):
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         for stream in (sys.stdout, sys.stderr):  # of a script, before it writes anything
             if isinstance(stream, io.TextIOWrapper):  # names may have letters that ASCII lacks
                 stream.reconfigure(errors="backslashreplace")
         options, unknown = self.parse_known_args(args, namespace)
         if unknown:
-            flag = unknown[0].partition("=")[0]
-            near = nearest(flag, self._option_string_actions)
+            near = nearest(unknown[0].partition("=")[0], self._option_string_actions)
             self.error(f"unknown argument {unknown[0]}.{near}")
         return options
 
@@ -35,17 +34,15 @@ class _Parser(argparse.ArgumentParser):
         return as_called(super().format_help())
 
 
-def create_parser(doc: str | None, **kwargs: Any) -> argparse.ArgumentParser:
+def create_parser(doc: str | None, **kwargs: Any) -> ArgumentParser:
     """A parser without abbreviations whose --help shows `doc`; a mistake is one line, status 2."""
     if wording.called_vit:
         kwargs["prog"] = f"vit {Path(sys.argv[0]).stem}"
-    as_written = argparse.RawDescriptionHelpFormatter
-    return _Parser(description=doc, formatter_class=as_written, allow_abbrev=False, **kwargs)
+    kwargs["formatter_class"] = RawDescriptionHelpFormatter
+    return _Parser(description=doc, allow_abbrev=False, **kwargs)
 
 
-def create_model_parser(
-    doc: str | None, *, source: str, batch_size: int
-) -> argparse.ArgumentParser:
+def create_model_parser(doc: str | None, *, source: str, batch_size: int) -> ArgumentParser:
     """A parser with all flags for loading a finished model and its input.
 
     `source`: what the script does with MODEL; `batch_size`: the default.
@@ -60,7 +57,7 @@ def create_model_parser(
     return parser
 
 
-def add_sizes(parser: argparse.ArgumentParser) -> None:
+def add_sizes(parser: ArgumentParser) -> None:
     """Adds what `load_model` takes on the model's sizes."""
     add = parser.add_argument
     add(
@@ -80,7 +77,7 @@ def add_sizes(parser: argparse.ArgumentParser) -> None:
     add("--grid", type=pair, metavar="N,M", help="rows and columns of its tokens, if not square")
 
 
-def add_dataset(parser: argparse.ArgumentParser) -> None:
+def add_dataset(parser: ArgumentParser) -> None:
     """Adds the arguments of `create_dataset` other than name and split."""
     add = parser.add_argument
     add("--data_dir", default="", metavar="DIR", help="where TFDS sets are prepared")
@@ -93,7 +90,7 @@ def add_dataset(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_share(parser: argparse.ArgumentParser) -> None:
+def add_share(parser: ArgumentParser) -> None:
     """Adds the arguments of jobs that share the runs of a work directory."""
     add = parser.add_argument
     add("--num_tasks", type=at_least(1), default=1, help="jobs that share the work and --workdir")
@@ -128,7 +125,7 @@ def names(text: str) -> list[str]:
 def filled(text: str) -> str:
     """Refuses "", which an unset shell variable leaves."""
     if not text:
-        raise argparse.ArgumentTypeError("it is empty")
+        raise ArgumentTypeError("it is empty")
     return text
 
 
@@ -138,7 +135,7 @@ def at_least(smallest: T) -> Callable[[str], T]:
     def number(text: str) -> T:
         value = type(smallest)(text)
         if not value >= smallest:
-            raise argparse.ArgumentTypeError(f"{text} must be at least {smallest}")
+            raise ArgumentTypeError(f"{text} must be at least {smallest}")
         return value
 
     return number

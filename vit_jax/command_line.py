@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import dataclasses
 import importlib.util
@@ -10,6 +9,7 @@ import inspect
 import os
 import runpy
 import sys
+from argparse import SUPPRESS, ArgumentParser, Namespace
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -25,7 +25,7 @@ from vit_jax.errors import UserError
 from vit_jax.wording import nearest, unknown_key
 
 
-def run_parser(doc: str | None, *, trains: bool = True) -> argparse.ArgumentParser:
+def run_parser(doc: str | None, *, trains: bool = True) -> ArgumentParser:
     """The parser of a script that takes a recipe and overrides of its keys, see `parse`.
 
     `trains`: False for a script that accepts the other flags of a training, but ignores them.
@@ -36,7 +36,7 @@ def run_parser(doc: str | None, *, trains: bool = True) -> argparse.ArgumentPars
     parser.add_argument("--config", type=filled, required=True, metavar="RECIPE", help=recipe)
 
     def add(name: str, **kwargs: Any) -> None:
-        parser.add_argument(name, **(kwargs if trains else {"help": argparse.SUPPRESS}))
+        parser.add_argument(name, **(kwargs if trains else {"help": SUPPRESS}))
 
     resumes = "of this run; if it exists, the run resumes"
     add("--workdir", type=filled, required=True, metavar="DIR", help=resumes)
@@ -59,9 +59,7 @@ def run_parser(doc: str | None, *, trains: bool = True) -> argparse.ArgumentPars
     return parser
 
 
-def parse(
-    parser: argparse.ArgumentParser, arguments: Sequence[str] | None = None
-) -> argparse.Namespace:
+def parse(parser: ArgumentParser, arguments: Sequence[str] | None = None) -> Namespace:
     """Parses a command line: in the result, `config` is that of the recipe and the overrides.
 
     `--config.SECTION.name=KIND` replaces a section by that of another kind before its keys are
@@ -70,21 +68,16 @@ def parse(
     """
     overrides, others = split_overrides(sys.argv[1:] if arguments is None else arguments)
     if {"-h", "--help"} & set(others):
-        parser.epilog = _help_of_keys(others, overrides)
+        recipe_only = ArgumentParser(add_help=False, allow_abbrev=False)
+        recipe_only.add_argument("--config", default="")
+        recipe = recipe_only.parse_known_args(others)[0].config
+        title = f"config keys{f' of {recipe}' if recipe else ''}, as --config.KEY=VALUE:"
+        parser.epilog = f"{title}\n{help_of_config(get_config(recipe, *overrides))}"
     options = parser.parse_args(others)
     options.config = override(load_recipe(options.config), overrides)
     for key, value in options.config.processes.items():  # the rest once they are connected
         schema.check_value(f"processes.{key}", value)
     return options
-
-
-def _help_of_keys(arguments: Sequence[str], overrides: Sequence[str]) -> str:
-    """The keys with the values that this command line gives them."""
-    recipe_only = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    recipe_only.add_argument("--config", default="")
-    recipe = recipe_only.parse_known_args(arguments)[0].config
-    title = f"config keys{f' of {recipe}' if recipe else ''}, as --config.KEY=VALUE:"
-    return f"{title}\n{help_of_config(get_config(recipe, *overrides))}"
 
 
 def override(config: Any, overrides: Sequence[str]) -> Any:
@@ -117,14 +110,11 @@ def override(config: Any, overrides: Sequence[str]) -> Any:
 
 
 def get_config(recipe: str = "", *overrides: str) -> Any:
-    """The config of a command line, for `train_and_evaluate`.
+    """The config of a command line, for `train_and_evaluate`; UserError: a mistake in it.
 
     Args:
       recipe: as in --config=configs/finetune.py:B/16,cifar10; "" for the defaults.
       overrides: as in --config.KEY=VALUE, such as "dataset.batch_size=64".
-
-    Raises:
-      UserError: a mistake in one of them.
     """
     return override(load_recipe(recipe) if recipe else schema.get_config(), overrides)
 

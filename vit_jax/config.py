@@ -240,10 +240,8 @@ def section(key: str, name: str, **values: Any) -> ConfigDict:
     missing = [f"{key}.{name}" for name, value in values.items() if value is dataclasses.MISSING]
     if missing:
         or_row = ", or a variant as name, such as B/16" if key == "model" else ""
-        raise UserError(
-            f"{key}.name={name!r} has no default for {', '.join(missing)}; set what is "
-            f"missing{or_row}."
-        )
+        text = f"{key}.name={name!r} has no default for {', '.join(missing)}"
+        raise UserError(f"{text}; set what is missing{or_row}.")
     fields = {option: _field(keys[option][0], value) for option, value in values.items()}
     return Section({"name": name, **fields}, key="evaluators.*" if "." in key else key)
 

@@ -163,10 +163,8 @@ def start_processes(
         if "defined" not in str(error):
             raise
         if distributed == "on":
-            raise UserError(
-                "--distributed=on, but no cluster was found that lists the other processes "
-                f"(Cloud TPU, GKE, SLURM, Open MPI); give {names}."
-            ) from error
+            text = "--distributed=on, but no cluster was found that lists the other processes"
+            raise UserError(f"{text} (Cloud TPU, GKE, SLURM, Open MPI); give {names}.") from error
     from vit_jax.hardware.devices import quiet_libtpu
 
     quiet_libtpu()

@@ -225,12 +225,8 @@ def create_run(
         with_classes=functools.partial(with_classes, objective.class_names),
         on_wait=on_wait,
     )
-    check_metrics(
-        evaluations,
-        total_steps=total_steps,
-        best_metric=config.checkpoint.best_metric,
-        **config.early_stopping,
-    )
+    best, ending = config.checkpoint.best_metric, config.early_stopping
+    check_metrics(evaluations, total_steps=total_steps, best_metric=best, **ending)
     step = make_train_step(
         objective,
         tx,
@@ -271,5 +267,4 @@ def complete_config(config: ConfigDict, workdir: str) -> ConfigDict:
         return config
     from vit_jax.pretrained.adopt import adopt  # imports readers of many formats
 
-    rescales = not OBJECTIVES[config.objective.name].predicts_pixels
-    return adopt(config, workdir, rescales=rescales)
+    return adopt(config, workdir, rescales=not OBJECTIVES[config.objective.name].predicts_pixels)

@@ -234,10 +234,8 @@ class Session(contextlib.ExitStack):
     def stop(self, step: int, total_steps: int) -> NoReturn:
         """Raises PreemptedError once the checkpoint of `step` is complete."""
         self.wait_for_checkpoint(step)
-        raise PreemptedError(
-            f"Stopped by SIGTERM at step {step}/{total_steps}; checkpoint saved. The same command "
-            "resumes from there."
-        )
+        text = f"Stopped by SIGTERM at step {step}/{total_steps}"
+        raise PreemptedError(f"{text}; checkpoint saved. The same command resumes from there.")
 
     def wait_for_checkpoint(self, step: int) -> None:
         with self.clock.book("checkpoint", "saving", step):

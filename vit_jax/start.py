@@ -98,10 +98,8 @@ def create_start(
     lora, rank, alpha = None, config.lora.rank, config.lora.alpha
     if rank:
         if not config.pretrained.source:
-            raise UserError(
-                f"lora.rank={rank} adapts pre-trained weights, but the weights are "
-                "random; set pretrained.source."
-            )
+            text = f"lora.rank={rank} adapts pre-trained weights, but the weights are random"
+            raise UserError(f"{text}; set pretrained.source.")
         from vit_jax.parameters.lora import Lora  # few runs need it
 
         lora = Lora(rank, alpha)

@@ -33,11 +33,7 @@ def flatten_names(tree: Any) -> dict[str, Any]:
 
 
 def unflatten_names(flat: dict[str, Any]) -> dict[str, Any]:
-    """`{"a/b": leaf}` -> nested dict; the inverse of `flatten_names`.
-
-    Raises:
-      UserError: one name is a leaf and also the prefix of another.
-    """
+    """`{"a/b": leaf}` -> nested dict; UserError: one name is a leaf and the prefix of another."""
     tree: dict[str, Any] = {}
     for name, leaf in flat.items():
         *parents, last = name.split("/")

@@ -112,10 +112,9 @@ def escaped(text: str, kept: str = "") -> str:
 def unsigned(text: str) -> str:
     """Removes signatures from addresses: they are secret, and change every day."""
 
-    is_secret = _SIGNATURE.fullmatch
-
     def without_signature(match: re.Match[str]) -> str:
-        options = [text for text in match[2].split("&") if not is_secret(text.partition("=")[0])]
+        options = match[2].split("&")
+        options = [text for text in options if not _SIGNATURE.fullmatch(text.partition("=")[0])]
         return match[1] + ("?" + "&".join(options) if options else "")
 
     return _WITH_QUERY.sub(without_signature, text)

@@ -53,10 +53,8 @@ def usable_images(
     reasons = list_names([f"{describe(number)}: {reason}" for number, reason in bad.items()], 10)
     report = f"{len(bad)} of {count} images cannot be read: {reasons}"
     if on_bad_image == "error":
-        raise UserError(
-            f"{report}; fix or delete them, or skip them with dataset.on_bad_image='skip' "
-            "(--on_bad_image of a script)."
-        )
+        text = f"{report}; fix or delete them, or skip them with dataset.on_bad_image='skip'"
+        raise UserError(f"{text} (--on_bad_image of a script).")
     if len(bad) == count:
         raise UserError(f"{report}; no images left.")
     logging.getLogger(__name__).warning("%s; skipped (dataset.on_bad_image='skip').", report)

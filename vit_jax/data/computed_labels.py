@@ -36,12 +36,10 @@ def stored(features: Features, key: str) -> int:
     return features[key].int64_list.value[0]
 
 
-def _nearest(
-    features: Features, key: str, bounds: tuple[float, ...], kept: Any, none: float
-) -> int:
+def _nearest(features: Features, key: str, bounds: tuple[float, ...], kept: Any, far: float) -> int:
     """Interval of the smallest z of points x, y, z, x, y, z, ...; -1 if below all bounds."""
     distances = np.asarray(features[key].float_list.value, np.float32)[2::3][kept]
-    return int(np.searchsorted(bounds, distances.min(initial=none), side="left")) - 1
+    return int(np.searchsorted(bounds, distances.min(initial=far), side="left")) - 1
 
 
 def _clevr_count(features: Features) -> int:

@@ -30,18 +30,7 @@ from vit_jax.files.paths import LARGEST, LARGEST_TEXT, check_file, read_file, re
 from vit_jax.wording import list_names
 
 _IMAGES = re.compile(r"(.*?)(train|t10k|test)-images[-.]idx3-ubyte(?:\.gz)?")
-_FASHION = [
-    "T-shirt/top",
-    "Trouser",
-    "Pullover",
-    "Dress",
-    "Coat",
-    "Sandal",
-    "Shirt",
-    "Sneaker",
-    "Bag",
-    "Ankle boot",
-]
+_FASHION = "T-shirt/top, Trouser, Pullover, Dress, Coat, Sandal, Shirt, Sneaker, Bag, Ankle boot"
 # SHA-256 of its labels: its files are called as MNIST's.
 _FASHION_LABELS = {
     "657fbd221bfc9f4198cc14b5619cc33ec57c58dd0e47af4d99d6650759e869a7",  # train
@@ -115,9 +104,8 @@ def open_idx(request: Request) -> tuple[IdxSource, tuple[str, ...]]:
     labels = classes = None
     if request.needs_label:
         marks = {split: read_idx(_beside(file)) for split, file in files.items()}
-        names = _class_names(
-            Path(next(iter(files.values()))).with_name(f"{prefix}mapping.txt"), marks
-        )
+        mapping = Path(next(iter(files.values()))).with_name(f"{prefix}mapping.txt")
+        names = _class_names(mapping, marks)
         labels = [names.get(mark, str(mark)) for array in marks.values() for mark in array.flat]
         known = np.unique(np.concatenate(naming_splits(marks)))
         classes = [names.get(mark, str(mark)) for mark in known.tolist()]
@@ -143,4 +131,4 @@ def _class_names(mapping: Path, labels: Mapping[str, np.ndarray]) -> dict[int, s
             lines = read_file(mapping, LARGEST_TEXT).decode().splitlines()
             return {int(line.split()[0]): chr(int(line.split()[1])) for line in lines if line}
     digests = {hashlib.sha256(array.tobytes()).hexdigest() for array in labels.values()}
-    return dict(enumerate(_FASHION)) if digests & _FASHION_LABELS else {}
+    return dict(enumerate(_FASHION.split(", "))) if digests & _FASHION_LABELS else {}

@@ -21,16 +21,7 @@ from vit_jax.data.decode import decode_image
 from vit_jax.data.records import allow_open_files, open_records
 from vit_jax.data.sources import GRAMMAR, MOST_CLASSES, Part, Parts, map_threads
 from vit_jax.errors import TransientError, UserError, as_user_error, one_line
-from vit_jax.files.paths import (
-    LARGEST_TEXT,
-    check_file,
-    full_path,
-    is_bucket,
-    parse_json,
-    read_file,
-    size_of,
-    to_path,
-)
+from vit_jax.files import paths
 from vit_jax.wording import nearest
 
 NAME = re.compile(r"(?P<name>[A-Za-z]\w*)(?:/(?P<config>[\w.-]+))?(?::(?P<version>\d+\.\d+\.\d+))?")
@@ -89,7 +80,7 @@ class TfdsSource(Parts):
         except UserError:  # from opening it
             raise
         except Exception as error:  # array_record and protobuf have their own kinds
-            kind = TransientError if is_bucket(name) else UserError
+            kind = TransientError if paths.is_bucket(name) else UserError
             raise kind(f"{self.describe(index)}: {one_line(error)}; copy it again.") from error
 
     def describe(self, index: int) -> str:
@@ -98,7 +89,8 @@ class TfdsSource(Parts):
     def identity(self) -> Iterator[str]:
         """Name of the dataset; name, size and range of every extent."""
         yield self._full_name
-        sizes = map_threads(lambda part: size_of(to_path(part.name)), self.parts, chunk=1)
+        files = (paths.to_path(part.name) for part in self.parts)
+        sizes = map_threads(paths.size_of, files, chunk=1)
         for (name, start, stop), size in zip(self.parts, sizes, strict=True):
             yield f"{os.path.basename(name)} {size} {start} {stop - start}"
 
@@ -117,7 +109,7 @@ class TfdsSource(Parts):
 def data_root(data_dir: str) -> str:
     """The absolute folder of TFDS datasets; "" means $TFDS_DATA_DIR, else TFDS's own default."""
     chosen = data_dir or os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets"
-    return str(full_path(os.path.expanduser(chosen)))
+    return str(paths.full_path(os.path.expanduser(chosen)))
 
 
 def find_prepared(name: str, data_dir: str) -> str:
@@ -129,7 +121,8 @@ def find_prepared(name: str, data_dir: str) -> str:
         raise UserError(f"dataset.name={name!r} is not a TFDS name; write NAME[/CONFIG][:1.2.3].")
     root, there = data_root(data_dir), {}
     for depth in ("*", "*/*"):
-        for path in sorted(map(str, to_path(root).glob(f"{match['name']}/{depth}/{INFO_FILE}"))):
+        found = paths.to_path(root).glob(f"{match['name']}/{depth}/{INFO_FILE}")
+        for path in sorted(map(str, found)):
             folder = path.removesuffix(f"/{INFO_FILE}")
             if prepared := NAME.fullmatch(":".join(folder.removeprefix(f"{root}/").rsplit("/", 1))):
                 there[prepared] = folder
@@ -166,7 +159,7 @@ def open_prepared(
     `label_key` is a feature or a key of COMPUTED_LABELS; "" means the supervised one, else `label`.
     """
     try:
-        _check_metadata(to_path(directory))
+        _check_metadata(paths.to_path(directory))
         info = tfds.builder_from_directory(directory).info
     except Exception as error:  # TFDS raises many kinds, with multi-line texts
         message = f"dataset {directory}: cannot read its metadata ({one_line(error)})."
@@ -182,8 +175,8 @@ def open_prepared(
         raise UserError(f"dataset.split={split!r}: {reason}; write {GRAMMAR}.") from None
     if not extents:
         raise UserError(f"dataset.split={split!r} selects no examples.")
-    folders = set(map(full_path, {os.path.dirname(extent.filename) for extent in extents}))
-    if away := folders - {full_path(directory)}:
+    folders = set(map(paths.full_path, {os.path.dirname(extent.filename) for extent in extents}))
+    if away := folders - {paths.full_path(directory)}:
         raise UserError(f"dataset {directory}: its records are elsewhere, in {min(away)}.")
     return TfdsSource(info, extents, image, label), label.class_names if label else ()
 
@@ -191,9 +184,9 @@ def open_prepared(
 def _check_metadata(folder: Path) -> None:
     """Raises ValueError for features that are not TFDS's own: it would import what a file names."""
     for file in folder.glob("*.txt"):  # names of classes
-        check_file(file)
+        paths.check_file(file)
     files = filter(lambda file: file.exists(), (folder / INFO_FILE, folder / "features.json"))
-    waiting = [parse_json(read_file(file, LARGEST_TEXT)) for file in files]
+    waiting = [paths.parse_json(paths.read_file(file, paths.LARGEST_TEXT)) for file in files]
     while waiting:
         value = waiting.pop()
         waiting += value if isinstance(value, list) else []
@@ -201,7 +194,7 @@ def _check_metadata(folder: Path) -> None:
             if not isinstance(part, str):
                 waiting.append(part)
             elif key == "content":  # TFDS before 4.4 stored JSON in JSON
-                waiting.append(parse_json(part))
+                waiting.append(paths.parse_json(part))
             elif key in _FEATURE_KEYS and "." in part and not _OWN_FEATURE.fullmatch(part):
                 raise ValueError(f"its feature {part!r:.80} is not one of TFDS's own")
 

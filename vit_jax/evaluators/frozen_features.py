@@ -15,7 +15,6 @@ from vit_jax.evaluators.stream import Hook, OutputStep, Reader, compile_outputs,
 
 def feature_step(feature_of: Callable[[Any, Any], jax.Array], mesh: Mesh) -> OutputStep:
     """The step shared by all evaluators of `feature_of(params, batch) -> [B, D]`."""
-
     return compile_outputs(
         lambda params, batch: {"x": feature_of(params, batch), "y": batch["label"]}, mesh
     )

@@ -94,8 +94,7 @@ def device_groups(devices: Sequence[Any]) -> tuple[str, list[list[Any]]]:
     Devices without that number are grouped by process, except TPUs: they lack it only in a single
     slice. Groups of different sizes cannot split a mesh: they count as one.
 
-    Returns:
-      `slice` or `host`, and the groups in order, each with its devices in the given order.
+    Returns `slice` or `host`, and the groups in order, each with its devices in the given order.
     """
     numbered = all(getattr(device, "slice_index", None) is not None for device in devices)
     attribute = "slice_index" if numbered else "process_index"
@@ -114,8 +113,7 @@ def mesh_sizes(
 ) -> tuple[int, int, int]:
     """Axis sizes with 0 and -1 replaced by numbers, see `sharding.create_mesh`.
 
-    Raises:
-      UserError: their product is not `num_devices`.
+    UserError: their product is not `num_devices`.
     """
     sizes = {"data": data, "fsdp": fsdp, "tensor": tensor}
     text = ", ".join(f"mesh.{axis}={size}" for axis, size in sizes.items())

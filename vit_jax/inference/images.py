@@ -124,8 +124,7 @@ class Images:
     def example(self, index: int, rng: np.random.Generator) -> dict[str, Any]:
         spec = self.element_spec["image"]
         try:
-            stored = self._stored(index)
-            example = self._chain({"image": stored}, rng)
+            example = self._chain({"image": self._stored(index)}, rng)
             image = example["image"]
             if (image.shape, image.dtype) == (spec.shape, spec.dtype):
                 return example

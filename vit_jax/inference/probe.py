@@ -66,12 +66,10 @@ def probe(
     features = Features(feature_step(of_batches(feature_of), model.mesh), *readers)
     own = {"few_shot": {"num_seeds": seeds}, "nearest_neighbors": {"num_neighbors": num_neighbors}}
     shared = {"train_split": train_split, "feature": feature}
-    evaluators = {
-        kind: OF_FEATURES[kind](features, **shared, **own.get(kind, {})) for kind in kinds
-    }
+    probes = {kind: OF_FEATURES[kind](features, **shared, **own.get(kind, {})) for kind in kinds}
     start = time.perf_counter()
     results: dict[str, Any] = {}
-    for kind, evaluator in evaluators.items():
+    for kind, evaluator in probes.items():
         metrics = evaluator(model.placed_params)
         results["num_examples"] = metrics.pop("num_examples")
         results |= {f"{kind}/{name}": value for name, value in metrics.items()}

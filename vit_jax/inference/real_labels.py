@@ -55,8 +55,6 @@ def _number(source: Any, index: int) -> int:
         name = os.path.basename(source.describe(index))
     match = _NUMBER.search(name)
     if match is None or not int(match[1]):
-        raise UserError(
-            f"--real: example {index} is called {name!r}, not like ILSVRC2012_val_00000001.JPEG; "
-            "ReaL labels are for ImageNet's validation images."
-        )
+        text = f"--real: example {index} is called {name!r}, not like ILSVRC2012_val_00000001.JPEG"
+        raise UserError(f"{text}; ReaL labels are for ImageNet's validation images.")
     return int(match[1])

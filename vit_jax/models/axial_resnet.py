@@ -23,9 +23,7 @@ from vit_jax.models.kernels.products import product
 
 STEM = "conv_root/kernel"
 _ATTENTION = r"block\d+/unit(?P<unit>\d+)/(?:height|width)"
-
 NUM_HEADS = 8
-
 EPSILON = 1e-4
 
 

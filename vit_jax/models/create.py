@@ -52,7 +52,7 @@ def create_model(
     dtype: str | type | jnp.dtype = "float32",
     **kwargs: Any,
 ) -> Any:
-    """Builds a linen module without parameters.
+    """Builds a linen module without parameters; UserError: unknown name, attribute or value.
 
     `module.apply({"params": params}, images, train=False)` gives logits.
 
@@ -61,9 +61,6 @@ def create_model(
       num_classes: number of logits; must be given.
       dtype: of the computation, `float32` or `bfloat16` (or the type itself).
       **kwargs: attributes of the module; they replace those of the variant.
-
-    Raises:
-      UserError: unknown name, attribute or value.
     """
     if name not in MODELS:
         kwargs = {**get_variant(name), **kwargs}
@@ -99,11 +96,7 @@ def clone_with(module: Any, **attributes: Any) -> Any:
 
 
 def get_variant(name: str) -> dict[str, Any]:
-    """Returns a copy of the variant called `name`, such as `B/16`, `R50+L/32` or `R50x1`.
-
-    Raises:
-      UserError: no such variant; the message lists all.
-    """
+    """A copy of the variant called `name`, such as `R50+L/32`; else a UserError that lists all."""
     if name in VARIANTS:
         return dict(VARIANTS[name])
     known = []

@@ -111,8 +111,7 @@ def vector_feature(
 ) -> Callable[[Any, jax.Array], jax.Array]:
     """`(params, images) -> float32 [B, D]`, see `feature_function`; of `params` shapes suffice.
 
-    Raises:
-      UserError: `key` names an unknown feature, or not one vector per image of [H, W, C].
+    UserError: `key` names an unknown feature, or not one vector per image of [H, W, C].
     """
     check_features(module, [name], key)
     function = feature_function(module, [name])

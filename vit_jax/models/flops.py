@@ -55,9 +55,7 @@ def flops_of(eqn: Any) -> float:
         zeros = math.prod(eqn.params["lhs_dilation"])
         return 2.0 * terms * math.prod(eqn.outvars[0].aval.shape) / zeros
     if name.startswith("dot_product_attention"):  # cuDNN's, without what its gradient recomputes
-        (batch, num_queries, heads, width), key = (
-            variable.aval.shape for variable in eqn.invars[:2]
-        )
+        (batch, num_queries, heads, width), key = (x.aval.shape for x in eqn.invars[:2])
         num_products = 4 if "bwd" in name else 2
         return 2.0 * num_products * batch * num_queries * key[1] * heads * width
     counts = list(map(jaxpr_flops, jaxprs_in_params(eqn.params)))

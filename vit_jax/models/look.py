@@ -36,7 +36,7 @@ def can_show(module: Any) -> tuple[str, ...]:
 def look(
     model: Any, params: Any, images: Any, what: str | Sequence[str] = "attention"
 ) -> dict[str, jax.Array]:
-    """The arrays of the table above, by name.
+    """The arrays of the table above, by name; UserError: unknown, or not of this model.
 
     The weights are computed by the reference attention, whichever is used in training: a fused
     kernel never materializes them. The attention pooling of `classifier=map` is not included.
@@ -46,9 +46,6 @@ def look(
       params: in its form.
       images: as it takes them, [B, H, W, C].
       what: a name of the table, or several.
-
-    Raises:
-      UserError: an unknown name, or one that is not available for this model.
     """
     what, family = (what,) if isinstance(what, str) else what, family_of(model)
     for name in what:

@@ -34,9 +34,8 @@ def token_grid(
 ) -> tuple[int, int]:
     """Rows and columns of tokens for images of (height, width) pixels; any, without patches.
 
-    Raises:
-      UserError: the patch does not divide the image (for a hybrid: its feature map); names the
-        nearest sizes that fit.
+    UserError, with the nearest sizes that fit, if the patch does not divide the image (for a
+    hybrid: its feature map).
     """
     strides = pixels_per_token(patch_size, resnet_layers)
     if patch_size is None:  # every convolution rounds up
@@ -58,17 +57,12 @@ def sincos2d(grid: tuple[int, int], hidden_size: int) -> np.ndarray:
     """Fixed position embeddings of "Better plain ViT baselines" (2205.01580): [1, h*w, D] float32.
 
     For cell (x, y) of the grid: sin(x w), cos(x w), sin(y w), cos(y w), D/4 values each, with
-    w_k = 10,000^(-k / (D/4 - 1)).
-
-    Raises:
-      UserError: D is not a multiple of 4, or is 4.
+    w_k = 10,000^(-k / (D/4 - 1)). UserError: D is not a multiple of 4, or is 4.
     """
     quarter, rest = divmod(hidden_size, 4)
     if rest or quarter < 2:
-        raise UserError(
-            f"model.hidden_size={hidden_size} must be a multiple of 4, and at least 8, for "
-            "model.position_embedding='sincos2d'."
-        )
+        text = f"model.hidden_size={hidden_size} must be a multiple of 4, and at least 8"
+        raise UserError(f"{text}, for model.position_embedding='sincos2d'.")
     exponents = np.arange(quarter, dtype=np.float32) / np.float32(quarter - 1)
     return sincos(grid, np.float32(1.0) / np.float32(10_000.0) ** exponents)[None]
 

@@ -20,14 +20,13 @@ def create_class_weights(
 ) -> np.ndarray:
     """Float32 [K] in the order of the classes.
 
+    UserError: wrong number of weights, an unknown class, or a weight that is not positive and
+    finite, such as the balanced weight of a class without images.
+
     Args:
       weights: "balanced", K numbers, or pairs (class, number); other classes get 1.
       class_names: K names.
       read_labels: returns all training labels, [N], or [N, K] of 0 and 1.
-
-    Raises:
-      UserError: wrong number of weights, an unknown class, or a weight that is not positive and
-        finite, such as the balanced weight of a class without images.
     """
     if isinstance(weights, str):
         check_known(KEY, weights, ("balanced",))

@@ -182,7 +182,8 @@ class Dino(Objective):
         iBOT adds patches.
         """
         large_rng, small_rng = jax.random.split(rng)
-        large, small = _crops(batch)
+        large = jnp.stack([batch["image"], batch["image_2"]], axis=1)  # [B, 2, H, W, C]
+        large, small = scale_images(large), scale_images(batch["local"])  # small: [B, n, h, w, C]
         student = self._see(params[STUDENT], large, batch, train=True, rngs={"dropout": large_rng})
         pooled, _ = self._view(params[STUDENT], small, train=True, rngs={"dropout": small_rng})
         student["head"] = jnp.concatenate([student["head"], pooled], axis=1)
@@ -247,8 +248,7 @@ class Dino(Objective):
     def _answers(self, params: Any, who: str, head: str, x: jax.Array) -> jax.Array:
         """The student's log-probabilities of the prototypes, the teacher's cosines, [..., K]."""
         is_frozen = params["updates"] < self._frozen_steps
-        variables = {"params": params[f"{who}_{head}"]}
-        cosines: Any = self._heads[head].apply(variables, x, is_frozen)
+        cosines: Any = self._heads[head].apply({"params": params[f"{who}_{head}"]}, x, is_frozen)
         if who == TEACHER:
             return jnp.asarray(jax.lax.stop_gradient(cosines))
         return jax.nn.log_softmax(cosines / self._student_temperature)
@@ -288,12 +288,6 @@ def koleo(features: jax.Array) -> jax.Array:
 def _entropy(probabilities: jax.Array) -> jax.Array:
     """[..., K] -> [...], in nats."""
     return -jnp.sum(probabilities * jnp.log(probabilities + EPSILON), axis=-1)
-
-
-def _crops(batch: Batch) -> tuple[jax.Array, jax.Array]:
-    """Large [B, 2, H, W, C] and small crops [B, n, h, w, C], scaled."""
-    large = jnp.stack([batch["image"], batch["image_2"]], axis=1)
-    return scale_images(large), scale_images(batch["local"])
 
 
 def _average(momentum: Any, old: Any, new: Any) -> Any:

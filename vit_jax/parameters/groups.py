@@ -137,9 +137,7 @@ def add_multiplied_decay(
             return update
         return update + jnp.asarray(weight_decay * factor, param.dtype) * param
 
-    return _update_by_name(
-        lambda params: decay_factors(params, decaying, multipliers, table), decayed
-    )
+    return _update_by_name(lambda tree: decay_factors(tree, decaying, multipliers, table), decayed)
 
 
 def _update_by_name(

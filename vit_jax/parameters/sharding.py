@@ -50,15 +50,13 @@ def create_mesh(
     """A mesh with axes (data, fsdp, tensor); -1 takes the remaining devices.
 
     `fsdp` and `tensor` stay within a slice (TPU) or a host (GPU) as far as possible, and `data`
-    spans several. A warning is logged if parameters have to cross.
+    spans several. A warning is logged if parameters have to cross. UserError: see `mesh_sizes` and
+    `all_devices`.
 
     Args:
       data, fsdp, tensor: devices along each axis. `fsdp=0` takes the rest of one slice or host
         after `tensor`, so that the same config is hybrid on any number of them.
       devices: default: all.
-
-    Raises:
-      UserError: see `mesh_sizes` and `all_devices`.
     """
     devices = all_devices() if devices is None else devices
     kind, groups = device_groups(devices)

@@ -97,9 +97,7 @@ def _time(step: CompiledStep, time: StepTime | None, topology: Topology) -> list
         "links": "collectives, at full bandwidth",
         "predicted": "the longest of these, assuming full overlap: a model, not a measurement",
     }
-    return [
-        f"{name:9}{1e3 * getattr(time, name):12,.2f} ms  {text}" for name, text in basis.items()
-    ]
+    return [f"{key:9}{1e3 * getattr(time, key):12,.2f} ms  {text}" for key, text in basis.items()]
 
 
 def _recipe(recipe: dict[str, Any]) -> list[str]:

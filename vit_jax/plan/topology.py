@@ -104,10 +104,8 @@ def parse_topology(text: str) -> Topology:
     limit = _SLICES[name][2]
     largest = [int(side) for side in limit.split("x")]
     if len(shape) != len(largest):
-        raise UserError(
-            f"--topology={text!r}: a slice of {name} has {len(largest)} sides, in chips, such as "
-            f"{name}:{'x'.join(['2'] * len(largest))}."
-        )
+        problem = f"--topology={text!r}: a slice of {name} has {len(largest)} sides, in chips"
+        raise UserError(f"{problem}, such as {name}:{'x'.join(['2'] * len(largest))}.")
     if math.prod(shape) > math.prod(largest):
         raise UserError(f"--topology={text!r}: slices of {name} go up to {name}:{limit}.")
     if slices > 1 and not chips[name].network_gb_s:

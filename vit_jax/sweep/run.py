@@ -107,10 +107,8 @@ def plan_rates(config: ConfigDict) -> list[float]:
     rates = config.sweep.learning_rates
     positive = all(isinstance(rate, int | float) and 0 < rate < math.inf for rate in rates)
     if not rates or not positive or len(set(rates)) < len(rates):
-        raise UserError(
-            f"sweep.learning_rates={rates} must be distinct positive numbers, as in "
-            "--config.sweep.learning_rates=0.01,0.03."
-        )
+        text = f"sweep.learning_rates={rates} must be distinct positive numbers"
+        raise UserError(f"{text}, as in --config.sweep.learning_rates=0.01,0.03.")
     return sorted(map(float, rates))
 
 

@@ -59,10 +59,8 @@ def create_mixing(
     if not (mixup_alpha or cutmix_alpha):
         return None
     if not labels:
-        raise UserError(
-            "mix.* mixes images with their labels, which this objective does not read; set both "
-            "alphas to 0."
-        )
+        text = "mix.* mixes images with their labels, which this objective does not read"
+        raise UserError(f"{text}; set both alphas to 0.")
 
     def mixing(batch: Batch, rng: jax.Array) -> Batch:
         images = scale_images(batch["image"])

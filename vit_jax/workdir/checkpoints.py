@@ -228,10 +228,8 @@ def best_checkpoint(workdir: str | os.PathLike[str]) -> Path:
         metric, mode = config["best_metric"], config["best_mode"]
     steps = _best_first(folder / CHECKPOINTS, metric, mode)
     if not steps:
-        raise UserError(
-            f"{workdir} has no best checkpoint: checkpoint.best_metric={metric!r}. Set it to an "
-            "evaluation, such as test/accuracy, before training."
-        )
+        text = f"{workdir} has no best checkpoint: checkpoint.best_metric={metric!r}"
+        raise UserError(f"{text}. Set it to an evaluation, such as test/accuracy, before training.")
     return folder / CHECKPOINTS / str(steps[0])
 
 

@@ -147,9 +147,7 @@ def check_shared(folder: Path) -> None:
     )
 
 
-def _take_over(
-    folder: Path, config: dict[str, Any], fingerprint: dict[str, Any], resume: str
-) -> None:
+def _take_over(folder: Path, config: dict[str, Any], data: dict[str, Any], resume: str) -> None:
     """Compares the workdir's files with this run and writes them if allowed or without results."""
     results = [name for name in _RESULTS if _is_nonempty(folder / name)]
     known = (folder / CONFIG_FILE).exists()
@@ -159,7 +157,7 @@ def _take_over(
             "to something else. Choose another --workdir, or --resume=force."
         )
     # config.json is written last: until then the workdir counts as new.
-    files = (_DATASET, fingerprint, ()), (CONFIG_FILE, config, RUNTIME_KEYS)
+    files = (_DATASET, data, ()), (CONFIG_FILE, config, RUNTIME_KEYS)
     for name, value, may_differ in files:
         path = folder / name
         if not (known and results and path.exists()):

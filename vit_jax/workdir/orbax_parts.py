@@ -39,10 +39,8 @@ class ChecksummedHandler(ocp.PyTreeCheckpointHandler):
     """Writes the manifest as the last file of the item, before Orbax commits the step."""
 
     def __init__(self) -> None:
-        arrays = ocp.type_handlers.ArrayHandler(
-            min_slice_bytes_for_replica_parallel=_MIN_PART_BYTES
-        )
-        registry = ocp.type_handlers.create_type_handler_registry((jax.Array, arrays))
+        array = ocp.type_handlers.ArrayHandler(min_slice_bytes_for_replica_parallel=_MIN_PART_BYTES)
+        registry = ocp.type_handlers.create_type_handler_registry((jax.Array, array))
         super().__init__(type_handler_registry=registry)
         self.note: dict[str, Any] = {}  # stored with the step in progress
 
@@ -142,10 +140,8 @@ def newest_intact(folder: Path, steps: list[int]) -> tuple[int | None, list[int]
         _LOG.warning("Checkpoint %s is damaged: %s.", folder / str(step), damaged[step])
     if damaged:
         problems = "; ".join(f"step {step}: {files}" for step, files in damaged.items())
-        raise UserError(
-            f"No checkpoint in {folder} is intact (damaged: {problems}). Restore them from a copy, "
-            "or move them away to start over."
-        )
+        text = f"No checkpoint in {folder} is intact (damaged: {problems})"
+        raise UserError(f"{text}. Restore them from a copy, or move them away to start over.")
     return None, []
 
 

@@ -57,8 +57,7 @@ class BertBlock(nn.Module):
             query, key, value = (
                 jnp.reshape(dense(width, name=name)(x), heads) for name in ("query", "key", "value")
             )
-            attended = nn.dot_product_attention(query, key, value, mask=self.mask)
-            return jnp.reshape(attended, x.shape)
+            return jnp.reshape(nn.dot_product_attention(query, key, value, mask=self.mask), x.shape)
 
         def attention_block(x: jax.Array) -> jax.Array:
             return add_and_norm(x, Scope(attend, name="attention_layer")(x))
@@ -114,13 +113,9 @@ class Bert(ModelBase):
 
         def blocks(x: jax.Array) -> jax.Array:
             mask, sizes = (texts > 0)[:, None, None, :], (self.mlp_dim, self.dropout_rate)
-            return layers.apply_blocks(
-                functools.partial(BertBlock, mask, *sizes, self.gelu, self.dtype),
-                x,
-                name="layers",
-                train=train,
-                **layers.loop_of(self),
-            )
+            block = functools.partial(BertBlock, mask, *sizes, self.gelu, self.dtype)
+            loop = layers.loop_of(self)
+            return layers.apply_blocks(block, x, name="layers", train=train, **loop)
 
         def encoder() -> jax.Array:
             x = Scope(embedder, name="embedder")()

@@ -136,13 +136,9 @@ class MlpMixer(ModelBase):
         x = layers.embed_patches(self, images, "stem")  # [B, h, w, D]
         x = jnp.reshape(x, (x.shape[0], -1, self.hidden_size))  # [B, N, D]
         keys = ("tokens_mlp_dim", "channels_mlp_dim", "norm", "layer_scale_init", "gelu", "gated")
-        x = layers.apply_blocks(
-            functools.partial(MixerBlock, **{key: getattr(self, key) for key in (*keys, "dtype")}),
-            x,
-            name=BLOCKS,
-            train=train,
-            **layers.loop_of(self),
-        )
+        own = {key: getattr(self, key) for key in (*keys, "dtype")}
+        block, loop = functools.partial(MixerBlock, **own), layers.loop_of(self)
+        x = layers.apply_blocks(block, x, name=BLOCKS, train=train, **loop)
         x = NORMS[self.norm](dtype=self.dtype, name="pre_head_layer_norm")(x)
         x = jnp.mean(x, axis=1, dtype=jnp.float32)  # [B, D]
         x = layers.IdentityLayer(name="pre_logits")(x)

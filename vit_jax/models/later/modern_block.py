@@ -49,8 +49,7 @@ class ModernConfig(vit.BlockConfig):
     def norm(self, name: str | None = None) -> nn.Module:
         if self.norm_kind == "rms":
             return RMSNorm(self.layer_norm_epsilon, self.dtype, name=name)
-        has_bias = self.norm_kind == "layer"
-        return LayerNorm(self.layer_norm_epsilon, self.dtype, has_bias, name=name)
+        return LayerNorm(self.layer_norm_epsilon, self.dtype, self.norm_kind == "layer", name=name)
 
     def layer_scale(self) -> Callable[[jax.Array], jax.Array]:
         init = self.layer_scale_init

@@ -104,17 +104,15 @@ class RegNet(ModelBase):
 
 def check(model: RegNet) -> None:
     """Raises UserError for stages that do not fit each other or the groups."""
-    layers, widths = model.stage_layers, model.stage_widths
+    layers, widths, group = model.stage_layers, model.stage_widths, model.group_width
     for key, values in (("stage_layers", layers), ("stage_widths", widths)):
         if not len(values) == len(layers) > 0 or min(values) < 1:
             raise UserError(
                 f"model.{key}={values!r} must be a number for each stage of model.name='regnet', "
                 "such as stage_layers=(2, 4, 11, 1) and stage_widths=(224, 448, 1232, 3024)."
             )
-    if any(width % model.group_width for width in widths):
-        raise UserError(
-            f"model.group_width={model.group_width} does not divide model.stage_widths={widths}."
-        )
+    if any(width % group for width in widths):
+        raise UserError(f"model.group_width={group} does not divide model.stage_widths={widths}.")
 
 
 def infer(shapes: Shapes) -> dict[str, Any]:

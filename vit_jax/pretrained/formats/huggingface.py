@@ -67,12 +67,9 @@ _CLIP: Names = {
     "Transformer/pre_norm/": "pre_layrnorm.",
     "Transformer/encoder_norm/": "post_layernorm.",
 }
-_MAP_HEAD = block(
-    qkv="attention.in_proj_weight attention.in_proj_bias",
-    out="attention.out_proj.",
-    mlp="mlp.fc1. mlp.fc2.",
-)
-_MAP_HEAD |= {"probe": "probe", "LayerNorm_0/": "layernorm."}
+_MLP = block(mlp="mlp.fc1. mlp.fc2.")
+_MAP_HEAD = block(qkv="attention.in_proj_weight attention.in_proj_bias", out="attention.out_proj.")
+_MAP_HEAD |= {**_MLP, "probe": "probe", "LayerNorm_0/": "layernorm."}
 _TOPS = {"vit": _VIT, "dinov2": _VIT, "dinov3": _DINOV3, "clip": _CLIP, "siglip": _CLIP}
 
 _CLASSIC = "attention.attention.query. attention.attention.key. attention.attention.value. "
@@ -80,11 +77,8 @@ _CLASSIC += "attention.output.dense."
 _NEW = "attention.q_proj. attention.k_proj. attention.v_proj. attention.o_proj."
 _SWIGLU = "mlp.gate_proj. mlp.up_proj. mlp.down_proj."
 _DINO = block(norms="norm1. norm2.", scales="layer_scale1.lambda1 layer_scale2.lambda1")
-_CLIP_BLOCK = block(
-    norms="layer_norm1. layer_norm2.",
-    attention="self_attn.q_proj. self_attn.k_proj. self_attn.v_proj. self_attn.out_proj.",
-    mlp="mlp.fc1. mlp.fc2.",
-)
+_CLIP_ATTENTION = "self_attn.q_proj. self_attn.k_proj. self_attn.v_proj. self_attn.out_proj."
+_CLIP_BLOCK = block(norms="layer_norm1. layer_norm2.", attention=_CLIP_ATTENTION) | _MLP
 # Of DINOv2, both layers as one.
 PACKED = block(packed_swiglu="mlp.weights_in. mlp.weights_out.")
 # By kind: the names in a block, those to write first.
@@ -96,10 +90,10 @@ _BLOCKS: dict[str, tuple[Names, ...]] = {
             mlp="intermediate.dense. output.dense.",
             scales="lambda_1 lambda_2",
         ),
-        block(attention=_NEW, mlp="mlp.fc1. mlp.fc2."),
+        block(attention=_NEW) | _MLP,
     ),
     "dinov2": (
-        _DINO | block(attention=_CLASSIC, mlp="mlp.fc1. mlp.fc2."),
+        _DINO | block(attention=_CLASSIC) | _MLP,
         PACKED,
         block(attention=_NEW, swiglu=_SWIGLU),
     ),

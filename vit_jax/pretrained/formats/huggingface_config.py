@@ -88,10 +88,9 @@ def read_settings(settings: dict[str, Any], preprocessor: dict[str, Any], kind: 
             probabilities_by=problems.get(str(settings.get("problem_type")), "softmax"),
         )
     model_type = str(settings.get("model_type"))
+    model_type = model_type if model_type in PUBLISHED else kind
     with reading(PREPROCESSOR):
-        stored.ops, stored.assumed = read_processor(
-            preprocessor, model_type if model_type in PUBLISHED else kind, stored.image_size
-        )
+        stored.ops, stored.assumed = read_processor(preprocessor, model_type, stored.image_size)
     return stored
 
 

@@ -40,12 +40,8 @@ _TOP: Names = {
 _MAP_HEAD = block(q_kv="q. kv.", out="proj.", mlp="mlp.fc1. mlp.fc2.")
 _MAP_HEAD |= {"probe": "latent", "LayerNorm_0/": "norm."}
 _STEM: Names = {"conv_root/kernel": "conv.weight", "gn_root/": "norm."}
-_BLOCK = block(
-    norms="norm1. norm2.",
-    qkv="attn.qkv.weight attn.qkv.bias",
-    out="attn.proj.",
-    mlp="mlp.fc1. mlp.fc2.",
-)
+_BLOCK = block(norms="norm1. norm2.", qkv="attn.qkv.weight attn.qkv.bias")
+_BLOCK |= block(out="attn.proj.", mlp="mlp.fc1. mlp.fc2.")
 _TODAYS: Names = {
     **_BLOCK,
     **block(qv_biases="attn.q_bias attn.v_bias"),  # of BEiT and EVA, whose keys have none

@@ -156,8 +156,7 @@ def write_modern(
     swiglu = timm.SPLIT if model["mlp_norm"] or name == "Beit" or is_aim else timm.PACKED
     forms = [swiglu] if model["mlp"] == "swiglu" else []
     forms += [timm.GAMMAS] if name != "VisionTransformer" else []
-    arrays = write_table(timm.vit_table(*forms), params, "timm") | others
-    return arrays, {"config.json": config}
+    return write_table(timm.vit_table(*forms), params, "timm") | others, {"config.json": config}
 
 
 def _plain(model: dict[str, Any]) -> dict[str, Any]:
