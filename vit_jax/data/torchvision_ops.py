@@ -179,7 +179,8 @@ class DinoCrops(Op):
 
     `local` is [num_local, h, w, C]. Each is cropped, mirrored, changed in colour and blurred with
     random numbers of its own; the second may be solarized. `photometric=False` only crops and
-    mirrors, for small or grey images; `flip=False` does not mirror letters. DINOv2's areas are (0.32, 1) and (0.05, 0.32).
+    mirrors, for small or grey images, `flip=False` does not mirror, for letters. DINOv2's areas are
+    (0.32, 1) and (0.05, 0.32).
     """
 
     size: Size

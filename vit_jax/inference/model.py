@@ -31,6 +31,7 @@ from vit_jax.models.description import Description
 from vit_jax.models.features import check_features, feature_function
 from vit_jax.models.look import look
 from vit_jax.objectives.classification import PROBABILITIES
+from vit_jax.objectives.create import OBJECTIVES
 from vit_jax.objectives.objective import of_batches, scale_images
 from vit_jax.parameters.sharding import BATCH_AXES, create_mesh, replicated
 from vit_jax.parameters.table import abstract_params
@@ -245,6 +246,14 @@ class Model:
             case {"objective": dict() as objective}:
                 return dict(objective)
         raise UserError(f"{self.source} is not a run: what it learnt is not known.")
+
+    @property
+    def example_keys(self) -> tuple[str, ...]:
+        """What the run of this work directory learnt from; of other weights the image alone."""
+        match self._run_config():
+            case {"objective": {"name": str(name)}} if name in OBJECTIVES:
+                return tuple(OBJECTIVES[name].example_keys)
+        return ("image",)
 
     def _run_config(self) -> Any:
         """The config of the run of this work directory or checkpoint; else None."""

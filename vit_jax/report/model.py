@@ -24,7 +24,6 @@ from vit_jax.inference.load import load_model
 from vit_jax.inference.model import Model
 from vit_jax.inference.pictures import CLIPPED, color_range, overlay
 from vit_jax.inference.visualize import of_images, of_parameters, photos, spread
-from vit_jax.objectives.create import OBJECTIVES
 from vit_jax.report.page import Html, chart, note, picture, table, tag
 from vit_jax.report.runs import Run, data_title, percent, tail
 from vit_jax.wording import counted
@@ -97,9 +96,7 @@ def load_subject(run: Run, max_examples: int | None) -> tuple[Model, Any]:
     if max_examples == 0:
         return model, UserError("Skipped by --max_examples=0.")
     try:
-        kind = config["objective"]["name"]
-        needs = OBJECTIVES[kind].example_keys if kind in OBJECTIVES else ("image",)
-        opened = model.open_dataset(**options, needs=needs)
+        opened = model.open_dataset(**options, needs=model.example_keys)
         if opened.on_bad_image == "skip":  # this reads every image
             opened = opened.check()
     except UserError as error:
@@ -139,8 +136,8 @@ def predictions(run: Run, model: Model, data: Any) -> list[Html]:
 
 def _pixels(model: Model, data: Any) -> list[Html]:
     """Evenly spaced examples: the image, what is known of its pixels, what is predicted."""
-    if known := model.class_names:
-        data = relabel(data, match_classes(data.class_names, known, len(known)), len(known))
+    if names := model.class_names:
+        data = relabel(data, match_classes(data.class_names, names, len(names)), len(names))
     few = spread(range(len(data.source)), _MISTAKES)
     examples = [data.example(i, np.random.default_rng(0)) for i in few]
     shown = photos(model, [data.source[i]["image"] for i in few])
