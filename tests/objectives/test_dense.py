@@ -16,6 +16,7 @@ from PIL import Image
 from sklearn.metrics import jaccard_score, r2_score
 
 from tests import golden, tiny
+from tests.saved_models import save_model
 from vit_jax.config import set_kind
 from vit_jax.data.maps import ClassTable, read_labels
 from vit_jax.errors import UserError
@@ -31,6 +32,7 @@ from vit_jax.parameters.sharding import create_mesh
 from vit_jax.report.report import write_report
 from vit_jax.run import create_run
 from vit_jax.train import train_and_evaluate
+from vit_jax.trees import flatten_names
 
 RNG = jax.random.key(0)
 MODEL: dict[str, Any] = {"patch_size": 4, "hidden_size": 8, "num_layers": 1, "mlp_dim": 8}
@@ -343,3 +345,57 @@ def test_a_run_of_numbers(squares: Path, tmp_path: Path, capsys: Any) -> None:
     config.dataset.label_key = "y,z"
     with pytest.raises(UserError, match=r"has no column 'z', but path, y, x, split"):
         train_and_evaluate(config, str(tmp_path / "other"))
+
+
+def test_parts_and_devices_lead_to_the_same_parameters(squares: Path, tmp_path: Path) -> None:
+    """Eight devices at once, two parts on four, and one device with all."""
+    runs = {"whole": {}, "parts": {"mesh__data": 4, "train_step__accumulation_steps": 2}}
+    runs["one"] = {"mesh__data": 1}
+    found = {}
+    for name, options in runs.items():
+        settings = {**RUN, "model__head_norm": False, "duration__steps": 3, **options}
+        config = tiny.config(objective__name="segmentation", dataset__name=str(squares), **settings)
+        train_and_evaluate(config, str(tmp_path / name))
+        found[name] = flatten_names(load_model(str(tmp_path / name)).params)
+    assert np.any(found["whole"]["head/kernel"] != 0)
+    for name in ("parts", "one"):
+        for key, array in found["whole"].items():
+            # Sums of float32 in another order, over three updates of Adam at 1e-2.
+            np.testing.assert_allclose(found[name][key], array, atol=1e-4, err_msg=key)
+
+
+def test_frozen_weights_grey_and_wide_images_with_their_own_scale(tmp_path: Path) -> None:
+    """The head of a model of 16 x 24 grey pixels learns; a photo that EXIF turns is upright."""
+    root = tmp_path / "data"
+    write_squares(root, 12)
+    backbone = save_model(tmp_path / "backbone", image_size=(16, 24), num_classes=4, scale=0.2)
+    scale = "normalize(0.4, 0.2)"
+    settings = {
+        **RUN,
+        "pretrained__source": str(backbone),
+        "pretrained__channels": "sum",
+        "model__patch_size": 8,
+        "model__hidden_size": 16,
+        "model__mlp_dim": 24,
+        "model__classifier": "token_dense",
+        "optimizer__freeze": "(?!head).*",
+        "dataset__preprocess": "decode(channels=1)|random_resized_crop((16, 24))|" + scale,
+        "dataset__eval_preprocess": "decode(channels=1)|resize(16, 24)|" + scale,
+        "duration__steps": 4,
+    }
+    config = tiny.config(objective__name="segmentation", dataset__name=str(root), **settings)
+    train_and_evaluate(config, str(tmp_path / "run"))
+    model = load_model(str(tmp_path / "run"))
+    before, after = (flatten_names(x.params) for x in (load_model(str(backbone)), model))
+    kept = [name for name in after if not name.startswith(("head", "embedding/kernel"))]
+    assert all(np.array_equal(after[name], before[name]) for name in kept)
+    assert np.any(after["head/kernel"] != 0)
+    assert evaluate(str(tmp_path / "run"), short_side=32)["num_examples"] == len(
+        model.open_dataset(**model.test_data(), needs=("label_map",)).source
+    )
+    tall = Image.fromarray(np.random.default_rng(0).integers(0, 256, (40, 30), np.uint8))
+    exif = tall.getexif()
+    exif[0x0112] = 6  # turned by 90 degrees
+    tall.save(tmp_path / "turned.jpg", exif=exif)
+    assert predict(str(tmp_path / "run"), [str(tmp_path / "turned.jpg")], output=str(tmp_path)) == 0
+    assert np.asarray(Image.open(tmp_path / "turned.png")).shape == (30, 40)
