@@ -1,13 +1,13 @@
 """Depth, or another value of every pixel, from a linear head on the patches.
 
-    python scripts/finetune.py --config=configs/depth.py:WEIGHTS,FOLDER,frozen \\
-        --config.objective.unit=0.001 --config.objective.max_value=10 --workdir=runs/depth
-    python scripts/predict.py runs/depth photos/ --output=depths
+    python scripts/finetune.py --config=configs/depth.py:DINOv2-S/14,FOLDER,frozen \\
+        --config.pretrained.source=hf://facebook/dinov2-small --workdir=runs/depth
 
 The argument is VARIANT,FOLDER[,RESOLUTION][,frozen], as in configs/segmentation.py. FOLDER has
 images/ and depth/ of the same names (16-bit or float pictures, or .npy), or is a table with the
-columns path and depth. `objective.unit` turns what they store into the unit of the results: 0.001
-for millimetres and metres (NYU), 1 / 256 for KITTI. Pixels at 0 have no depth and do not count.
+columns path and depth. --config.objective.unit turns what they store into the unit of the results:
+0.001 for millimetres and metres (NYU), 1 / 256 for KITTI; --config.objective.max_value=10 leaves
+out what is further away, in that unit. Pixels at 0 have no depth and do not count.
 
 The head predicts the logarithm; the loss is its absolute difference. For values that may be
 negative: --config.objective.log=False --config.objective.min_value=-1e9. DINOv2 (2304.07193,

@@ -1,8 +1,7 @@
 """Numbers of an image: an age, a dose, coordinates; columns of a table.
 
-    python scripts/finetune.py --config=configs/regression.py:WEIGHTS,people.csv \\
-        --config.dataset.label_key=age --workdir=runs/age
-    python scripts/predict.py runs/age photos/
+    python scripts/finetune.py --config=configs/regression.py:S/16,people.csv \\
+        --config.pretrained.source=augreg:S/16 --config.dataset.label_key=age --workdir=runs/age
 
 The argument is VARIANT,TABLE[,RESOLUTION]: as in configs/photos.py, but TABLE is a .csv or .parquet
 file with the columns `path`, numbers to predict (`target`, or those of `dataset.label_key`,

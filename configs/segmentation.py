@@ -1,10 +1,10 @@
 """Semantic segmentation: a class for every pixel, from a linear head on the patches.
 
-    python scripts/finetune.py --config=configs/segmentation.py:WEIGHTS,FOLDER,frozen \\
-        --workdir=runs/segmentation
+    python scripts/finetune.py --config=configs/segmentation.py:DINOv2-S/14,FOLDER,frozen \\
+        --config.pretrained.source=hf://facebook/dinov2-small --workdir=runs/segmentation
     python scripts/train.py --config=configs/segmentation.py:S/16,FOLDER --workdir=runs/scratch
-    python scripts/predict.py runs/segmentation photos/ --output=masks
 
+The result is used as docs/dense.md shows, with scripts/predict.py and scripts/evaluate.py.
 The argument is VARIANT,FOLDER[,RESOLUTION][,frozen]:
   VARIANT     a key of `models.create.VARIANTS`; or weights, which training starts from:
               configs/segmentation.py:hf://facebook/dinov2-small,FOLDER,frozen.

@@ -347,21 +347,21 @@ def test_a_run_of_numbers(squares: Path, tmp_path: Path, capsys: Any) -> None:
         train_and_evaluate(config, str(tmp_path / "other"))
 
 
-def test_parts_and_devices_lead_to_the_same_parameters(squares: Path, tmp_path: Path) -> None:
-    """Eight devices at once, two parts on four, and one device with all."""
-    runs = {"whole": {}, "parts": {"mesh__data": 4, "train_step__accumulation_steps": 2}}
-    runs["one"] = {"mesh__data": 1}
+def test_parts_and_layouts_lead_to_the_same_parameters(squares: Path, tmp_path: Path) -> None:
+    """The whole batch on eight devices, and two parts of it with split parameters."""
+    layouts: dict[str, Any] = {"whole": {}}
+    layouts["parts"] = {"mesh__data": 4, "mesh__fsdp": 2, "train_step__accumulation_steps": 2}
     found = {}
-    for name, options in runs.items():
+    for name, options in layouts.items():
         settings = {**RUN, "model__head_norm": False, "duration__steps": 3, **options}
         config = tiny.config(objective__name="segmentation", dataset__name=str(squares), **settings)
         train_and_evaluate(config, str(tmp_path / name))
         found[name] = flatten_names(load_model(str(tmp_path / name)).params)
     assert np.any(found["whole"]["head/kernel"] != 0)
-    for name in ("parts", "one"):
-        for key, array in found["whole"].items():
+    for key, array in found["whole"].items():
+        if not key.endswith("key/bias"):  # has no gradient but rounding, which Adam enlarges
             # Sums of float32 in another order, over three updates of Adam at 1e-2.
-            np.testing.assert_allclose(found[name][key], array, atol=1e-4, err_msg=key)
+            np.testing.assert_allclose(found["parts"][key], array, atol=1e-4, err_msg=key)
 
 
 def test_frozen_weights_grey_and_wide_images_with_their_own_scale(tmp_path: Path) -> None:

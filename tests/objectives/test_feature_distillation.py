@@ -87,7 +87,7 @@ def test_several_students_of_one_run_are_loaded_by_name(teacher: str, tmp_path: 
     config = tiny.config(
         objective__name="feature_distillation",
         objective__teacher=teacher,
-        objective__students=("Ti/16",),
+        objective__students=("mu/16",),
         model__classifier="gap",
         duration__steps=30,
         schedule__learning_rate=3e-3,
@@ -98,9 +98,9 @@ def test_several_students_of_one_run_are_loaded_by_name(teacher: str, tmp_path: 
     assert results["test/loss"] < 0.3  # of whitened features; 0.36 for a student that says 0
     first, second = load_model(str(tmp_path / "run")), load_model(f"{tmp_path}/run#student_2")
     assert first.module.hidden_size == 16
-    assert second.module.hidden_size == 192
+    assert second.module.hidden_size == 32
     image = np.zeros((16, 16, 3), np.uint8)
-    assert second.features(image, "patches").shape == (1, 1, 192)
+    assert second.features(image, "patches").shape == (1, 1, 32)
 
 
 def test_a_teacher_that_is_missing_or_has_no_weights(teacher: str) -> None:
