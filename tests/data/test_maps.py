@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from vit_jax.data.datasets import create_dataset
-from vit_jax.data.maps import ClassTable, read_labels
+from vit_jax.data.map_files import ClassTable, read_labels
 from vit_jax.data.ops import MAPS, ImageOp, MovingOp
 from vit_jax.data.preprocess import OPS, parse
 from vit_jax.errors import UserError

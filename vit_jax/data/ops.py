@@ -68,20 +68,26 @@ class ImageOp(Op):
         again = copy.deepcopy(rng)  # the same random numbers for image and maps
         moved = {"image": self.apply(example["image"], rng)}
         for key, pixels in maps.items() if self.moves else ():
-            op, places = self._of_maps(MAPS[key]), pixels[..., None]
-            moved[key] = op.apply(places, copy.deepcopy(again))[..., 0]
+            # Without interpolation, which would invent classes and depths.
+            places = self.move(pixels[..., None], copy.deepcopy(again), "nearest", MAPS[key])
+            moved[key] = places[..., 0]
         return {**example, **moved}
 
-    def _of_maps(self, fill: float) -> ImageOp:
-        """The same op without interpolation, which would invent classes and depths."""
-        op = copy.copy(self)
-        for name, value in (("method", "nearest"), ("fill", fill)):
-            object.__setattr__(op, name, value)  # of a frozen dataclass; a class attribute of some
-        return op
+    def move(
+        self, image: np.ndarray, rng: np.random.Generator, method: Method, fill: float
+    ) -> np.ndarray:
+        """`apply` with this interpolation; `fill`: of pixels from outside of the image."""
+        raise NotImplementedError
 
 
 class MovingOp(ImageOp):
+    """An op that moves pixels, by `move`."""
+
     moves = True
+    method: Method = "bilinear"
+
+    def apply(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        return self.move(image, rng, self.method, 0.0)
 
 
 def check_maps(example: Example) -> None:
@@ -169,8 +175,10 @@ class Resize(SizedOp):
 
     method: Method = "bilinear"
 
-    def apply(self, image: np.ndarray, _rng: np.random.Generator) -> np.ndarray:
-        return resize(image, *self.shape, self.method)
+    def move(
+        self, image: np.ndarray, _rng: np.random.Generator, method: Method, _fill: float
+    ) -> np.ndarray:
+        return resize(image, *self.shape, method)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -184,14 +192,16 @@ class ResizeSmall(MovingOp):
     def __post_init__(self) -> None:
         check_sides(size=self.size)
 
-    def apply(self, image: np.ndarray, _rng: np.random.Generator) -> np.ndarray:
+    def move(
+        self, image: np.ndarray, _rng: np.random.Generator, method: Method, _fill: float
+    ) -> np.ndarray:
         shape, as_whole = image.shape[:2], _ROUND[self.rounding]
         if isinstance(self.size, int):
             height, width = (as_whole(side * self.size / min(shape)) for side in shape)
         else:  # in the order of timm's ResizeKeepRatio, for its rounding
             ratio = min(old / new for old, new in zip(shape, self.size, strict=True))
             height, width = (as_whole(side / ratio) for side in shape)
-        return resize(image, height, width, self.method)
+        return resize(image, height, width, method)
 
 
 def _margins(image: np.ndarray, shape: tuple[int, int]) -> tuple[int, int]:
@@ -209,7 +219,9 @@ class CentralCrop(SizedOp):
 
     rounding: Rounding = "down"  # of the corner; as big_vision; torchvision: nearest, half to even
 
-    def apply(self, image: np.ndarray, _rng: np.random.Generator) -> np.ndarray:
+    def move(
+        self, image: np.ndarray, _rng: np.random.Generator, _method: Method, _fill: float
+    ) -> np.ndarray:
         top, left = (_ROUND[self.rounding](spare / 2) for spare in _margins(image, self.shape))
         return crop(image, top, left, *self.shape)
 
@@ -218,7 +230,9 @@ class CentralCrop(SizedOp):
 class CornerCrop(SizedOp):
     """Crops height x width from the top left, e.g. to whole patches."""
 
-    def apply(self, image: np.ndarray, _rng: np.random.Generator) -> np.ndarray:
+    def move(
+        self, image: np.ndarray, _rng: np.random.Generator, _method: Method, _fill: float
+    ) -> np.ndarray:
         _margins(image, self.shape)
         return crop(image, 0, 0, *self.shape)
 
@@ -234,7 +248,9 @@ class RandomCrop(SizedOp):
         if not 0 <= self.padding <= _MAX_SIDE:
             raise ValueError(f"padding={self.padding} must be from 0 to {_MAX_SIDE} pixels")
 
-    def apply(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    def move(
+        self, image: np.ndarray, rng: np.random.Generator, _method: Method, _fill: float
+    ) -> np.ndarray:
         if self.padding:
             image = np.pad(image, ((self.padding,) * 2, (self.padding,) * 2, (0, 0)), "reflect")
         spare = _margins(image, self.shape)
@@ -259,9 +275,11 @@ class RandomBox(MovingOp):
         """A random box (top, left, height, width) inside an image of height x width."""
         raise NotImplementedError
 
-    def apply(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    def move(
+        self, image: np.ndarray, rng: np.random.Generator, method: Method, _fill: float
+    ) -> np.ndarray:
         box = crop(image, *self.sample_box(rng, *image.shape[:2]))
-        return resize(box, *pair(self.size), self.method)
+        return resize(box, *pair(self.size), method)
 
     def decode(self, image: bytes | np.ndarray, op: Decode, rng: np.random.Generator) -> np.ndarray:
         """`apply` to the image that `op` decodes, of which only the box is decoded."""
@@ -316,7 +334,9 @@ class InceptionCrop(RandomBox):
 class FlipLr(MovingOp):
     """Mirrors left and right with probability one half."""
 
-    def apply(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    def move(
+        self, image: np.ndarray, rng: np.random.Generator, _method: Method, _fill: float
+    ) -> np.ndarray:
         return cv2.flip(image, 1).reshape(image.shape) if rng.random() < 0.5 else image
 
 
@@ -328,14 +348,15 @@ class RandomAffine(MovingOp):
     translate: float = 0.0
     scale: tuple[float, float] = (1.0, 1.0)
     shear: float = 0.0
-    method, fill = "bilinear", 0.0
 
     def __post_init__(self) -> None:
         if min(self.degrees, self.translate, self.shear) < 0 or self.shear >= 90:
             raise ValueError(f"{self} must have degrees, translate and shear >= 0, shear < 90")
         check_range("scale", self.scale)
 
-    def apply(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    def move(
+        self, image: np.ndarray, rng: np.random.Generator, method: Method, fill: float
+    ) -> np.ndarray:
         height, width = image.shape[:2]
         turn, down, right, shear = rng.uniform(-1, 1, 4)
         scale, angle = rng.uniform(*self.scale), math.radians(turn * self.degrees)
@@ -346,8 +367,8 @@ class RandomAffine(MovingOp):
         shift = np.array([right * self.translate * width, down * self.translate * height])
         offset = centre - linear @ centre + shift
         matrix = np.concatenate([linear, offset[:, None]], axis=1)  # [2, 3]
-        flags = cv2.INTER_LINEAR if self.method == "bilinear" else cv2.INTER_NEAREST
-        border: Any = {"flags": flags, "borderValue": (self.fill,) * 4}
+        flags = cv2.INTER_LINEAR if method == "bilinear" else cv2.INTER_NEAREST
+        border: Any = {"flags": flags, "borderValue": (fill,) * 4}
         return cv2.warpAffine(image, matrix, (width, height), **border).reshape(image.shape)
 
 

@@ -21,7 +21,8 @@ from pyarrow import ArrowException
 
 from vit_jax.data.folder import FolderSource
 from vit_jax.data.labelled import Listing, numbered, rows_by
-from vit_jax.data.maps import MapSource, read_classes
+from vit_jax.data.map_files import read_classes
+from vit_jax.data.maps import MapSource
 from vit_jax.data.ops import LABEL_MAP
 from vit_jax.data.sources import Request
 from vit_jax.errors import UserError, one_line
