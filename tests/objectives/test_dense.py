@@ -18,7 +18,7 @@ from sklearn.metrics import jaccard_score, r2_score
 from tests import golden, tiny
 from tests.saved_models import save_model
 from vit_jax.config import set_kind
-from vit_jax.data.maps import ClassTable, read_labels
+from vit_jax.data.map_files import ClassTable, read_labels
 from vit_jax.errors import UserError
 from vit_jax.evaluators.dense import class_overlaps, number_errors
 from vit_jax.inference import dense

@@ -77,42 +77,74 @@ def evaluate(
       UserError: model and dataset do not match, or a file is missing or damaged.
     """
     check_known("--classes", classes, ("all", "present"))
-    results: dict[str, Any]
     model = load_model(source, **model_options)
     options = {"name": dataset, "split": "test", "data_dir": "", "label_key": ""}
     options = options if dataset else model.test_data()
     chosen = {"split": split, "data_dir": data_dir, "label_key": label_key}
     options |= {key: value for key, value in chosen.items() if value}
+    only = classes if classes != "all" else ""
+    start = time.perf_counter()
     if is_dense(model) or model.description.values:
-        for flag, value in (("real", real), ("loss", loss), ("prompt", prompts)):
-            if value or classes != "all":
-                flag = flag if value else "classes"
+        flags = (("real", real), ("loss", loss), ("prompt", prompts), ("classes", only))
+        for flag, value in flags:
+            if value:
                 raise UserError(f"--{flag} is for classes of images, which {source} has not.")
+        if output:  # fail now if it cannot be created
+            to_path(output).mkdir(parents=True, exist_ok=True)
         results = evaluate_dense(
             model, options, on_bad_image=on_bad_image, batch_size=batch_size, short_side=short_side
         )
-        results |= {"model": model.source, "dataset": options["name"], "split": options["split"]}
-        if output:
-            to_path(output).mkdir(parents=True, exist_ok=True)
-            write_json(to_path(output) / "evaluation.json", results)
-        return results
-    data = model.open_dataset(**options, on_bad_image=on_bad_image)
-    if prompts:
-        with naming(f"prompts need the text tower {source}#txt"):
-            texts = load_model(f"{source}#txt", dtype=model_options.get("dtype", "float32"))
-        model = model.zero_shot(texts, data.class_names, prompts)
-    elif model.description.probabilities_by == "none":
-        raise UserError(f"{source}: its outputs are regression targets, not classes.")
-    outputs = match_classes(
-        data.class_names,
-        model.description.class_names,
-        model.num_outputs,
-        ignore_names=ignore_class_names,
-    )
+        results["seconds"] = time.perf_counter() - start
+    else:
+        data = model.open_dataset(**options, on_bad_image=on_bad_image)
+        if prompts:
+            with naming(f"prompts need the text tower {source}#txt"):
+                texts = load_model(f"{source}#txt", dtype=model_options.get("dtype", "float32"))
+            model = model.zero_shot(texts, data.class_names, prompts)
+        results = _evaluate_classes(
+            model,
+            data,
+            only=only,
+            real=real,
+            loss=loss,
+            prompts=prompts,
+            ignore_names=ignore_class_names,
+            batch_size=batch_size,
+            output=output,
+        )
+    results |= {
+        "model": model.source,
+        "format": model.format,
+        "dataset": options["name"],
+        "split": options["split"],
+        **model_options,
+        "preprocess": model.description.eval_preprocess,
+    }
+    if output:
+        write_json(to_path(output) / "evaluation.json", results)
+    return results
+
+
+def _evaluate_classes(
+    model: Model,
+    data: Dataset,
+    *,
+    only: str,
+    real: str,
+    loss: str,
+    prompts: Sequence[str],
+    ignore_names: bool,
+    batch_size: int,
+    output: str,
+) -> dict[str, Any]:
+    """Of a classifier, see `evaluate`; `only`: the outputs that compete, "" for all."""
+    by, known = model.description.probabilities_by, model.description.class_names
+    if by == "none" and not prompts:
+        raise UserError(f"{model.source}: its outputs are regression targets, not classes.")
+    outputs = match_classes(data.class_names, known, model.num_outputs, ignore_names=ignore_names)
     data = data.check()
     logging.info(data.summary)
     several = bool(data.element_spec["label"].shape)
-    only = classes if classes != "all" else ""
     for flag, value in (("real", real), ("loss", loss), ("classes", only)):
         if several and value:
             raise UserError(f"--{flag}={value!r} needs images with one label each.")
@@ -127,38 +159,27 @@ def evaluate(
     )
     seconds = time.perf_counter() - start
     summarize = classification.summarize_ranking if several else classification.summarize
-    results = dict(summarize(arrays))
+    results: dict[str, Any] = dict(summarize(arrays))
     if real:
         matched = [outputs[labels].tolist() for labels in sets]
         accuracy, count = classification.real_accuracy(arrays["prediction"], matched)
         results |= {"accuracy_real": accuracy, "num_examples_real": count}
     if prompts:
         results["prompts"] = list(prompts)
-    if model.description.probabilities_by == "none":  # cosines of unknown temperature
+    if by == "none":  # cosines of unknown temperature
         results = {k: v for k, v in results.items() if k not in ("loss", "calibration_error")}
     names = dict(zip(outputs.tolist(), data.class_names, strict=True))
-    names |= dict(enumerate(model.description.class_names))
-    if not several:
-        results["per_class"] = evaluation_tables.per_class_scores(names, arrays)
-    results |= {
-        "model": model.source,
-        "format": model.format,
-        "dataset": options["name"],
-        "split": options["split"],
-        "classes": len(outputs) if competing is None else len(competing),
-        **model_options,
-        "preprocess": model.description.eval_preprocess,
-        "seconds": seconds,
-    }
-    if output:
-        write_json(folder / "evaluation.json", results)
+    names |= dict(enumerate(known))
     if output and several:
         evaluation_tables.write_average_precisions(folder, data.class_names, outputs, arrays)
-    elif output:
+    if not several:
+        results["per_class"] = evaluation_tables.per_class_scores(names, arrays)
+    if output and not several:
         evaluation_tables.write_classes(folder, results["per_class"])
         evaluation_tables.write_examples(folder, example_names(data.source), names, arrays)
         evaluation_tables.write_confusion(folder, names, arrays)
-    return results
+    results["classes"] = len(outputs) if competing is None else len(competing)
+    return {**results, "seconds": seconds}
 
 
 class _SubsetClassification(Classification):

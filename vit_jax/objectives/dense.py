@@ -74,19 +74,9 @@ class Segmentation(_Dense):
     example_keys = ("image", "label_map")
     measures = ("loss", "accuracy")
 
-    def __init__(self, task: Task, *, label_smoothing: float = 0.0):
-        """
-        Args:
-          task: its model maps images to logits [B, H, W, K].
-          label_smoothing: probability taken from the label and spread over all classes.
-
-        Raises:
-          UserError: smoothing outside [0, 1), or another model.
-        """
+    def __init__(self, task: Task):
+        """UserError unless the task's model maps images to logits [B, H, W, K]."""
         super().__init__()
-        if not 0.0 <= label_smoothing < 1.0:
-            raise UserError(f"objective.label_smoothing={label_smoothing} must be in [0, 1).")
-        self._label_smoothing = label_smoothing
         self.class_names = task.class_names
         self.num_outputs = len(task.class_names)
         self._build(task)
@@ -96,11 +86,10 @@ class Segmentation(_Dense):
 
     def values(self, outputs: jax.Array, batch: Batch) -> Metrics:
         """`loss`, and `accuracy` of the pixels."""
-        valid, labels = self.counts(batch), jnp.asarray(batch["label_map"], jnp.int32)
-        targets = jax.nn.one_hot(labels, self.num_outputs)  # [B, H, W, K]
-        targets = optax.smooth_labels(targets, self._label_smoothing)
+        valid = self.counts(batch)
+        labels = jnp.where(valid, jnp.asarray(batch["label_map"], jnp.int32), 0)
         hits = jnp.asarray(jnp.argmax(outputs, axis=-1) == labels, jnp.float32)
-        losses = optax.softmax_cross_entropy(outputs, targets)
+        losses = optax.softmax_cross_entropy_with_integer_labels(outputs, labels)
         return {"loss": _mean(losses, valid), "accuracy": _mean(hits, valid)}
 
     def measures_of(self, outputs: jax.Array, batch: Batch) -> Metrics:

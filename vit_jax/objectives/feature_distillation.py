@@ -110,15 +110,12 @@ class FeatureDistillation(Objective):
         for number, (name, module) in enumerate(self._students.items()):
             key = jax.random.fold_in(rng, number)
             params[name] = module.init(key, images, train=False)["params"]
-            seen = jax.eval_shape(
-                functools.partial(self._tokens[name], train=False), params[name], images
-            )
-            like = dict(zip(("pooled", "patches"), optax.tree.zeros_like(seen), strict=True))
+            tokens = functools.partial(self._tokens[name], train=False)
+            seen = optax.tree.zeros_like(jax.eval_shape(tokens, params[name], images))
+            like = dict(zip(("pooled", "patches"), seen, strict=True))
             for kind in self._kinds:
-                layer = self._maps[f"{name}_{kind}"]
-                params[f"{name}_{kind}"] = layer.init(jax.random.fold_in(key, 1), like[kind])[
-                    "params"
-                ]
+                layer, rng_of = self._maps[f"{name}_{kind}"], jax.random.fold_in(key, 1)
+                params[f"{name}_{kind}"] = layer.init(rng_of, like[kind])["params"]
         return params
 
     def loss(self, params: Any, batch: Batch, rng: jax.Array) -> tuple[jax.Array, Metrics]:
