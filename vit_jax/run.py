@@ -163,17 +163,17 @@ class Run:
 
     def train_flops_per_image(self) -> float:
         """Operations of an update per image, see `models.flops`; without remat and padding."""
-        from vit_jax.models.flops import TRAIN_OVER_FORWARD, forward_flops
+        from vit_jax.models.flops import train_flops
 
-        rng = jax.eval_shape(lambda: jax.random.key(0))
-        trained = forward_flops(self.start.init, rng)
-        fixed = merge_trees(self.abstract_state.buffers, self.abstract_constants)
-        if not any(prefix in fixed for prefix in self.objective.models):
-            return self.passes * TRAIN_OVER_FORWARD * trained
-        # Other models in the loss (a teacher) have no backward pass.
-        arguments = self.start.model_shapes, batch_spec(self.dataset, 1), rng
-        loss = forward_flops(self.objective.loss, *arguments)
-        return self.passes * ((TRAIN_OVER_FORWARD - 1) * trained + loss)
+        state, rng = self.abstract_state, jax.eval_shape(lambda: jax.random.key(0))
+
+        def loss(trained: Any, fixed: Any, batch: Any, rng: Any) -> Any:
+            batch = self.objective.prepare(batch)
+            return self.objective.loss(merge_trees(trained, fixed), batch, rng)
+
+        trained = jax.eval_shape(self.start.merge, state.params)
+        fixed = merge_trees(state.buffers, self.abstract_constants)
+        return self.passes * train_flops(loss, trained, fixed, batch_spec(self.dataset, 1), rng)
 
 
 def create_run(

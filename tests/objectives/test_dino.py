@@ -22,6 +22,7 @@ from vit_jax.data.pipeline import to_device
 from vit_jax.errors import UserError
 from vit_jax.inference.load import load_model
 from vit_jax.models.create import create_model, get_variant
+from vit_jax.models.flops import jaxpr_flops
 from vit_jax.models.views import tokens_function
 from vit_jax.objectives import dino
 from vit_jax.objectives.dino import STUDENT, TEACHER, Dino
@@ -250,6 +251,15 @@ def test_devices_and_parts_of_a_batch_make_the_same_update():
         for mine, theirs in zip(other, one, strict=True):
             for key, array in flatten_names(mine).items():
                 np.testing.assert_allclose(array, flatten_names(theirs)[key], atol=SAME)
+
+
+def test_the_arithmetic_of_all_crops_is_counted():
+    """The teacher's without a backward pass: about what the update multiplies, written out."""
+    with jax.set_mesh(mesh := create_mesh(devices=jax.devices()[:1])):
+        run = create_run(config_of("ibot"), mesh)
+        executed = jaxpr_flops(run.jit_train_step().trace(*run.step_arguments()).jaxpr.jaxpr)
+    counted = run.train_flops_per_image() * run.batch_size
+    assert 0.9 * counted < executed <= counted  # without the gradient of the pixels
 
 
 def test_frozen_prototypes_have_no_gradient_and_the_temperature_warms_up():

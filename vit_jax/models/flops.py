@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-from jax.extend.core import Jaxpr, jaxprs_in_params
+from jax.extend.core import Jaxpr, Var, jaxprs_in_params
 
 # A backward pass does twice the products of the forward pass: for the gradient of the inputs and
 # for that of the weights. Recomputation by remat is not counted: divided by time and peak, this
@@ -32,6 +32,20 @@ def forward_flops(function: Callable[..., Any], *abstract_args: Any) -> float:
     its body times the size of its grid.
     """
     return jaxpr_flops(jax.make_jaxpr(function)(*abstract_args).jaxpr)
+
+
+def train_flops(loss: Callable[..., Any], trained: Any, *abstract_args: Any) -> float:
+    """Operations of a loss and of its gradient by its first argument.
+
+    What does not depend on that (a teacher, a locked tower) has no backward pass.
+    """
+    jaxpr = jax.make_jaxpr(loss)(trained, *abstract_args).jaxpr
+    reached, flops = set(jaxpr.invars[: len(jax.tree.leaves(trained))]), 0.0
+    for eqn in jaxpr.eqns:
+        depends = any(isinstance(x, Var) and x in reached for x in eqn.invars)
+        flops += flops_of(eqn) * (TRAIN_OVER_FORWARD if depends else 1)
+        reached.update(eqn.outvars if depends else ())
+    return flops
 
 
 def jaxpr_flops(jaxpr: Jaxpr) -> float:
