@@ -15,6 +15,7 @@ from tests.pretrained import weights
 from tests.saved_models import save_model
 from vit_jax.data.preprocess import parse
 from vit_jax.errors import UserError
+from vit_jax.inference.evaluate import evaluate
 from vit_jax.inference.images import find_images
 from vit_jax.inference.load import load_model
 from vit_jax.inference.model import Model
@@ -177,6 +178,8 @@ def test_mistakes(model: Model, source: Path, folder: Path, tmp_path: Path) -> N
     headless = load_model(save_model(tmp_path / "headless"))
     with pytest.raises(UserError, match="the model has no head"):
         next(predict_images(headless, image))
+    with pytest.raises(UserError, match="headless: the model has no head"):
+        evaluate(headless.source, dataset="digits", split="test[:8]")
 
 
 def test_transparent_images_are_composed_and_said_once(model, tmp_path, caplog):

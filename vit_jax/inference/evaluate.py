@@ -139,6 +139,7 @@ def _evaluate_classes(
 ) -> dict[str, Any]:
     """Of a classifier, see `evaluate`; `only`: the outputs that compete, "" for all."""
     by, known = model.description.probabilities_by, model.description.class_names
+    model.check_head()
     if by == "none" and not prompts:
         raise UserError(f"{model.source}: its outputs are regression targets, not classes.")
     outputs = match_classes(data.class_names, known, model.num_outputs, ignore_names=ignore_names)

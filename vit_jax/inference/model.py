@@ -84,6 +84,14 @@ class Model:
         head = self.text_head
         return len(head.classes) if head else self.description.model["num_classes"]
 
+    def check_head(self) -> None:
+        """Raises UserError for a model that predicts nothing."""
+        if not self.num_outputs:
+            raise UserError(
+                f"{self.source}: the model has no head, so it predicts no classes; use its features: "
+                "scripts/probe.py, scripts/extract_features.py."
+            )
+
     def preprocess(self, images: Any) -> np.ndarray:
         """The model's input: float32 [B, H, W, C]; one image is a batch of one.
 
@@ -131,10 +139,7 @@ class Model:
             raise UserError("the model predicts pixels: scripts/predict.py --output, or `logits`.")
         if type(top) is not int or top < 1:
             raise UserError(f"--top={top!r} must be an integer, at least 1.")
-        if not num_outputs:
-            raise UserError(
-                "the model has no head, so it predicts no classes; extract features instead."
-            )
+        self.check_head()
         if loss:
             check_known("--loss", loss, PROBABILITIES)
         by = loss or self.description.probabilities_by or "softmax"
