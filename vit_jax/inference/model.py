@@ -88,8 +88,8 @@ class Model:
         """Raises UserError for a model that predicts nothing."""
         if not self.num_outputs:
             raise UserError(
-                f"{self.source}: the model has no head, so it predicts no classes; use its features: "
-                "scripts/probe.py, scripts/extract_features.py."
+                f"{self.source}: the model has no head, so it predicts no classes; use its "
+                "features: scripts/probe.py, scripts/extract_features.py."
             )
 
     def preprocess(self, images: Any) -> np.ndarray:
