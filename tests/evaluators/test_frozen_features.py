@@ -187,7 +187,7 @@ def test_features_are_computed_once_and_a_second_evaluation_compiles_nothing(mon
             }
 
         first = evaluate_all()
-        assert len(traced) == 1
+        assert len(traced) == 3  # the shared feature, and the outputs of `test` and `thorough`
         assert batches == {"neighbors": 12 + 6, "test": 7, "thorough": 6}  # and none for the probe
 
         def compiled(*_: Any, **_kwargs: Any) -> None:

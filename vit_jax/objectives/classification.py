@@ -54,9 +54,10 @@ PROBABILITIES: dict[str, Callable[[jax.Array], jax.Array]] = {
 
 
 class _LabelObjective(Objective):
-    """Common to both kinds: a model with a logit per class and image."""
+    """Common to both kinds: a model with a logit per class and image.
 
-    values: Callable[..., Metrics]  # of logits [B, K] and a batch
+    Evaluation is without label smoothing and weights, to compare recipes.
+    """
 
     def __init__(self, task: Task, *, class_weights: str | Sequence[Any] = ""):
         """
@@ -82,14 +83,6 @@ class _LabelObjective(Objective):
         if class_weights:
             weights = create_class_weights(class_weights, task.class_names, task.read_labels)
             self._class_weights = weights[None]
-
-    def predict(self, params: Any, batch: Batch) -> jax.Array:
-        """Logits [B, K]."""
-        return self.apply(params, scale_images(batch["image"]))
-
-    def evaluate(self, params: Any, batch: Batch) -> Metrics:
-        """`values`, [B] each; without label smoothing and weights, to compare recipes."""
-        return self.values(self.predict(params, batch), batch)
 
 
 class Classification(_LabelObjective):

@@ -21,11 +21,13 @@ from vit_jax.objectives.objective import Batch, Metrics, Objective, Task, masked
 
 
 class _Dense(Objective):
-    """Common to both kinds; a subclass has `num_outputs` before it calls `_build`."""
+    """Common to both kinds; a subclass has `num_outputs` before it calls `_build`.
+
+    `values` are means over the pixels that count of each image, 0 without one, from outputs
+    [B, H, W, K]; [B] each.
+    """
 
     counts: Callable[[Batch], jax.Array]  # which pixels count, bool [B, H, W]
-    # `loss` and other means over these pixels of each image, from outputs [B, H, W, K]; [B] each.
-    values: Callable[[jax.Array, Batch], Metrics]
 
     def _build(self, task: Task) -> None:
         """Raises UserError unless the model has outputs per pixel."""
@@ -50,14 +52,6 @@ class _Dense(Objective):
         values = self.values(outputs, batch)
         means = {name: masked_mean(value * share, batch["mask"]) for name, value in values.items()}
         return means.pop("loss"), {**means, **seen}
-
-    def evaluate(self, params: Any, batch: Batch) -> Metrics:
-        """`values`, [B] each; 0 for images without a pixel that counts."""
-        return self.values(self.predict(params, batch), batch)
-
-    def predict(self, params: Any, batch: Batch) -> jax.Array:
-        """Outputs [B, H, W, K]."""
-        return self.apply(params, scale_images(batch["image"]))
 
     def measure(self, params: Any, batch: Batch) -> Metrics:
         """`measures_of` the outputs."""

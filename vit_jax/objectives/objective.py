@@ -45,8 +45,8 @@ class Objective:
 
     A subclass is built as `Kind(task, *, key=default, ...)`: its keyword-only parameters, and those
     of its bases, are the keys of `config.objective`. It sets `model` and `num_outputs`, and defines
-    `loss` and `evaluate`, both pure. A batch holds the keys of `example_keys`, [B, ...] each,
-    and `mask` [B] float32, 1 for real examples.
+    `loss`, and `values` or `evaluate`, all pure. A batch holds the keys of `example_keys`, [B, ...]
+    each, and `mask` [B] float32, 1 for real examples.
 
     The `params` that it is called with hold everything it reads, by name: what is trained;
     *constants*, which never change (a teacher, a locked tower) and are in no optimizer and no
@@ -71,6 +71,7 @@ class Objective:
     # Logical axes by name of parameters and buffers that belong to no model: a temperature.
     own_parameters: Mapping[str, tuple[str | None, ...]] = {}
     start: dict[str, Any]  # {name: tree of host arrays} of parameters with initial values
+    values: Callable[..., Metrics]  # `measures` from the outputs of `model`, and a batch
 
     def __init__(self) -> None:
         self.constants, self.start = {}, {}
@@ -173,9 +174,13 @@ class Objective:
         """`loss` from the embeddings of the whole batch; `params` may hold a temperature."""
         raise NotImplementedError
 
+    def predict(self, params: Any, batch: Batch) -> jax.Array:
+        """Outputs of `model` in evaluation, for the images of a batch."""
+        return self.apply(params, scale_images(batch["image"]))
+
     def evaluate(self, params: Any, batch: Batch) -> Metrics:
-        """`measures` of every example, [B] float32 each; deterministic."""
-        raise NotImplementedError
+        """`measures` of every example, [B] float32 each; deterministic; here `values`."""
+        return self.values(self.predict(params, batch), batch)
 
     def watch(self, step: int, metrics: Mapping[str, float]) -> None:
         """Logs a warning if a row of the log shows that training has gone wrong."""

@@ -67,23 +67,19 @@ class Regression(Objective):
     def loss(self, params: Any, batch: Batch, rng: jax.Array) -> tuple[jax.Array, Metrics]:
         """The mean over the real examples."""
         outputs, _, seen = self.apply_train(params, scale_images(batch["image"]), rng)
-        return masked_mean(self._losses(outputs, batch), batch["mask"]), seen
-
-    def evaluate(self, params: Any, batch: Batch) -> Metrics:
-        """`loss` [B]."""
-        outputs = self.apply(params, scale_images(batch["image"]))
-        return {"loss": self._losses(outputs, batch)}
+        return masked_mean(self.values(outputs, batch)["loss"], batch["mask"]), seen
 
     def measure(self, params: Any, batch: Batch) -> Metrics:
         """For a full evaluation: `loss` [B]; `value` and `target` [B, K] in the targets' units."""
-        outputs = self.apply(params, scale_images(batch["image"]))
+        outputs = self.predict(params, batch)
         value = outputs * self._std[None] + self._mean[None]
-        return {"loss": self._losses(outputs, batch), "value": value, "target": batch["target"]}
+        return {**self.values(outputs, batch), "value": value, "target": batch["target"]}
 
-    def _losses(self, outputs: jax.Array, batch: Batch) -> jax.Array:
+    def values(self, outputs: jax.Array, batch: Batch) -> Metrics:
+        """`loss` [B] of outputs [B, K]."""
         if (count := batch["target"].shape[-1]) != self.num_outputs:
             raise UserError(
                 f"{count} numbers per image, where the training has {self.num_outputs}."
             )
         targets = (batch["target"] - self._mean[None]) / self._std[None]
-        return jnp.mean(self._distance(outputs - targets), axis=-1)
+        return {"loss": jnp.mean(self._distance(outputs - targets), axis=-1)}
