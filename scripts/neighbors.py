@@ -27,11 +27,11 @@ if __name__ == "__main__":
     if not as_json:
         launch.start_logging()
     with launch.one_line_errors():
-        from vit_jax.inference.neighbors import check_picture, draw_neighbors, find_neighbors
-        from vit_jax.inference.predict import printable
+        from vit_jax.inference.neighbors import draw_neighbors, find_neighbors
+        from vit_jax.inference.predict import check_picture, printable
 
         if output:
-            check_picture(output)
+            check_picture("--output", output)
         found = find_neighbors(**options)
         for query, near in found:
             rows = [{"image": path, "cosine": cosine} for path, cosine in near]

@@ -12,14 +12,13 @@ from typing import Any
 import numpy as np
 
 from vit_jax.data.decode import decode_image
-from vit_jax.errors import UserError, import_extra
+from vit_jax.errors import UserError
 from vit_jax.files.paths import read_file, reading, to_path, write_arrays
 from vit_jax.inference.images import Images, find_images
 from vit_jax.inference.load import load_model
 from vit_jax.inference.model import Model
 from vit_jax.inference.pictures import fitted, name_style, sheet
-from vit_jax.inference.predict import MAX_PICTURES, PICTURE_ENDINGS, printable
-from vit_jax.kinds import check_known
+from vit_jax.inference.predict import MAX_PICTURES, printable
 from vit_jax.models.features import vector_feature
 from vit_jax.trees import fingerprint
 
@@ -84,7 +83,10 @@ def _indexed(
     """Of the images those that can be read; the index has those it has seen as they are now."""
     size = "x".join(map(str, model.description.image_shape))
     who = f"{fingerprint(model.params)} {feature} {size} {model.description.eval_preprocess}"
-    keys = {path: json.dumps([os.path.realpath(path), *_state(path)]) for path in paths}
+    keys = {
+        path: json.dumps([os.path.realpath(path), os.path.getsize(path), os.stat(path).st_mtime_ns])
+        for path in paths
+    }
     known: dict[str, np.ndarray] = {}
     if index and (file := to_path(index)).exists():
         with reading(index, "is no index of this script"), np.load(file) as stored:
@@ -103,19 +105,6 @@ def _indexed(
         arrays = {"of": np.array(who), "images": np.array(names), "features": features}
         write_arrays(index, arrays)
     return indexed
-
-
-def _state(path: str) -> tuple[int, int]:
-    """Size and time of the last change."""
-    status = os.stat(path)
-    return status.st_size, status.st_mtime_ns
-
-
-def check_picture(path: str) -> None:
-    """Raises UserError before the work for a picture that could not be drawn."""
-    import_extra("--output", "matplotlib", "embedded")
-    check_known("the ending of --output", Path(path).suffix, PICTURE_ENDINGS)
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
 
 
 def draw_neighbors(found: Iterable[tuple[str, list[tuple[str, float]]]], output: str) -> None:

@@ -53,9 +53,7 @@ def predict(
     paths = find_images(images)
     picture = os.path.expanduser(picture)
     if picture:  # fail before the images, not after
-        import_extra("--picture", "matplotlib", "embedded")
-        check_known("the ending of --picture", Path(picture).suffix, PICTURE_ENDINGS)
-        Path(picture).parent.mkdir(parents=True, exist_ok=True)
+        check_picture("--picture", picture)
     model = load_model(source, **model_options)
     if picture and (is_dense(model) or model.description.values):
         raise UserError("--picture draws classes; a model of pixels writes pictures to --output.")
@@ -65,8 +63,6 @@ def predict(
         rows = PixelWriter(model, paths, os.path.expanduser(output), short_side, batch_size).rows()
     elif output or short_side:
         raise UserError(f"--output and --short_side are for models of pixels, not {source}.")
-    elif model.description.values:
-        rows = predict_numbers(model, paths, batch_size=batch_size)
     else:
         rows = predict_images(model, paths, top=top, loss=loss, batch_size=batch_size)
     for row in rows:
@@ -86,35 +82,36 @@ def predict(
     return len(paths) - len(readable)
 
 
+def check_picture(flag: str, path: str) -> None:
+    """Raises UserError before the work for a picture that could not be drawn."""
+    import_extra(flag, "matplotlib", "embedded")
+    check_known(f"the ending of {flag}", Path(path).suffix, PICTURE_ENDINGS)
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+
+
 def predict_images(
     model: Model, paths: list[str], *, top: int = 5, loss: str = "", batch_size: int = 64
 ) -> Iterator[dict[str, Any]]:
-    """`Model.answers` of image files, in their order, as what `--json` prints.
+    """`Model.answers` of image files, or numbers, in their order, as what `--json` prints.
 
     Yields:
       `{"image": path, "predictions": [{"class": name, "output": number, "probability": p}, ...]}`,
-      or `{"image": path, "error": why}` if the image cannot be read.
+      `{"image": path, "values": {name: number}}`, or `{"image": path, "error": why}` if the image
+      cannot be read.
     """
-    images = Images(paths, model.description)
-    answers = model.answers(images, top=top, loss=loss, batch_size=batch_size)
-    for index, predictions in enumerate(answers):
-        if index in images.failures:
-            yield {"image": paths[index], "error": images.failures[index]}
-        else:
-            yield {"image": paths[index], "predictions": predictions}
-
-
-def predict_numbers(model: Model, paths: list[str], *, batch_size: int) -> Iterator[dict[str, Any]]:
-    """`{"image": path, "values": {name: number}}` of each image, or `error` as `predict_images`."""
     images, values = Images(paths, model.description), model.description.values
-    assert values is not None
-    parts = model.stream(["logits"], images, batch_size)
-    for index, outputs in enumerate(row for part in parts for row in part["logits"]):
+    answers: Iterable[dict[str, Any]]
+    if values is None:
+        found = model.answers(images, top=top, loss=loss, batch_size=batch_size)
+        answers = ({"predictions": predictions} for predictions in found)
+    else:
+        parts = model.stream(["logits"], images, batch_size)
+        rows = (values.of(row).tolist() for part in parts for row in part["logits"])
+        answers = ({"values": dict(zip(values.names, row, strict=True))} for row in rows)
+    for index, answer in enumerate(answers):
         if index in images.failures:
-            yield {"image": paths[index], "error": images.failures[index]}
-        else:
-            numbers = dict(zip(values.names, values.of(outputs).tolist(), strict=True))
-            yield {"image": paths[index], "values": numbers}
+            answer = {"error": images.failures[index]}
+        yield {"image": paths[index], **answer}
 
 
 def as_text(row: dict[str, Any]) -> str:
