@@ -6,12 +6,7 @@ import numpy as np
 def corner_aligned_linear(size_in: int, size_out: int) -> np.ndarray:
     """Linear, corner-aligned: output i is at i * (size_in - 1) / (size_out - 1). [out, in]."""
     positions = np.arange(size_out) * ((size_in - 1) / max(size_out - 1, 1))
-    lower = np.clip(np.floor(positions).astype(int), 0, max(size_in - 2, 0))
-    fraction = positions - lower
-    matrix, rows = np.zeros((size_out, size_in)), np.arange(size_out)
-    matrix[rows, lower] = 1.0 - fraction
-    matrix[rows, np.minimum(lower + 1, size_in - 1)] += fraction
-    return matrix
+    return _linear(np.arange(size_in), positions)
 
 
 def half_pixel_linear(size_in: int, size_out: int, antialias: bool = False) -> np.ndarray:
@@ -61,8 +56,12 @@ def geometric_linear(size_in: int, size_out: int) -> np.ndarray:
         low, high = (low, q) if (1 - q**count) / (1 - q) > reach else (q, high)
     places = np.cumsum(q ** np.arange(count))
     places = np.concatenate([-places[::-1], [0.0], places])
-    offsets = np.arange(-reach, reach + 1)
-    return np.stack([np.interp(offsets, places, unit) for unit in np.eye(size_in)], axis=1)
+    return _linear(places, np.arange(-reach, reach + 1))
+
+
+def _linear(old: np.ndarray, new: np.ndarray) -> np.ndarray:
+    """Linear between the old places [in], at the new ones [out]; [out, in]."""
+    return np.stack([np.interp(new, old, unit) for unit in np.eye(len(old))], axis=1)
 
 
 def _half_pixel_distances(size_in: int, size_out: int) -> np.ndarray:
