@@ -168,9 +168,8 @@ def create_evaluations(
       with_classes: (key, dataset) -> the dataset with the training's classes as labels.
       on_wait: called before the host waits for a batch.
 
-    Raises:
-      UserError: classes that the training does not have, a feature that the model does not have, or
-        a batch that is not divisible by the number of devices.
+    UserError: classes that the training does not have, a feature that the model does not have, or a
+    batch that is not divisible by the number of devices.
     """
     evaluations: dict[str, Evaluation] = {}
     steps: dict[str, Any] = {}  # by feature

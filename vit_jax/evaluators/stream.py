@@ -92,9 +92,8 @@ def stream_outputs(
 
     `on_batch` is called before each batch, in every process; its exceptions propagate.
 
-    Yields:
-      Host arrays [n, ...] for the next n <= batch_size examples in the order of the split; at most
-      three batches are in memory.
+    Yields host arrays [n, ...] for the next n <= batch_size examples in the order of the split; at
+    most three batches are in memory.
     """
     waiting: Any = None
     with reader.batches() as batches:
