@@ -20,7 +20,7 @@ from collections.abc import Callable
 import cv2
 import numpy as np
 
-from vit_jax.data.ops import IMAGENET_MEAN, IMAGENET_STD, ImageOp, check_range
+from vit_jax.data.ops import IMAGENET_MEAN, IMAGENET_STD, ImageOp, Rng, check_range
 
 FILL = 128
 MAX_LEVEL = 10.0  # the magnitude at which an op has its documented strength
@@ -35,7 +35,7 @@ _SMOOTH_SHIFT = -0.5 + 0.5 / 13
 # cv2 rounds coordinates to this step; it rounds half pixels down, TensorFlow up.
 _COORDINATE_STEP = 1 / 2048
 
-AugmentOp = Callable[[np.ndarray, float, np.random.Generator], np.ndarray]
+AugmentOp = Callable[[np.ndarray, float, Rng], np.ndarray]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,7 +50,7 @@ class RandAug(ImageOp):
             limits = f"1 to 100 layers and a magnitude in [0, {MAX_MAGNITUDE:g}]"
             raise ValueError(f"{self} must have {limits}")
 
-    def apply(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    def apply(self, image: np.ndarray, rng: Rng) -> np.ndarray:
         if image.dtype != np.uint8:
             raise ValueError(f"{self} takes uint8: put it before value_range or normalize")
         ops = list(AUGMENT_OPS.values())
@@ -65,7 +65,7 @@ class RandAug(ImageOp):
 def per_channel(table: Callable[[np.ndarray], np.ndarray]) -> AugmentOp:
     """Maps each channel through a lookup table computed from its histogram [256]."""
 
-    def op(image: np.ndarray, _strength: float, _rng: np.random.Generator) -> np.ndarray:
+    def op(image: np.ndarray, _strength: float, _rng: Rng) -> np.ndarray:
         channels = range(image.shape[2])
         histograms = [cv2.calcHist([image], [c], None, [256], [0, 256]).ravel() for c in channels]
         return _look_up(image, np.stack(list(map(table, histograms)), axis=-1)[None])
@@ -94,7 +94,7 @@ def equalized(histogram: np.ndarray) -> np.ndarray:
     return np.clip(below, 0, 255)
 
 
-def rotate(image: np.ndarray, strength: float, rng: np.random.Generator) -> np.ndarray:
+def rotate(image: np.ndarray, strength: float, rng: Rng) -> np.ndarray:
     """Rotates about the centre by +-30 degrees times the strength."""
     angle = math.radians(_random_sign(30.0 * strength, rng))
     cos, sin = math.cos(angle), math.sin(angle)
@@ -103,25 +103,25 @@ def rotate(image: np.ndarray, strength: float, rng: np.random.Generator) -> np.n
     return _warp(image, np.array([[cos, -sin, offset[0]], [sin, cos, offset[1]]]))
 
 
-def posterize(image: np.ndarray, strength: float, _rng: np.random.Generator) -> np.ndarray:
+def posterize(image: np.ndarray, strength: float, _rng: Rng) -> np.ndarray:
     """Keeps the highest 4 * strength bits, at least one."""
     dropped = 8 - max(1, int(4 * strength))
     return _look_up(image, np.arange(256) >> dropped << dropped)
 
 
-def solarize(image: np.ndarray, strength: float, _rng: np.random.Generator) -> np.ndarray:
+def solarize(image: np.ndarray, strength: float, _rng: Rng) -> np.ndarray:
     """Inverts pixels at or above the threshold."""
     threshold = int(256 * strength) % 256
     return _look_up(image, np.where(np.arange(256) >= threshold, 255 - _VALUES, _VALUES))
 
 
-def solarize_add(image: np.ndarray, strength: float, _rng: np.random.Generator) -> np.ndarray:
+def solarize_add(image: np.ndarray, strength: float, _rng: Rng) -> np.ndarray:
     """Adds 110 times the strength to pixels below 128."""
     added = np.minimum(_VALUES + int(110 * strength), 255)
     return _look_up(image, np.where(_VALUES < 128, added, _VALUES))
 
 
-def color(image: np.ndarray, strength: float, _rng: np.random.Generator) -> np.ndarray:
+def color(image: np.ndarray, strength: float, _rng: Rng) -> np.ndarray:
     """Blends with the grey image."""
     if image.shape[2] == 1:
         return image
@@ -130,18 +130,18 @@ def color(image: np.ndarray, strength: float, _rng: np.random.Generator) -> np.n
     return _blend(grey[..., None], image, strength)
 
 
-def contrast(image: np.ndarray, strength: float, _rng: np.random.Generator) -> np.ndarray:
+def contrast(image: np.ndarray, strength: float, _rng: Rng) -> np.ndarray:
     """Blends with a uniform grey."""
     grey = min(image.shape[0] * image.shape[1] // 256, 255)
     return _look_up(image, _blend_table(strength)[grey])
 
 
-def brightness(image: np.ndarray, strength: float, _rng: np.random.Generator) -> np.ndarray:
+def brightness(image: np.ndarray, strength: float, _rng: Rng) -> np.ndarray:
     """Blends with black."""
     return _look_up(image, _blend_table(strength)[0])
 
 
-def sharpness(image: np.ndarray, strength: float, _rng: np.random.Generator) -> np.ndarray:
+def sharpness(image: np.ndarray, strength: float, _rng: Rng) -> np.ndarray:
     """Blends with the smoothed image; border pixels are unchanged."""
     smooth = cv2.filter2D(image, -1, _SMOOTH, delta=_SMOOTH_SHIFT).reshape(image.shape)
     for edge in (0, -1):
@@ -152,7 +152,7 @@ def sharpness(image: np.ndarray, strength: float, _rng: np.random.Generator) -> 
 def moving(row: int, column: int, unit: float) -> AugmentOp:
     """A shear or shift with random sign: `unit` times the strength at one matrix entry."""
 
-    def op(image: np.ndarray, strength: float, rng: np.random.Generator) -> np.ndarray:
+    def op(image: np.ndarray, strength: float, rng: Rng) -> np.ndarray:
         matrix = np.eye(2, 3)
         matrix[row, column] = _random_sign(unit * strength, rng)
         return _warp(image, matrix)
@@ -160,7 +160,7 @@ def moving(row: int, column: int, unit: float) -> AugmentOp:
     return op
 
 
-def cutout(image: np.ndarray, strength: float, rng: np.random.Generator) -> np.ndarray:
+def cutout(image: np.ndarray, strength: float, rng: Rng) -> np.ndarray:
     """Fills a square of side 80 * strength, centred anywhere in the image (1708.04552)."""
     half = int(40 * strength)
     y, x = (int(rng.integers(side)) for side in image.shape[:2])
@@ -189,7 +189,7 @@ AUGMENT_OPS: dict[str, AugmentOp] = {
 }
 
 
-def _random_sign(value: float, rng: np.random.Generator) -> float:
+def _random_sign(value: float, rng: Rng) -> float:
     return value if rng.random() < 0.5 else -value
 
 
@@ -243,7 +243,7 @@ class RandomErasing(ImageOp):
         check_range("area", self.area, 1.0)
         check_range("ratio", self.ratio)
 
-    def apply(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    def apply(self, image: np.ndarray, rng: Rng) -> np.ndarray:
         if rng.random() >= self.probability or (box := self._box(rng, *image.shape[:2])) is None:
             return image
         image = image.copy()
@@ -256,7 +256,7 @@ class RandomErasing(ImageOp):
         image[box] = fill
         return image
 
-    def _box(self, rng: np.random.Generator, height: int, width: int) -> tuple[slice, slice] | None:
+    def _box(self, rng: Rng, height: int, width: int) -> tuple[slice, slice] | None:
         """Rows and columns, or None if no draw fits."""
         low, high = math.log(self.ratio[0]), math.log(self.ratio[1])
         for _ in range(10):

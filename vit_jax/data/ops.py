@@ -23,6 +23,7 @@ from vit_jax.data.sources import describe
 from vit_jax.errors import UserError
 
 Example = dict[str, Any]
+Rng = np.random.Generator
 Size = int | tuple[int, int]  # of a square, or (height, width)
 Rounding = Literal["nearest", "down"]
 
@@ -42,7 +43,7 @@ class Op:
         """Columns of the dataset that it reads besides image and label, as text in the example."""
         return ()
 
-    def __call__(self, example: Example, rng: np.random.Generator) -> Example:
+    def __call__(self, example: Example, rng: Rng) -> Example:
         raise NotImplementedError
 
 
@@ -59,7 +60,7 @@ class ImageOp(Op):
     # Whether pixels change their places; None: who knows, so images must have no maps.
     moves: ClassVar[bool | None] = None
 
-    def __call__(self, example: Example, rng: np.random.Generator) -> Example:
+    def __call__(self, example: Example, rng: Rng) -> Example:
         maps = {key: example[key] for key in MAPS if key in example}
         if not maps:
             return {**example, "image": self.apply(example["image"], rng)}
@@ -73,9 +74,7 @@ class ImageOp(Op):
             moved[key] = places[..., 0]
         return {**example, **moved}
 
-    def move(
-        self, image: np.ndarray, rng: np.random.Generator, method: Method, fill: float
-    ) -> np.ndarray:
+    def move(self, image: np.ndarray, rng: Rng, method: Method, fill: float) -> np.ndarray:
         """`apply` with this interpolation; `fill`: of pixels from outside of the image."""
         raise NotImplementedError
 
@@ -86,7 +85,7 @@ class MovingOp(ImageOp):
     moves = True
     method: Method = "bilinear"
 
-    def apply(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    def apply(self, image: np.ndarray, rng: Rng) -> np.ndarray:
         return self.move(image, rng, self.method, 0.0)
 
 
@@ -107,7 +106,7 @@ class ScalingOp(ImageOp):
 
     moves = False
 
-    def __call__(self, example: Example, rng: np.random.Generator) -> Example:
+    def __call__(self, example: Example, rng: Rng) -> Example:
         scaled = {key: self.apply(example[key], rng) for key in VIEWS if key in example}
         return {**example, **scaled}
 
@@ -148,7 +147,7 @@ class Decode(ImageOp):
         if not all(0 <= level <= 255 for level in levels):
             raise ValueError(f"background={self.background!r} must be from 0 to 255, or None")
 
-    def apply(self, image: bytes | np.ndarray, _rng: np.random.Generator) -> np.ndarray:
+    def apply(self, image: bytes | np.ndarray, _rng: Rng) -> np.ndarray:
         return decode_image(
             image, channels=self.channels, exif=self.exif, background=self.background
         )
@@ -175,9 +174,7 @@ class Resize(SizedOp):
 
     method: Method = "bilinear"
 
-    def move(
-        self, image: np.ndarray, _rng: np.random.Generator, method: Method, _fill: float
-    ) -> np.ndarray:
+    def move(self, image: np.ndarray, _rng: Rng, method: Method, _fill: float) -> np.ndarray:
         return resize(image, *self.shape, method)
 
 
@@ -192,9 +189,7 @@ class ResizeSmall(MovingOp):
     def __post_init__(self) -> None:
         check_sides(size=self.size)
 
-    def move(
-        self, image: np.ndarray, _rng: np.random.Generator, method: Method, _fill: float
-    ) -> np.ndarray:
+    def move(self, image: np.ndarray, _rng: Rng, method: Method, _fill: float) -> np.ndarray:
         shape, as_whole = image.shape[:2], _ROUND[self.rounding]
         if isinstance(self.size, int):
             height, width = (as_whole(side * self.size / min(shape)) for side in shape)
@@ -219,9 +214,7 @@ class CentralCrop(SizedOp):
 
     rounding: Rounding = "down"  # of the corner; as big_vision; torchvision: nearest, half to even
 
-    def move(
-        self, image: np.ndarray, _rng: np.random.Generator, _method: Method, _fill: float
-    ) -> np.ndarray:
+    def move(self, image: np.ndarray, _rng: Rng, _method: Method, _fill: float) -> np.ndarray:
         top, left = (_ROUND[self.rounding](spare / 2) for spare in _margins(image, self.shape))
         return crop(image, top, left, *self.shape)
 
@@ -230,9 +223,7 @@ class CentralCrop(SizedOp):
 class CornerCrop(SizedOp):
     """Crops height x width from the top left, e.g. to whole patches."""
 
-    def move(
-        self, image: np.ndarray, _rng: np.random.Generator, _method: Method, _fill: float
-    ) -> np.ndarray:
+    def move(self, image: np.ndarray, _rng: Rng, _method: Method, _fill: float) -> np.ndarray:
         _margins(image, self.shape)
         return crop(image, 0, 0, *self.shape)
 
@@ -248,9 +239,7 @@ class RandomCrop(SizedOp):
         if not 0 <= self.padding <= _MAX_SIDE:
             raise ValueError(f"padding={self.padding} must be from 0 to {_MAX_SIDE} pixels")
 
-    def move(
-        self, image: np.ndarray, rng: np.random.Generator, _method: Method, _fill: float
-    ) -> np.ndarray:
+    def move(self, image: np.ndarray, rng: Rng, _method: Method, _fill: float) -> np.ndarray:
         if self.padding:
             image = np.pad(image, ((self.padding,) * 2, (self.padding,) * 2, (0, 0)), "reflect")
         spare = _margins(image, self.shape)
@@ -271,17 +260,15 @@ class RandomBox(MovingOp):
         check_range("area", self.area, 1.0)
         check_range("ratio", self.ratio)
 
-    def sample_box(self, rng: np.random.Generator, height: int, width: int) -> Box:
+    def sample_box(self, rng: Rng, height: int, width: int) -> Box:
         """A random box (top, left, height, width) inside an image of height x width."""
         raise NotImplementedError
 
-    def move(
-        self, image: np.ndarray, rng: np.random.Generator, method: Method, _fill: float
-    ) -> np.ndarray:
+    def move(self, image: np.ndarray, rng: Rng, method: Method, _fill: float) -> np.ndarray:
         box = crop(image, *self.sample_box(rng, *image.shape[:2]))
         return resize(box, *pair(self.size), method)
 
-    def decode(self, image: bytes | np.ndarray, op: Decode, rng: np.random.Generator) -> np.ndarray:
+    def decode(self, image: bytes | np.ndarray, op: Decode, rng: Rng) -> np.ndarray:
         """`apply` to the image that `op` decodes, of which only the box is decoded."""
         box = decode_box(
             image,
@@ -303,7 +290,7 @@ class InceptionCrop(RandomBox):
     ratio: tuple[float, float] = (0.75, 1.33)  # torchvision has (3/4, 4/3)
     method = "bilinear"
 
-    def sample_box(self, rng: np.random.Generator, height: int, width: int) -> Box:
+    def sample_box(self, rng: Rng, height: int, width: int) -> Box:
         """As TensorFlow's `sample_distorted_bounding_box` in the official code.
 
         The aspect ratio is uniform in `ratio`, then the height (not the area) among those within
@@ -334,9 +321,7 @@ class InceptionCrop(RandomBox):
 class FlipLr(MovingOp):
     """Mirrors left and right with probability one half."""
 
-    def move(
-        self, image: np.ndarray, rng: np.random.Generator, _method: Method, _fill: float
-    ) -> np.ndarray:
+    def move(self, image: np.ndarray, rng: Rng, _method: Method, _fill: float) -> np.ndarray:
         return cv2.flip(image, 1).reshape(image.shape) if rng.random() < 0.5 else image
 
 
@@ -354,9 +339,7 @@ class RandomAffine(MovingOp):
             raise ValueError(f"{self} must have degrees, translate and shear >= 0, shear < 90")
         check_range("scale", self.scale)
 
-    def move(
-        self, image: np.ndarray, rng: np.random.Generator, method: Method, fill: float
-    ) -> np.ndarray:
+    def move(self, image: np.ndarray, rng: Rng, method: Method, fill: float) -> np.ndarray:
         height, width = image.shape[:2]
         turn, down, right, shear = rng.uniform(-1, 1, 4)
         scale, angle = rng.uniform(*self.scale), math.radians(turn * self.degrees)
@@ -379,7 +362,7 @@ class ValueRange(ScalingOp):
     low: float = -1.0
     high: float = 1.0
 
-    def apply(self, image: np.ndarray, _rng: np.random.Generator) -> np.ndarray:
+    def apply(self, image: np.ndarray, _rng: Rng) -> np.ndarray:
         if image.dtype != np.uint8:
             raise ValueError(f"{self} takes uint8, not {image.dtype}: scale the values only once")
         scale = np.float32((self.high - self.low) / 255)
@@ -397,7 +380,7 @@ class Normalize(ScalingOp):
         if np.min(self.std) <= 0:
             raise ValueError(f"std={self.std!r} must be positive")
 
-    def apply(self, image: np.ndarray, _rng: np.random.Generator) -> np.ndarray:
+    def apply(self, image: np.ndarray, _rng: Rng) -> np.ndarray:
         mean, std = np.asarray(self.mean, np.float32), np.asarray(self.std, np.float32)
         if image.dtype != np.uint8 or max(mean.size, std.size) not in (1, image.shape[2]):
             raise ValueError(f"{self} takes uint8, a channel per number, not {describe(image)}")

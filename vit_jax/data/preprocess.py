@@ -25,7 +25,7 @@ import numpy as np
 
 from vit_jax.data import ops, torchvision_ops
 from vit_jax.data.augment import RandAug, RandomErasing
-from vit_jax.data.ops import IMAGENET_MEAN, IMAGENET_STD, Example, ImageOp, Op, Size, pair
+from vit_jax.data.ops import IMAGENET_MEAN, IMAGENET_STD, Example, ImageOp, Op, Rng, Size, pair
 from vit_jax.data.sources import describe
 from vit_jax.data.text import Tokenize
 from vit_jax.errors import UserError, one_line
@@ -129,7 +129,7 @@ class PythonOp(ImageOp):
 
     call: str
 
-    def apply(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    def apply(self, image: np.ndarray, rng: Rng) -> np.ndarray:
         made = np.asarray(load_function(self.call)(image.copy(), rng))  # they may modify it
         if made.ndim != 3 or made.dtype not in (np.uint8, np.float32):
             gives = f"preprocess: {self.call} gives {describe(made)}"
@@ -178,7 +178,7 @@ class Chain:
         """Columns of the dataset that the ops read."""
         return tuple(dict.fromkeys(column for op in self.ops for column in op.columns))
 
-    def __call__(self, example: Example, rng: np.random.Generator) -> Example:
+    def __call__(self, example: Example, rng: Rng) -> Example:
         """Applies the ops; ValueError if an image cannot be decoded, or is too small."""
         if isinstance(example["image"], bytes) and not isinstance(self.ops[0], ops.Decode):
             raise UserError(f"preprocess must start with decode, as images are files: {self}")

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from vit_jax.data.ops import Example, Op
+from vit_jax.data.ops import Example, Op, Rng
 from vit_jax.errors import UserError, as_user_error, import_extra, one_line
 from vit_jax.files.paths import LARGEST_TEXT, read_file
 
@@ -54,7 +54,7 @@ class Tokenize(Op):
         """Vocabulary size for models of such texts; for UserErrors see `load_vocabulary`."""
         return load_vocabulary(self.vocab).size
 
-    def __call__(self, example: Example, _rng: np.random.Generator) -> Example:
+    def __call__(self, example: Example, _rng: Rng) -> Example:
         vocabulary = load_vocabulary(self.vocab)
         text = np.full(self.length, vocabulary.fill, np.int32)
         tokens = vocabulary.encode(example[self.column], self.length)

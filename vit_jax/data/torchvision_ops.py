@@ -22,6 +22,7 @@ from vit_jax.data.ops import (
     ImageOp,
     Op,
     RandomBox,
+    Rng,
     Size,
     check_range,
     check_sides,
@@ -44,7 +45,7 @@ class RandomResizedCrop(RandomBox):
     ratio: tuple[float, float] = (3 / 4, 4 / 3)
     method: Method = "pillow_bilinear"
 
-    def sample_box(self, rng: np.random.Generator, height: int, width: int) -> Box:
+    def sample_box(self, rng: Rng, height: int, width: int) -> Box:
         low, high = self.ratio
         for _ in range(10):
             pixels = rng.uniform(*self.area) * height * width
@@ -70,7 +71,7 @@ class PillowOp(ImageOp):
         if not 0 <= self.p <= 1:
             raise ValueError(f"p={self.p!r} must be in [0, 1]")
 
-    def apply(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    def apply(self, image: np.ndarray, rng: Rng) -> np.ndarray:
         from PIL import Image
 
         if image.dtype != np.uint8:
@@ -80,7 +81,7 @@ class PillowOp(ImageOp):
         picture = Image.fromarray(image if image.shape[2] > 1 else image[:, :, 0])
         return np.asarray(self.change(picture, rng)).reshape(image.shape)
 
-    def change(self, picture: Any, rng: np.random.Generator) -> Any:
+    def change(self, picture: Any, rng: Rng) -> Any:
         """Returns a new Pillow image of the same mode, RGB or L."""
         raise NotImplementedError
 
@@ -104,7 +105,7 @@ class ColorJitter(PillowOp):
         if min(self.brightness, self.contrast, self.saturation) < 0 or not 0 <= self.hue <= 0.5:
             raise ValueError(f"{self} must have amounts >= 0, and hue at most 0.5")
 
-    def change(self, picture: Any, rng: np.random.Generator) -> Any:
+    def change(self, picture: Any, rng: Rng) -> Any:
         from PIL import Image, ImageEnhance
 
         kinds = ImageEnhance.Brightness, ImageEnhance.Contrast, ImageEnhance.Color
@@ -132,7 +133,7 @@ class GaussianBlur(PillowOp):
         super().__post_init__()
         check_range("sigma", self.sigma)
 
-    def change(self, picture: Any, rng: np.random.Generator) -> Any:
+    def change(self, picture: Any, rng: Rng) -> Any:
         from PIL import ImageFilter
 
         return picture.filter(ImageFilter.GaussianBlur(rng.uniform(*self.sigma)))
@@ -144,7 +145,7 @@ class Grayscale(PillowOp):
 
     p: float
 
-    def change(self, picture: Any, _rng: np.random.Generator) -> Any:
+    def change(self, picture: Any, _rng: Rng) -> Any:
         return picture.convert("L").convert(picture.mode)
 
 
@@ -155,7 +156,7 @@ class Solarize(PillowOp):
     p: float
     threshold: int = 128
 
-    def change(self, picture: Any, _rng: np.random.Generator) -> Any:
+    def change(self, picture: Any, _rng: Rng) -> Any:
         from PIL import ImageOps
 
         return ImageOps.solarize(picture, self.threshold)
@@ -168,7 +169,7 @@ class ThreeAugment(ImageOp):
     color_jitter: float = 0.3  # of brightness, contrast and saturation
     moves = False
 
-    def apply(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    def apply(self, image: np.ndarray, rng: Rng) -> np.ndarray:
         chosen = (Grayscale(1.0), Solarize(1.0), GaussianBlur(1.0))[int(rng.integers(3))]
         return ColorJitter(*[self.color_jitter] * 3).apply(chosen.apply(image, rng), rng)
 
@@ -198,7 +199,7 @@ class DinoCrops(Op):
         if self.num_local < 1:
             raise ValueError(f"num_local={self.num_local!r} must be at least 1")
 
-    def __call__(self, example: Example, rng: np.random.Generator) -> Example:
+    def __call__(self, example: Example, rng: Rng) -> Example:
         def view(size: Size, area: tuple[float, float], *last: ImageOp) -> np.ndarray:
             image = example["image"]
             color = (ColorJitter(0.4, 0.4, 0.2, 0.1, p=0.8), Grayscale(0.2), *last)
@@ -235,7 +236,7 @@ class BlockMasks(Op):
         if not 0 <= self.p <= 1:
             raise ValueError(f"p={self.p!r} must be in [0, 1]")
 
-    def __call__(self, example: Example, rng: np.random.Generator) -> Example:
+    def __call__(self, example: Example, rng: Rng) -> Example:
         size = math.prod(pair(self.grid))
         numbers = np.full((2, int(self.share[1] * size)), -1, np.int32)
         for row in numbers:
@@ -245,7 +246,7 @@ class BlockMasks(Op):
                 row[: len(masked)] = masked
         return {**example, "masked_patches": numbers}
 
-    def _mask(self, count: int, rng: np.random.Generator) -> np.ndarray:
+    def _mask(self, count: int, rng: Rng) -> np.ndarray:
         """Bool, of the grid: blocks until at most `count` are masked, or 10 draws fail."""
         rows, columns = pair(self.grid)
         mask = np.zeros((rows, columns), bool)
