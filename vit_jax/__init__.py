@@ -13,8 +13,6 @@
 Everything is imported lazily.
 """
 
-from __future__ import annotations
-
 import importlib
 import inspect
 import os

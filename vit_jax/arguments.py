@@ -1,7 +1,5 @@
 """Parsers of the scripts' command lines."""
 
-from __future__ import annotations
-
 import io
 import re
 import sys

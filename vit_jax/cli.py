@@ -4,8 +4,6 @@ vit train --config=pretrain:B/16,imagenet2012 --workdir=runs/b16
 vit predict runs/photos new.jpg
 """
 
-from __future__ import annotations
-
 import ast
 import runpy
 import sys

@@ -5,8 +5,6 @@ objective, optimizer, schedule, gradient, each evaluator) has only the keys of t
 keyword-only parameters (a model's attributes), which are documented there.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import inspect
 import re

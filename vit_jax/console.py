@@ -1,7 +1,5 @@
 """Console output of a running program: log lines, and a progress bar on a terminal."""
 
-from __future__ import annotations
-
 import logging
 import math
 import os

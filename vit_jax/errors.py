@@ -1,7 +1,5 @@
 """Errors meant for users."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import functools

@@ -1,7 +1,5 @@
 """Tables of kinds by name, and what is said of a name that is in none."""
 
-from __future__ import annotations
-
 import collections
 import importlib
 from collections.abc import Iterable

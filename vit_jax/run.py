@@ -3,8 +3,6 @@
 The `ConfigDict` ends here: one section per call, and only typed keyword arguments below.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping

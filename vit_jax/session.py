@@ -1,7 +1,5 @@
 """What a process holds while it trains, besides the state: the claim, the log, the clock."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import logging

@@ -1,7 +1,5 @@
 """The arrays of a run before its first update."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """What a run learns from what: its data, and what its objective is built from."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 from typing import Any

@@ -6,8 +6,6 @@ whose leaves have a leading axis of length L (scan form), see `table.ParameterTa
 use other names, see `Family.blocks`.
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 from typing import Any

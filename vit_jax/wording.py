@@ -1,7 +1,5 @@
 """Numbers, names, keys and addresses in messages."""
 
-from __future__ import annotations
-
 import difflib
 import re
 import unicodedata

@@ -5,8 +5,6 @@ all columns in each); a `DatasetDict` holds `dataset_dict.json` and a folder per
 memory-mapped. The layout is that of `datasets` 2.0 to 5.2.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import os

@@ -10,8 +10,6 @@ RandAugment's sixteen ops, their ranges and the fill value 128 follow what Effic
   nothing, 0 nearly removes what they name, and above 5 they exaggerate it.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import math

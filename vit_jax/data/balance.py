@@ -4,8 +4,6 @@ A pass has a fixed number of slots per class, in an order drawn by the pipeline.
 class take its examples in turn across passes: none repeats before all others have been used.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 

@@ -1,7 +1,5 @@
 """Decodes the image files of a source before training, so that damage is found at the start."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 from typing import Any

@@ -5,8 +5,6 @@ id, tab, first lemma in WordNet 3.0 (Princeton University, wordnet.princeton.edu
 would share it, also the second, or else the WordNet id in parentheses.
 """
 
-from __future__ import annotations
-
 import functools
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 As in google-research/task_adaptation; intervals of distances are open below and closed above.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import itertools

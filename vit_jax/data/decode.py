@@ -8,8 +8,6 @@ the rotation. The `pillow_...` methods of `resize` are antialiased (but for near
 Hugging Face evaluate on such images.
 """
 
-from __future__ import annotations
-
 import io
 from collections.abc import Callable
 from typing import Literal

@@ -1,7 +1,5 @@
 """`digits`: the handwritten digits that ship with scikit-learn."""
 
-from __future__ import annotations
-
 from importlib.util import find_spec
 from pathlib import Path
 

@@ -4,8 +4,6 @@ Without split folders, a fifth of each class is `test`. Images may be nested in 
 folders below their class. For their order see `labelled.py`.
 """
 
-from __future__ import annotations
-
 import collections
 import dataclasses
 import itertools

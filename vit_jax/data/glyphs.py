@@ -7,8 +7,6 @@ gives smooth edges at any stroke width (0.1 ms per example and core up to 32 pix
 versions of matplotlib, Pillow, OpenCV or numpy may change pixels by one grey level.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from pathlib import Path

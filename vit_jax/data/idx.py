@@ -6,8 +6,6 @@ pictures are turned upright, and its mapping.txt names the classes; Fashion-MNIS
 The format is that of yann.lecun.com/exdb/mnist.
 """
 
-from __future__ import annotations
-
 import collections
 import dataclasses
 import functools

@@ -4,8 +4,6 @@ Most of the time of a decoder goes into Huffman codes, which it must read from t
 what lies above or beside a crop saves little, but the rows below it need not be read.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import struct
 

@@ -11,8 +11,6 @@ unless a group would be off by more than one image (of 100: three). A file that 
 times, as other paths or links too, counts as the first of them.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import hashlib

@@ -4,8 +4,6 @@ A map of classes is a picture of class numbers, a palette's or grey levels, or o
 class. Values are pictures of any depth, or `.npy`.
 """
 
-from __future__ import annotations
-
 import contextlib
 import csv
 import dataclasses

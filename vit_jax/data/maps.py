@@ -6,8 +6,6 @@ both; as ADE20k and Pascal VOC have them. Without splits, a fifth is `test`. Wha
 how classes are listed: map_files.py.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import itertools
@@ -16,7 +14,7 @@ import os
 import re
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -64,7 +62,7 @@ class MapSource(FolderSource):
         lines = map("{} {}".format, names, sizes)
         return itertools.chain(super().identity(), lines, [str(self.table)])
 
-    def check(self, on_bad_image: str) -> MapSource:
+    def check(self, on_bad_image: str) -> Self:
         """Also reads every map; a wrong size or class would end the training later."""
         source = super().check(on_bad_image)
         seen = map_threads(source._inspect, range(len(source)))

@@ -1,7 +1,5 @@
 """Data passed by the caller instead of a dataset name: arrays, lists of files, objects."""
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import os

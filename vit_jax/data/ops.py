@@ -5,8 +5,6 @@ An op is a frozen dataclass whose fields are its arguments; it maps (example, rn
 under other keys. Sizes are in pixels.
 """
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import functools

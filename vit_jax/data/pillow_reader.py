@@ -1,7 +1,5 @@
 """What Pillow reads: AVIF, HEIC, images with transparent pixels, headers; and its own images."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 from collections.abc import Mapping

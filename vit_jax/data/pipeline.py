@@ -8,8 +8,6 @@ power of two, reapplied until the result is an example (cycle walking). Eight ro
 of Grain's own shuffle, neighbours are correlated.
 """
 
-from __future__ import annotations
-
 import collections
 import contextlib
 import functools

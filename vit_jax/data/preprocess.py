@@ -5,8 +5,6 @@ any Python function, see `PythonOp`. Images stay uint8: the step scales them to 
 device. Published accuracies were measured without applying EXIF orientation, `exif=False`.
 """
 
-from __future__ import annotations
-
 import ast
 import contextlib
 import dataclasses

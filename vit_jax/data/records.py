@@ -1,7 +1,5 @@
 """Random access to the records of ArrayRecord and TFRecord files, without TensorFlow."""
 
-from __future__ import annotations
-
 import os
 import resource
 import weakref

@@ -1,7 +1,5 @@
 """Chains of ops for images of another size, and as text."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterable, Sequence
 from typing import Any

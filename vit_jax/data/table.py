@@ -6,8 +6,6 @@ file of a map of the pixels (maps.py); or `target`, numbers to predict. `split`,
 `test`, chosen as in a folder without splits; others are for ops. File order is as for folders.
 """
 
-from __future__ import annotations
-
 import csv
 import logging
 import os

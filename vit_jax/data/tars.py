@@ -9,8 +9,6 @@ Of members of one name the last counts, and links are what they link to, as in t
 The layout is that of github.com/webdataset/webdataset.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import glob

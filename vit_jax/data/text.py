@@ -7,8 +7,6 @@ A vocabulary is `characters` (printable ASCII, no file needed), or a path that e
   padded with it (SigLIP with T5's `c4_en`).
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import os

@@ -1,14 +1,12 @@
 """Prepared TFDS directories as random-access sources, without TensorFlow or their builders."""
 
-from __future__ import annotations
-
 import functools
 import os
 import re
 import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import tensorflow_datasets as tfds
@@ -94,7 +92,7 @@ class TfdsSource(Parts):
         for (name, start, stop), size in zip(self.parts, sizes, strict=True):
             yield f"{os.path.basename(name)} {size} {start} {stop - start}"
 
-    def check(self, _on_bad_image: str) -> TfdsSource:
+    def check(self, _on_bad_image: str) -> Self:
         """Opens every file; none is skipped, as each holds thousands of examples."""
         list(map_threads(self._file, self._lengths, chunk=1))
         return self

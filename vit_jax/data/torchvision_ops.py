@@ -5,8 +5,6 @@ As in torchvision, Pillow computes the pixels: equal factors give equal images. 
 DeiT III is 2204.07118 (`augment.py`).
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from typing import Any, Literal

@@ -1,7 +1,5 @@
 """Batches made in worker processes and passed on through shared memory."""
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import multiprocessing

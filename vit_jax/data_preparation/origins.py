@@ -6,8 +6,6 @@ ImageNet is read as downloaded, as tars of tars, or from the unpacked folders. I
 match them to the outputs of a published head by WordNet id, never by number.
 """
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 import logging

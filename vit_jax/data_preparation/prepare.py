@@ -10,8 +10,6 @@ After a kill the same command resumes with the missing shards. The contents of a
 on the listing, not on threads or interruptions.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import functools

@@ -1,7 +1,5 @@
 """Writes a shard from its images: complete or not at all, and always with the same bytes."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import json

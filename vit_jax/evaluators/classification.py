@@ -1,7 +1,5 @@
 """Full evaluation of a classifier: accuracy, calibration; mean average precision."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

@@ -1,12 +1,10 @@
 """Evaluators by name, and those of a run, each with its data."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import logging
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 from jax.sharding import Mesh
 
@@ -63,7 +61,7 @@ class EvaluatorKeys:
     at_start: bool = False
 
     @classmethod
-    def of(cls, section: Mapping[str, Any]) -> tuple[EvaluatorKeys, dict[str, Any]]:
+    def of(cls, section: Mapping[str, Any]) -> tuple[Self, dict[str, Any]]:
         """These keys of a section of `config.evaluators`, and those of its kind."""
         names = {field.name for field in dataclasses.fields(cls)}
         shared = cls(**{key: value for key, value in section.items() if key in names})

@@ -1,7 +1,5 @@
 """Full evaluation of predicted pixels and numbers: mIoU, depth errors, MAE, R2."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

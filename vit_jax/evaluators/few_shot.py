@@ -1,7 +1,5 @@
 """Few-shot accuracy (section 4.1): least squares on a few frozen features per class."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Evaluations of frozen features: fitted on one split, measured on another."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, NamedTuple
 

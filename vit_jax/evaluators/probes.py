@@ -1,7 +1,5 @@
 """Classifiers on frozen features: linear probe (logistic regression) and nearest neighbours."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

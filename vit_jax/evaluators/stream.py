@@ -1,7 +1,5 @@
 """A whole split in batches on the devices, each example once: outputs, and their means."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator
@@ -22,6 +20,7 @@ from vit_jax.parameters.sharding import (
 )
 
 Hook = Callable[[], None]
+OutputStep = Callable[[Any, DeviceBatch], dict[str, jax.Array]]
 
 
 def nothing() -> None:
@@ -65,9 +64,6 @@ class Reader:
         for batch in host_batches:
             yield batch
             self.on_wait()
-
-
-OutputStep = Callable[[Any, DeviceBatch], dict[str, jax.Array]]
 
 
 def compile_outputs(function: OutputStep, mesh: Mesh, sharding: Any = None) -> OutputStep:

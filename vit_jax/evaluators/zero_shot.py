@@ -1,7 +1,5 @@
 """Zero-shot classification (2103.00020, section 3.1): the class whose name matches best."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 

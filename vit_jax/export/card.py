@@ -4,8 +4,6 @@ A card states what is known. It has no date and no local path, so that the same 
 get the same card.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

@@ -6,8 +6,6 @@ and every other equation goes through a table of the primitives that our models 
 cannot be installed with the orbax-checkpoint that we need; ONNX Runtime rejects its max pooling.)
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence

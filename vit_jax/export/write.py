@@ -1,7 +1,5 @@
 """Exports finished models for other programs, StableHLO and ONNX, and reads the files back."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Mapping
 from pathlib import Path

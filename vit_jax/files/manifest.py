@@ -3,8 +3,6 @@
 The hash is SHA-256; in a bucket it is the MD5 stored by the server, as `md5:HEX`.
 """
 
-from __future__ import annotations
-
 import errno
 import functools
 import hashlib

@@ -1,7 +1,5 @@
 """Whether a server answers at all, in seconds: looking up a name has no timeout, clients retry."""
 
-from __future__ import annotations
-
 import socket
 import ssl
 import threading

@@ -4,8 +4,6 @@ A bucket is gs://BUCKET/FOLDER, through etils.epath and gcsfs, with the methods 
 no rename, but objects are replaced as a whole, and the server knows their MD5.
 """
 
-from __future__ import annotations
-
 import base64
 import csv
 import errno

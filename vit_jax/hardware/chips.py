@@ -11,8 +11,6 @@ Sources:
     generation, per GPU.
 """
 
-from __future__ import annotations
-
 import dataclasses
 
 GIB = 2**30

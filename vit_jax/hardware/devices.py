@@ -1,7 +1,5 @@
 """Device order in a mesh: the axes that communicate most get the fastest links."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import functools

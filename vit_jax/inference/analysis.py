@@ -3,8 +3,6 @@
 L: blocks, B: images, H: heads, N: tokens, those of the grid last.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Maps the classes of a dataset to the outputs of a model."""
 
-from __future__ import annotations
-
 import collections
 import dataclasses
 import logging

@@ -1,7 +1,5 @@
 """Predictions for every pixel of images of any size, by windows that slide over them."""
 
-from __future__ import annotations
-
 import dataclasses
 import io
 import os

@@ -1,7 +1,5 @@
 """Evaluates a model of any format on a labelled dataset."""
 
-from __future__ import annotations
-
 import dataclasses
 import logging
 import time

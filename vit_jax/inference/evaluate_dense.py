@@ -1,7 +1,5 @@
 """Evaluates a run that predicts pixels or numbers: mIoU, depth errors, MAE, R2."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

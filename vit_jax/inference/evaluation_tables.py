@@ -1,7 +1,5 @@
 """The files that an evaluation writes (CSV), and the text it prints."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Writes features of images or whole datasets to a file."""
 
-from __future__ import annotations
-
 import logging
 import os
 import shutil

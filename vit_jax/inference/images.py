@@ -1,7 +1,5 @@
 """Input of a loaded model: its preprocessing, matching batches, and images on disk."""
 
-from __future__ import annotations
-
 import dataclasses
 import logging
 import os

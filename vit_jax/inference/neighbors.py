@@ -1,7 +1,5 @@
 """The nearest neighbours of images in a folder, by a feature; with an index on disk."""
 
-from __future__ import annotations
-
 import json
 import logging
 import os

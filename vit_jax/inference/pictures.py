@@ -1,7 +1,5 @@
 """Draws the results of `analysis.py` as figures of page width."""
 
-from __future__ import annotations
-
 import bisect
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Predictions on images: the most probable classes, as text, JSON or a picture."""
 
-from __future__ import annotations
-
 import json
 import logging
 import os

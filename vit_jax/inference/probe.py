@@ -1,7 +1,5 @@
 """Evaluates the features of a model of any format: few-shot, linear probe, k-NN."""
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Sequence

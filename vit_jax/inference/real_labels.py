@@ -4,8 +4,6 @@
 in the order of the files ILSVRC2012_val_00000001.JPEG to ..._00050000.JPEG.
 """
 
-from __future__ import annotations
-
 import itertools
 import os
 import re

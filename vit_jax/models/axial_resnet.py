@@ -7,8 +7,6 @@ the convolutions, which are standardised as BiT's. In the last of the three scor
 key of the query's own cell; here it is that of the other cell, as in the paper's equation.
 """
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 

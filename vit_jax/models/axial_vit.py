@@ -6,8 +6,6 @@ others of its row or column only. A class token is in neither, and the paper doe
 became of it: here the classifier pools.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any, ClassVar
 

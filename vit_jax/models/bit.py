@@ -6,8 +6,6 @@ make it compute what BiT's own code and timm compute. In the hybrids' ResNet (`r
 activations follow the convolutions; epsilons and padding differ.
 """
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 

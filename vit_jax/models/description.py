@@ -1,10 +1,8 @@
 """What is needed to use a set of parameters; stored next to them as `model.json`."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import numpy as np
 
@@ -67,7 +65,7 @@ class Description:
         return dataclasses.asdict(self)
 
     @classmethod
-    def from_json(cls, value: Any) -> Description:
+    def from_json(cls, value: Any) -> Self:
         """The inverse of `to_json`.
 
         ValueError, KeyError, TypeError: `value` is not an output of `to_json`.

@@ -4,8 +4,6 @@
 exports use the family; no other file knows the name of a model or of a parameter.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import re

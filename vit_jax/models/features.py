@@ -25,8 +25,6 @@ A model without tokens (a ResNet) has `logits`, `pre_logits` and `gap`, its mean
 map, which is the head's input; one without blocks of equal shape has no `block_3`.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any

@@ -9,8 +9,6 @@ G/14 takes seconds. The counts agree with the closed form of a ViT with n patche
 multiply-adds per image, and, for training, with the exaFLOPs in table 6 of the paper.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """The layers of the models, in Flax's words; `kernels/` has what makes them fast."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any

@@ -16,8 +16,6 @@ like others, as in equation 1: without offsets from it, it would see a bag of pa
 no position. Relative embeddings are those of a block, for all of its heads: also our choice.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from typing import Any

@@ -4,8 +4,6 @@ A post-activation ResNet with group normalisation and standardised convolutions,
 official code, or with batch normalisation; that of BiT (`bit.py`) is pre-activation.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import re

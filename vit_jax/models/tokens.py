@@ -1,7 +1,5 @@
 """From pixels to tokens: number and layout of an image's tokens; does not import JAX."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from vit_jax.errors import UserError

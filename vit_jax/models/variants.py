@@ -6,8 +6,6 @@ Transformers" (2106.04560). Hybrids follow section 4.1 of the paper and the offi
 ResNets are those of BiT (1912.11370), the paper's baselines (tables 3 and 6).
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 DEITS = ("Ti", "S", "B")

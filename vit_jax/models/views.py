@@ -4,8 +4,6 @@ The parameters are those for images of one size. For another size the position e
 interpolated in the call, as DINO and DINOv2 do it, so that gradients reach all of them.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from typing import Any

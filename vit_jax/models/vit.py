@@ -4,8 +4,6 @@ Equation numbers are those of the paper. Modules and parameters have the names o
 code, so published weights load by name. B: batch, N: tokens, D: hidden size, M: MLP width.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from typing import Any, ClassVar, Self

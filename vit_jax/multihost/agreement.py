@@ -4,8 +4,6 @@ A request to stop is SIGTERM (SLURM, Kubernetes, a spot machine) or Google Cloud
 notice. All processes see it at the same update; then the loop saves and exits with status 75.
 """
 
-from __future__ import annotations
-
 import http.client
 import itertools
 import logging
@@ -16,7 +14,7 @@ import threading
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import jax
 import numpy as np
@@ -90,7 +88,7 @@ class PreemptionNotice:
             self._reached = multihost_utils.reached_preemption_sync_point(next(_CALLS))
         return self._reached
 
-    def __enter__(self) -> PreemptionNotice:
+    def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
             if jax.process_count() == 1:
                 self._previous[signal.SIGTERM] = signal.signal(signal.SIGTERM, self._on_signal)

@@ -7,8 +7,6 @@ becomes the verdict in its own record, which ends every process. If process 0 it
 and the service with it, XLA aborts the others. A single process ends if it makes no progress.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import faulthandler

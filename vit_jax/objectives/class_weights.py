@@ -1,7 +1,5 @@
 """Class weights of the loss."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

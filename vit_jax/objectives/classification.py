@@ -1,7 +1,5 @@
 """Supervised classification (paper, section 4.1): one label per image, or several."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

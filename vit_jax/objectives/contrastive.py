@@ -6,8 +6,6 @@ Both towers return unit vectors, and an image's text is discriminated from all o
 batch. LiT freezes a pre-trained image tower and trains a text tower to match it.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from types import MappingProxyType

@@ -1,7 +1,5 @@
 """Objectives by name; each is built as `Kind(task, *, key=default, ...)`."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from vit_jax.kinds import Kinds

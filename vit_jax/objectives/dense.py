@@ -6,8 +6,6 @@ linear evaluation (2304.07193, section 7.4). A batch holds `image` [B, H, W, C],
 the batch that count.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

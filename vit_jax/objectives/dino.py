@@ -7,8 +7,6 @@ head that compares an image with K prototypes; centring and sharpening the teach
 it from giving all images the same one. B: batch, V = 2 + n: crops, D: hidden size.
 """
 
-from __future__ import annotations
-
 import functools
 import logging
 import math

@@ -5,8 +5,6 @@ A distilled model has a separate head for the teacher's predictions (the distill
 equation 3); other models learn both with a single head. At test time both heads are averaged.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax

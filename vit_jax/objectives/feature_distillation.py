@@ -5,8 +5,6 @@ Learning Rivals Masked Image Modeling in Fine-tuning via Feature Distillation" (
 3). One pass of the teacher serves several students. P: patches, D: width of the teacher.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import itertools

@@ -6,8 +6,6 @@ numbers, or -1 where there are fewer than M. With `koleo_weight` and `centering=
 this is the loss of DINOv2 (2304.07193, section 4). P: patches of a large crop.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax

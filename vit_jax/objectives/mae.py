@@ -4,8 +4,6 @@ Every image loses the same number of patches, chosen uniformly; its loss is the 
 of the pixels of these patches (section 3). The loss of a batch is the mean over its images.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax

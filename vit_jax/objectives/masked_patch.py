@@ -9,8 +9,6 @@ their number of corrupted patches, and so in the weight of a patch);
 the learned [mask] embedding is initialized with a standard deviation of 0.02.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax

@@ -1,10 +1,8 @@
 """The interface of objectives, and what they share."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -35,7 +33,7 @@ class Task:
     total_steps: int = 0  # updates of the run
 
     @classmethod
-    def of(cls, model: Any) -> Task:
+    def of(cls, model: Any) -> Self:
         """For an existing model."""
         return cls(build_model=lambda _: model)
 

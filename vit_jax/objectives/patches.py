@@ -1,7 +1,5 @@
 """Patches of images as targets, and what is drawn for an image."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 

@@ -4,8 +4,6 @@ A batch holds `image` [B, H, W, C], `target` [B, K] float32 and `mask` [B]. Outp
 deviations of the training targets around their mean, so that targets of any units weigh alike.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

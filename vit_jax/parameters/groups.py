@@ -4,8 +4,6 @@ Names are those of the loop form (`Transformer/encoderblock_3/...`). A leaf of t
 holds one parameter of all L blocks, is matched by its L names in the loop form.
 """
 
-from __future__ import annotations
-
 import functools
 import logging
 import math

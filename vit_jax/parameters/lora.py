@@ -5,8 +5,6 @@ is applied with W + alpha / r * A B instead. So models do not know about adapter
 contain only the parameters of the model.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import re

@@ -6,8 +6,6 @@ parameters, `fsdp` shards parameters and batch, `tensor` shards heads, MLP width
 vocabularies.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 from collections.abc import Sequence

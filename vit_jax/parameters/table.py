@@ -1,7 +1,5 @@
 """Which parameter is which: the rows of a run's models, by prefix, and of its objective."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import itertools

@@ -1,7 +1,5 @@
 """Cost of an update according to the compiler, and its time by a model of the hardware."""
 
-from __future__ import annotations
-
 import dataclasses
 import logging
 from collections.abc import Sequence

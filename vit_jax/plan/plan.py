@@ -1,7 +1,5 @@
 """`make_plan`: the cost of a training on machines that are not here, and how to make it fit."""
 
-from __future__ import annotations
-
 import dataclasses
 import logging
 import math

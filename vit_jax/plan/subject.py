@@ -1,7 +1,5 @@
 """The subject of a plan: the run that training would build, on devices that are not here."""
 
-from __future__ import annotations
-
 import collections
 import dataclasses
 import math

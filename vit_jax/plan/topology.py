@@ -7,8 +7,6 @@ H100:8  H100:8x8                   GPUs of one node; nodes x GPUs
 cpu:8                              virtual devices of this machine
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import importlib.util

@@ -1,7 +1,5 @@
 """What fine-tuning adopts from its source beyond the parameters: conventions and pixel scaling."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import logging

@@ -4,8 +4,6 @@ The contents tell the format. The result is the exact arrays or a one-line UserE
 is never run. Only `.npz` and zipped `.pth` files have checksums, which are verified.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import zipfile

@@ -1,7 +1,5 @@
 """Infers the model from its parameters: every size shows in a shape."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Collection, Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """The report sections computed with the trained model: its mistakes, and its internals."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import re

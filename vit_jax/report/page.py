@@ -1,7 +1,5 @@
 """HTML without a template engine: elements with escaped text, tables, and the page around them."""
 
-from __future__ import annotations
-
 import base64
 import html
 import io

@@ -1,7 +1,5 @@
 """Curves of runs in one figure, a panel per metric."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """An HTML page about a training run."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import json

@@ -1,7 +1,5 @@
 """A run as read from its work directory, in whatever state it is."""
 
-from __future__ import annotations
-
 import collections
 import contextlib
 import dataclasses

@@ -1,7 +1,5 @@
 """The top of a run's page: what it is and how good it is."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Mapping
 from typing import Any

@@ -6,8 +6,6 @@ on, trained on `dataset.split` at the best rate and evaluated on the test set. F
 reused, so a sweep can be killed, resumed, and split over processes and array jobs.
 """
 
-from __future__ import annotations
-
 import functools
 import logging
 import math

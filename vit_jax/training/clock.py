@@ -1,7 +1,5 @@
 """Speed of a run, where its time goes, when it will end, and the log line of an update."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import logging

@@ -1,7 +1,5 @@
 """Ends a run early: its metric no longer improves, or a callback requests it."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Mapping
 from typing import Any

@@ -3,8 +3,6 @@
 Keyword-only parameters of a row of `GRADIENTS` are the keys of that kind in `config.gradient`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, NamedTuple
 

@@ -4,8 +4,6 @@ The partner is the previous row of the global batch (as in big_vision; timm reve
 batch). `repeated_augmentation` separates copies of an example, so partners are other examples.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import jax

@@ -5,8 +5,6 @@ parameters; its keyword-only parameters are the keys of that kind in `config.opt
 those of `create_optimizer`, which all kinds have.
 """
 
-from __future__ import annotations
-
 import operator
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -3,8 +3,6 @@
 Each part of a state is a tree like the parameters, so that a moment's path ends in its parameter's.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from typing import Any

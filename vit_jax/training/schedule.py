@@ -4,8 +4,6 @@ Keyword-only parameters of a row of `SCHEDULES` are the keys of that kind in `co
 besides those of `create_schedule`, which all kinds have.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import logging
 import math

@@ -1,7 +1,5 @@
 """The training state and the training step: pure functions."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any

@@ -5,8 +5,6 @@ at most one creates the object, and at most one replaces it. Objects cannot be a
 lock (claim.py) is waited for in the same way.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import os

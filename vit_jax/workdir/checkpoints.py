@@ -5,8 +5,6 @@ without an error. So each step has a `state/checksums.json`, written after Orbax
 before the rename: a step without it, or that does not match it, is never restored.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import errno

@@ -4,8 +4,6 @@
 those of this and other machines, holds its `.lock`.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import fcntl

@@ -1,7 +1,5 @@
 """Description of a run in its work directory: the model, its provenance, the results."""
 
-from __future__ import annotations
-
 import contextlib
 import datetime
 import importlib.metadata

@@ -1,7 +1,5 @@
 """Outputs for metrics, on process 0: `metrics.jsonl`, TensorBoard and W&B; and profiler traces."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import logging

@@ -1,7 +1,5 @@
 """Additions to Orbax for checkpoints.py: checksums, intact steps, differences of states."""
 
-from __future__ import annotations
-
 import functools
 import logging
 import os

@@ -4,8 +4,6 @@ All have the same parameters and, up to rounding in the dtype, the same results:
 softmax(q k^T / sqrt(d)) v, three times [B, N, H, d] -> [B, N, H, d].
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import logging

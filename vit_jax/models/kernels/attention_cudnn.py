@@ -1,7 +1,5 @@
 """cuDNN's fused attention, for GPUs."""
 
-from __future__ import annotations
-
 import functools
 import importlib
 import inspect

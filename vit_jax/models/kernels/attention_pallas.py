@@ -17,8 +17,6 @@ Rows are padded to whole tiles. The contents of the padding are undefined (NaN i
 interpreter, so that tests notice every leak).
 """
 
-from __future__ import annotations
-
 import collections
 import dataclasses
 import functools

@@ -1,7 +1,5 @@
 """Attention on TPUs: our kernel, and JAX's for long sequences, on one device or a mesh."""
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Callable

@@ -5,8 +5,6 @@ on such a device, or because the program compiled for one takes 3 % less time by
 that people train (benchmarks/diary.md; no TPU has confirmed a count).
 """
 
-from __future__ import annotations
-
 import re
 from typing import Any, NamedTuple
 

@@ -4,8 +4,6 @@ GELU, norms and LayerScale are made again in the backward pass, so that only the
 scan would save every intermediate.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 

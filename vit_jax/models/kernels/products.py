@@ -5,8 +5,6 @@ four times as fast as with a bfloat16 result. JAX's rule for its gradient would 
 cotangent with bfloat16 operands, hence a rule of our own.
 """
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 

@@ -4,8 +4,6 @@ Parameters have the names and shapes of flaxformer's `BertEncoder`, as in the pu
 Unlike in a Vision Transformer, layer norms follow the residual sums, and padding (id 0) is masked.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any

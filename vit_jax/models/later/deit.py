@@ -4,8 +4,6 @@ A Vision Transformer with a second token next to the class token, and a head on 
 with a teacher, the second head learns the teacher's predictions.
 """
 
-from __future__ import annotations
-
 import dataclasses
 
 import jax

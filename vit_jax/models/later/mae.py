@@ -6,8 +6,6 @@ those of `VisionTransformer`, as which it is fine-tuned. B: batch, P: patches, V
 D: hidden size, E: the decoder's.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

@@ -8,8 +8,6 @@ ResMLP (2105.03404) has an affine map instead of each norm, one linear layer ove
 LayerScale; timm's gMixer gated MLPs. Each is an attribute. B: batch, N: tokens, D: hidden size.
 """
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 

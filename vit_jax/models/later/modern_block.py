@@ -3,8 +3,6 @@
 B: batch, N: tokens, D: hidden size, H: heads, d: width of a head, M: MLP width.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Callable

@@ -7,8 +7,6 @@ zero biases, as in timm and in DeiT III's `models_v2.py`. Parameters have the na
 where they are the same. B: batch, N: tokens, P: tokens before the patches, D: hidden size.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import math

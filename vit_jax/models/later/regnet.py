@@ -4,8 +4,6 @@ Stages of residual bottlenecks with grouped convolutions and squeeze-and-excitat
 channels, g: channels per group.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import flax.linen as nn

@@ -15,8 +15,6 @@ Pair k is features k and k + d / 2. Others pair neighbours, or put x first: thei
 the features of queries and keys, which no score sees. The tokens before the grid do not turn.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

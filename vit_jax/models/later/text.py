@@ -4,8 +4,6 @@ Numbers and parameter names are those of big_vision's `text_transformer`. There 
 token attends to all T tokens, including padding.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

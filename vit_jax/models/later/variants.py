@@ -3,8 +3,6 @@
 And which attributes of `modern_vit.py` are on in which published model.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from vit_jax.models.variants import DEITS, KEYS, ROWS, VIT

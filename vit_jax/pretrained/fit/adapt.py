@@ -1,7 +1,5 @@
 """Adapts loaded parameters to another model: heads, tokens, positions, patches and channels."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """What does not fit between a file and a model, and the keys that fix it, as one line."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from vit_jax.models.create import MODELS

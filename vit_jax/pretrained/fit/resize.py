@@ -12,8 +12,6 @@ A hybrid's `conv_root` is standardised at every call: `sum` and `mean` are the s
 features similar to the old ones, not equal.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Callable

@@ -11,8 +11,6 @@
 Any historical mixture can be read, such as with a prefix `opt/target/` (a whole train state).
 """
 
-from __future__ import annotations
-
 import functools
 import math
 import re

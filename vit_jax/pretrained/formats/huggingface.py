@@ -5,8 +5,6 @@ those of transformers 5. A bare `ViTModel` has no `vit.` prefix. Kinds of names:
 ViTMAE, ViTMSN, IJepa, BEiT, Data2VecVision), `dinov2`, `dinov3`, `clip`, `siglip`.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Collection

@@ -5,8 +5,6 @@ class there; one that is not understood is replaced by that value, and named. Wi
 are those of the published checkpoints.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Mapping
 from typing import Any

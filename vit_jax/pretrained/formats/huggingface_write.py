@@ -1,7 +1,5 @@
 """Writes Vision Transformers as the class of transformers that computes the same."""
 
-from __future__ import annotations
-
 import functools
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """Their names and ours as tables, which reader and writer share: each inverts the other."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple

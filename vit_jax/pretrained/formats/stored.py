@@ -1,7 +1,5 @@
 """Contents of a weight file, in our names; what is known beside it; which models a format holds."""
 
-from __future__ import annotations
-
 import dataclasses
 import logging
 import re

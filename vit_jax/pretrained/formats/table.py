@@ -1,7 +1,5 @@
 """The weight formats as one table: how each is detected, read and written."""
 
-from __future__ import annotations
-
 import dataclasses
 import logging
 from collections.abc import Callable, Mapping

@@ -3,8 +3,6 @@
 facebookresearch/mae has the same names, and its own for a decoder.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 import re

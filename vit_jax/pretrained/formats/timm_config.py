@@ -3,8 +3,6 @@
 The files on the hub have an architecture's name, whose arguments timm states in its code alone.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Mapping

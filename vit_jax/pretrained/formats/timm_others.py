@@ -1,7 +1,5 @@
 """timm's Mixers, gMixers, ResMLPs, BiT and RegNetY: their names and `config.json`."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

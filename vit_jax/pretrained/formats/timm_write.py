@@ -5,8 +5,6 @@ queries and values alone, `VisionTransformer` the rest. An architecture gives wh
 cannot: the epsilon and the kind of MLP.
 """
 
-from __future__ import annotations
-
 import functools
 from typing import Any, NoReturn
 

@@ -4,8 +4,6 @@ OpenAI's and open_clip's checkpoints (their tower of images), Facebook's DINOv2,
 models for Flax. Facebook's DINO and MAE have timm's names, see `timm.py`.
 """
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

@@ -4,8 +4,6 @@
 rows for the class token, features of rotary pairs side by side, relative biases as one table.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 import re

@@ -3,8 +3,6 @@
 It has one row per fine-tuning run, with accuracies on held-out data.
 """
 
-from __future__ import annotations
-
 import csv
 import dataclasses
 import os

@@ -7,8 +7,6 @@ Files use light0 but never light2, while the paper's table has light1 and light2
 file names count these two from 0.
 """
 
-from __future__ import annotations
-
 import re
 from typing import NamedTuple
 

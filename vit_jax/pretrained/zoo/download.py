@@ -1,7 +1,5 @@
 """Downloads a file over HTTP, complete and verified, or not at all."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import logging

@@ -4,8 +4,6 @@ A file keeps its whole address in the cache, gs/BUCKET/NAME; to download it agai
 Hugging Face's client has its own; it reads HF_TOKEN, HF_HOME, HF_ENDPOINT and HF_HUB_OFFLINE.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import re
