@@ -164,10 +164,10 @@ class Reader(NamedTuple):
     has_maps: bool = False
 
 
-def _later(name: str) -> Callable[[Any], Any]:
+def _later(name: str) -> Callable[[Request], Opened]:
     """The function MODULE.NAME, imported when it is called: most runs need one kind of data."""
     module, _, function = name.partition(".")
-    return lambda asked: getattr(import_module(f"vit_jax.data.{module}"), function)(asked)
+    return lambda request: getattr(import_module(f"vit_jax.data.{module}"), function)(request)
 
 
 def _is_saved(name: str, _data_dir: str) -> bool:
@@ -197,8 +197,17 @@ def _holds_prepared(folder: Path) -> bool:
 
 
 def _holds_tars(name: str, data_dir: str) -> bool:
-    may_hold = name.lower().endswith(".tar") or _is_folder(name, data_dir)
-    return may_hold and bool(_later("tars.find_tars")(name))
+    if not name.lower().endswith(".tar") and not _is_folder(name, data_dir):
+        return False
+    from vit_jax.data.tars import find_tars
+
+    return bool(find_tars(name))
+
+
+def _holds_idx(name: str, _data_dir: str) -> bool:
+    from vit_jax.data.idx import find_idx
+
+    return bool(find_idx(name))
 
 
 def _open_tfds(request: Request) -> Opened:
@@ -224,7 +233,7 @@ READERS = {
         has_label_keys=True,
         has_maps=True,
     ),
-    "idx": Reader(lambda name, _: bool(_later("idx.find_idx")(name)), _later("idx.open_idx")),
+    "idx": Reader(_holds_idx, _later("idx.open_idx")),
     "tars": Reader(_holds_tars, _later("tars.open_tars"), columns=None),
     "digits": Reader(lambda name, _: name == "digits", _later("digits.open_digits")),
     "glyphs": Reader(
