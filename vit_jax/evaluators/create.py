@@ -166,8 +166,9 @@ def create_evaluations(
       with_classes: (key, dataset) -> the dataset with the training's classes as labels.
       on_wait: called before the host waits for a batch.
 
-    UserError: classes that the training does not have, a feature that the model does not have, or a
-    batch that is not divisible by the number of devices.
+    Raises:
+      UserError: classes that the training does not have, a feature that the model does not have, or
+        a batch that is not divisible by the number of devices.
     """
     evaluations: dict[str, Evaluation] = {}
     steps: dict[str, Any] = {}  # by feature

@@ -88,8 +88,9 @@ def stream_outputs(
 
     `on_batch` is called before each batch, in every process; its exceptions propagate.
 
-    Yields host arrays [n, ...] for the next n <= batch_size examples in the order of the split; at
-    most three batches are in memory.
+    Yields:
+      Host arrays [n, ...] for the next n <= batch_size examples in the order of the split; at most
+      three batches are in memory.
     """
     waiting: Any = None
     with reader.batches() as batches:

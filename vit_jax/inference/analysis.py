@@ -18,8 +18,9 @@ def principal_filters(kernel: np.ndarray, count: int = 28) -> tuple[np.ndarray, 
       kernel: of the patch embedding or root convolution, [P, Q, C, D].
       count: maximum number of components.
 
-    Returns components [count, P, Q, C] of norm 1, the largest entry positive, and the share of the
-    variance that each explains [count].
+    Returns:
+      Components [count, P, Q, C] of norm 1, the largest entry positive, and the share of the
+      variance that each explains [count].
     """
     filters = np.asarray(kernel, np.float64).reshape(-1, kernel.shape[-1]).T  # [D, P * Q * C]
     _, values, components = np.linalg.svd(filters - filters.mean(axis=0), full_matrices=False)
@@ -35,7 +36,8 @@ def position_similarity(embeddings: np.ndarray, grid: tuple[int, int]) -> np.nda
       embeddings: [N, D], those of other tokens first.
       grid: rows and columns of positions.
 
-    Returns [rows, columns, rows, columns].
+    Returns:
+      [rows, columns, rows, columns]
     """
     rows, columns = grid
     places = np.asarray(embeddings, np.float64)[len(embeddings) - rows * columns :]
@@ -54,8 +56,8 @@ def principal_colors(patches: np.ndarray, grid: tuple[int, int]) -> tuple[np.nda
       patches: features [B, P, D].
       grid: rows and columns of patches.
 
-    Returns colours in [0, 1], [B, rows, columns, 3], black in the background, and the foreground,
-    bool.
+    Returns:
+      Colours in [0, 1], [B, rows, columns, 3], black in the background, and the foreground, bool.
     """
     x = np.asarray(patches, np.float64).reshape(-1, patches.shape[-1])  # [B * P, D]
     border = np.ones((len(patches), *grid), bool)
@@ -100,7 +102,8 @@ def mean_distance(
       grid: rows and columns of tokens.
       pixels: height and width of a token.
 
-    Returns [L, H] pixels.
+    Returns:
+      [L, H] pixels.
     """
     others = attention.shape[-1] - grid[0] * grid[1]
     weights = np.asarray(attention[..., others:, others:], np.float64)

@@ -36,8 +36,9 @@ def match_classes(
       ignore_names: label i is output i; if class names are numbers, they are the outputs.
       hint: the end of an error message.
 
-    UserError: more labels than outputs, a class that the model does not have, or no names to
-    compare and different numbers of classes.
+    Raises:
+      UserError: more labels than outputs, a class that the model does not have, or no names to
+        compare and different numbers of classes.
     """
     num_labels = len(dataset_names)
     in_order = np.arange(num_labels, dtype=np.int32)

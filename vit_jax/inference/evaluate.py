@@ -65,11 +65,14 @@ def evaluate(
         text tower of the same file (zero-shot); loss and calibration need their temperature.
       short_side: of images whose pixels are predicted, see `pixel_outputs`.
 
-    Returns `accuracy`, `accuracy_top5` (with more than 5 outputs), `loss`, `calibration_error`,
-    `macro_f1`, `per_class` (see `per_class_scores`), `num_examples`, with ReaL labels
-    `accuracy_real` and `num_examples_real`, and what was evaluated on what. If images have several
-    labels, `mAP`, `loss` and `num_examples`; for pixels and numbers see `evaluate_dense`.
-    UserError: model and dataset do not match, or a file is missing or damaged.
+    Returns:
+      `accuracy`, `accuracy_top5` (with more than 5 outputs), `loss`, `calibration_error`,
+      `macro_f1`, `per_class` (see `per_class_scores`), `num_examples`, with ReaL labels
+      `accuracy_real` and `num_examples_real`, and what was evaluated on what. If images have
+      several labels, `mAP`, `loss` and `num_examples`; for pixels and numbers see `evaluate_dense`.
+
+    Raises:
+      UserError: model and dataset do not match, or a file is missing or damaged.
     """
     check_known("--classes", classes, ("all", "present"))
     model = load_model(source, **model_options)

@@ -60,8 +60,9 @@ def load_model(
       dtype: of the computation, `float32` or `bfloat16` (or the type itself).
       preprocess: ops from an image to the input, replacing the weights' own.
 
-    UserError: see `read_source`; also if arrays are missing, sizes are inconsistent, or the
-    weights' own ops are Python functions: files must not run code.
+    Raises:
+      UserError: see `read_source`; also if arrays are missing, sizes are inconsistent, or
+        the weights' own ops are Python functions: files must not run code.
     """
     quiet_libtpu()
     ensure_logging(to_stderr=True)

@@ -68,7 +68,8 @@ class Description:
     def from_json(cls, value: Any) -> Self:
         """The inverse of `to_json`.
 
-        ValueError, KeyError, TypeError: `value` is not an output of `to_json`.
+        Raises:
+          ValueError, KeyError, TypeError: `value` is not an output of `to_json`.
         """
         model = dict(value["model"])
         layers = [n for key, n in model.items() if key.endswith("layers") and n is not None]

@@ -34,8 +34,9 @@ def tokens_function(module: Any, image_size: tuple[int, int], *, masks: bool = F
       image_size: height and width of the images that the parameters are for.
       masks: whether `masked` will be given.
 
-    UserError: a model without patches, or without a [mask] embedding if `masks`; in the call,
-    images of another size than `image_size` for a model that cannot take them.
+    Raises:
+      UserError: a model without patches, or without a [mask] embedding if `masks`; in the call,
+        images of another size than `image_size` for a model that cannot take them.
     """
     family, grid = family_of(module), module.token_grid(image_size)
     if not family.tokens or family.input != "image":

@@ -58,13 +58,15 @@ class _LabelObjective(Objective):
     """
 
     def __init__(self, task: Task, *, class_weights: str | Sequence[Any] = ""):
-        """UserError for invalid weights, or a model without one row of logits per image.
-
+        """
         Args:
           task: its model maps images to logits [B, K].
           class_weights: balanced (by class frequency), a number per class in the order of the
             classes, or pairs such as (("cat", 2.0),). See `create_class_weights`, and the class
             for their effect on the loss; evaluations ignore them.
+
+        Raises:
+          UserError: invalid weights, or a model without one row of logits per image.
         """
         super().__init__()
         self.class_names = task.class_names
@@ -102,14 +104,17 @@ class Classification(_LabelObjective):
     def __init__(
         self, task: Task, *, loss: str = "softmax", label_smoothing: float = 0.0, **kwargs: Any
     ):
-        """Also UserError for an unknown loss, or smoothing outside [0, 1) or with `binary`.
-
+        """
         Args:
           task: its model maps images to logits [B, K].
           loss: `softmax`; `sigmoid` summed over the classes; or `binary`, its mean over the
             classes, to which both labels of a mixed image count fully.
           label_smoothing: probability taken from the label and spread over all classes.
           **kwargs: class_weights.
+
+        Raises:
+          UserError: unknown loss, smoothing outside [0, 1) or with `binary`, invalid weights, or a
+            model without one row of logits per image.
         """
         super().__init__(task, **kwargs)
         check_known("objective.loss", loss, LOSSES)

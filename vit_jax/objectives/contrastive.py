@@ -36,14 +36,17 @@ class Contrastive(Objective):
     def __init__(
         self, task: Task, *, image: str = "", lock_image: bool = True, temperature: float = 10.0
     ):
-        """UserError without image tower, weights of a locked one, text model; for temperature <= 0.
-
+        """
         Args:
           task: its model is the text tower.
           image: weights of the image tower, see `pretrained.source`; or a variant, such as B/16,
             for random weights.
           lock_image: whether the image tower is frozen (LiT); else it is trained too.
           temperature: initial factor of the cosine similarities.
+
+        Raises:
+          UserError: no image tower, a locked one without weights, a model that takes no texts, or a
+            temperature that is not positive.
         """
         super().__init__()
         if not image:

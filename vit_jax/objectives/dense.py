@@ -129,8 +129,7 @@ class PixelRegression(_Dense):
         min_value: float = 0.0,
         max_value: float = 0.0,
     ):
-        """UserError for an unknown distance, numbers out of range, or another model.
-
+        """
         Args:
           task: its model maps images to [B, H, W, 1].
           distance: the loss of the difference: `l1`, `l2`, or `scale_invariant` (1406.2283).
@@ -138,6 +137,9 @@ class PixelRegression(_Dense):
           unit: of the stored values: 0.001 for millimetres if results are to be in metres.
           min_value: pixels count above it; with `log` at least 0.
           max_value: pixels count up to it; 0: any.
+
+        Raises:
+          UserError: an unknown distance, numbers out of range, or another model.
         """
         super().__init__()
         check_known("objective.distance", distance, _DISTANCES)

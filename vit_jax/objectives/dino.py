@@ -86,8 +86,7 @@ class Dino(Objective):
         frozen_prototypes_steps: int = 0,
         koleo_weight: float = 0.0,
     ):
-        """UserError for an unknown centering, or a model without tokens of patches or masked ones.
-
+        """
         Args:
           task: its model, without a head of its own, is the student and the teacher.
           num_prototypes: of each head.
@@ -103,6 +102,9 @@ class Dino(Objective):
           center_momentum: of that moving average.
           frozen_prototypes_steps: updates at the start in which the prototypes stay as they are.
           koleo_weight: of the loss `koleo` of both large crops (DINOv2: 0.1).
+
+        Raises:
+          UserError: an unknown centering, or a model without tokens of patches, or of masked ones.
         """
         super().__init__()
         check_known("objective.centering", centering, CENTERINGS)

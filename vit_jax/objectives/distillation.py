@@ -25,13 +25,15 @@ class Distillation(Classification):
     """
 
     def __init__(self, task: Task, *, teacher: str = "", weight: float = 0.5, **kwargs: Any):
-        """UserError without a teacher, or for one with other classes or images.
-
+        """
         Args:
           task: its model is the student.
           teacher: source of the teacher's weights, see `pretrained.source`.
           weight: of the teacher's loss; the labels' loss gets 1 - weight.
           **kwargs: of `Classification`, for the labels.
+
+        Raises:
+          UserError: no teacher, or one with other classes or images.
         """
         super().__init__(task, **kwargs)
         if not teacher:
@@ -79,12 +81,14 @@ class SoftDistillation(Distillation):
     """tau^2 * KL(softmax(teacher / tau) || softmax(student / tau)) (equation 2)."""
 
     def __init__(self, task: Task, *, weight: float = 0.1, temperature: float = 3.0, **kwargs: Any):
-        """UserError as for `Distillation`, and for a temperature that is not positive.
-
+        """
         Args:
           weight: lambda, of the teacher's loss; the labels' loss gets 1 - weight.
           temperature: tau, by which both logits are divided.
           **kwargs: of `Distillation`.
+
+        Raises:
+          UserError: see `Distillation`; or a temperature that is not positive.
         """
         super().__init__(task, weight=weight, **kwargs)
         if not temperature > 0.0:

@@ -49,14 +49,16 @@ class FeatureDistillation(Objective):
         distance: str = "smooth_l1",
         students: tuple[str, ...] = (),
     ):
-        """UserError without a teacher, for an unknown setting, or a model that has no patches.
-
+        """
         Args:
           task: its model is the first student.
           teacher: source of the teacher's weights, see `pretrained.source`.
           features: `patches` after the last norm, the `pooled` input of a head, or `both`.
           distance: `smooth_l1` of whitened features, or `cosine`.
           students: variants, such as Ti/16, of further students.
+
+        Raises:
+          UserError: no teacher, an unknown setting, or a model that has no patches.
         """
         super().__init__()
         check_known("objective.features", features, FEATURES)

@@ -23,12 +23,14 @@ class Ibot(Dino):
     def __init__(
         self, task: Task, *, patch_weight: float = 1.0, separate_head: bool = False, **kwargs: Any
     ):
-        """UserErrors are those of `Dino`.
-
+        """
         Args:
           patch_weight: of the patches' loss.
           separate_head: whether patches have a head of their own, of the same sizes.
           **kwargs: of `Dino`.
+
+        Raises:
+          UserError: see `Dino`.
         """
         super().__init__(task, **kwargs)
         self._patch_weight = patch_weight

@@ -22,13 +22,15 @@ class MaskedAutoencoding(Objective):
     num_outputs = 0  # the decoder has outputs of its own
 
     def __init__(self, task: Task, *, mask_ratio: float = 0.75, norm_pix_loss: bool = True):
-        """UserError for another model, or a share that masks or leaves no patch.
-
+        """
         Args:
           task: its model is a masked autoencoder, `model.name="mae"`.
           mask_ratio: share of the patches that only the decoder sees, as mask tokens.
           norm_pix_loss: predict pixels less their patch's mean, divided by their deviation, as the
             published models do (section 3); False: the pixels.
+
+        Raises:
+          UserError: another model, or a share that masks or leaves no patch.
         """
         super().__init__()
         self.model = task.build_model(self.num_outputs)

@@ -41,8 +41,7 @@ class MaskedPatch(Objective):
         masked: float = 0.8,
         replaced: float = 0.1,
     ):
-        """UserError for shares outside [0, 1], or a target or model that does not fit the patches.
-
+        """
         Args:
           task: its model has an output per token: a Vision Transformer with
             `classifier="token_unpooled"` or `"unpooled"`.
@@ -52,6 +51,10 @@ class MaskedPatch(Objective):
           corruption: share of patches to corrupt; the paper also tried 0.15.
           masked: share of the corrupted patches that become the [mask] embedding.
           replaced: share that becomes the embedding of a random patch; the rest is kept.
+
+        Raises:
+          UserError: unknown target, shares outside [0, 1], a model without an output per patch, or
+            patches that cannot be downsized.
         """
         super().__init__()
         check_known("objective.target", target, TARGETS)

@@ -31,11 +31,13 @@ class Regression(Objective):
     probabilities_by = "none"
 
     def __init__(self, task: Task, *, distance: str = "l2"):
-        """UserError for an unknown distance, a target that is constant, or another model.
-
+        """
         Args:
           task: its model maps images to outputs [B, K].
           distance: the loss of a difference: `l2`, `l1`, or `huber`, quadratic up to one deviation.
+
+        Raises:
+          UserError: an unknown distance, a target that is the same everywhere, or another model.
         """
         super().__init__()
         check_known("objective.distance", distance, _DISTANCES)

@@ -54,8 +54,11 @@ def load_pretrained(
         kept should have, in their order; None: as they are.
       **options: which adaptations are allowed, see `adapt_params`.
 
-    Returns (nested dict of numpy float32 arrays as in `like`, report), see `adapt_params`.
-    UserError: the source does not exist, is unreadable or damaged, or does not fit.
+    Returns:
+      (nested dict of numpy float32 arrays as in `like`, report), see `adapt_params`.
+
+    Raises:
+      UserError: the source does not exist, is unreadable or damaged, or does not fit.
     """
     # Not needed to load a model without changes.
     from vit_jax.pretrained.fit.adapt import adapt_params, report_text
@@ -107,7 +110,8 @@ def read_source(
       default_heads: the value if `num_heads`, the file and its sizes do not determine it.
       grid: rows and columns of its tokens, if they are not square and not in the file.
 
-    UserError: the source does not exist, has no weights, is damaged, or is of an unknown model.
+    Raises:
+      UserError: the source does not exist, has no weights, is damaged, or is of an unknown model.
     """
     head, _, part = os.fspath(source).rpartition("#")
     has_part = head and part.isidentifier() and not os.path.exists(os.path.expanduser(source))

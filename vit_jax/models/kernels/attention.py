@@ -183,7 +183,8 @@ class AttentionFn:
           x: tokens [B, N, D].
           params: of `query`, `key` and `value`.
 
-        Returns [B, N, H, d]; None where Flax's layers serve as well.
+        Returns:
+          [B, N, H, d]; None where Flax's layers serve as well.
         """
         shape = (*x.shape[:2], num_heads, x.shape[2] // num_heads)
         zeros = jnp.zeros(shape[2:])  # some models have no bias, or not for keys

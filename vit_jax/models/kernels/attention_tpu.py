@@ -81,7 +81,8 @@ def joint(x: jax.Array, kernels: Any, biases: Any) -> jax.Array | None:
       x: [B, N, D].
       kernels, biases: three times [D, H, d] and [H, d].
 
-    Returns [B, N, D]; None if the kernel does not take them.
+    Returns:
+      [B, N, D]; None if the kernel does not take them.
     """
     batch_size, num_tokens, width = x.shape
     num_heads, head_dim = biases[0].shape

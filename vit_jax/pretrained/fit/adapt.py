@@ -52,11 +52,14 @@ def adapt_params(
         zero positions; "drop" removes those that `like` lacks; "" requires the same tokens.
       dropped, changed: names that the reader left out, or did not read bit for bit -> why.
 
-    Returns (flat names to float32 arrays as in `like`, report). The report has every name of `like`
-    in exactly one of `loaded` (unchanged), `adapted` (name -> how, such as "bilinear 14x14 ->
-    24x18") and `reset` (taken from `like`); `dropped` (name -> why) has other names. UserError:
-    arrays are missing, unexpected or have another shape (all are listed, with the config key that
-    resolves each); an unknown option or grid.
+    Returns:
+      (flat names to float32 arrays as in `like`, report). The report has every name of `like` in
+      exactly one of `loaded` (unchanged), `adapted` (name -> how, such as "bilinear 14x14 ->
+      24x18") and `reset` (taken from `like`); `dropped` (name -> why) has other names.
+
+    Raises:
+      UserError: arrays are missing, unexpected or have another shape (all are listed, with the
+        config key that resolves each); an unknown option or grid.
     """
     check_known("pretrained.posemb", posemb, ("auto", *resize.METHODS))
     check_known("pretrained.channels", channels, ("", *resize.CHANNEL_METHODS))
