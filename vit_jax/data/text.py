@@ -4,20 +4,28 @@ A vocabulary is `characters` (printable ASCII, no file needed), or a path that e
 
 * `.txt`, BERT's WordPieces: lower-cased, [CLS] first, padded with 0 (LiT);
 * `.model`, SentencePiece: ASCII lower-cased, the end-of-text token last, even if truncated,
-  padded with it (SigLIP with T5's `c4_en`).
+  padded with it (SigLIP with T5's `c4_en`);
+* `.json`, a `tokenizer.json` of Hugging Face, which says itself what it does with a text; padded as
+  the `tokenizer_config.json` beside it says (CLIP, SigLIP 2);
+* `.gz`, OpenAI's `bpe_simple_vocab_16e6.txt.gz`: between start and end of text, padded with 0.
 """
 
 import dataclasses
 import functools
+import gzip
+import html
 import os
-from collections.abc import Callable
-from typing import NamedTuple
+import string
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from vit_jax.data.ops import Example, Op, Rng
 from vit_jax.errors import UserError, as_user_error, import_extra, one_line
-from vit_jax.files.paths import LARGEST_TEXT, read_file
+from vit_jax.files.paths import LARGEST_TEXT, read_file, read_object, to_path
+from vit_jax.kinds import check_known
 
 CHARACTERS = "characters"
 _END, _UNKNOWN, _FIRST = 1, 2, 3  # of `characters`, as in T5's vocabularies; 0 is padding
@@ -33,13 +41,18 @@ class Vocabulary(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Tokenize(Op):
-    """The text of a column -> `text`, int32 [length]: longer texts are truncated."""
+    """The text of a column -> `text`, int32 [length]: longer texts are truncated.
+
+    `clean`, a key of `CLEAN`, is done first.
+    """
 
     column: str = "caption"
     vocab: str = CHARACTERS
     length: int = 16
+    clean: str = "none"
 
     def __post_init__(self) -> None:
+        check_known("clean", self.clean, CLEAN)
         if not 1 <= self.length <= 1 << 16:
             raise ValueError(f"length={self.length} must be from 1 to 65,536")
 
@@ -55,7 +68,7 @@ class Tokenize(Op):
     def __call__(self, example: Example, _rng: Rng) -> Example:
         vocabulary = load_vocabulary(self.vocab)
         text = np.full(self.length, vocabulary.fill, np.int32)
-        tokens = vocabulary.encode(example[self.column], self.length)
+        tokens = vocabulary.encode(CLEAN[self.clean](example[self.column]), self.length)
         text[: len(tokens)] = tokens
         return {**example, "text": text}
 
@@ -69,6 +82,8 @@ def load_vocabulary(vocab: str) -> Vocabulary:
     if kind is None:
         raise UserError(f"vocab={vocab!r} is neither {CHARACTERS!r} nor a {' or '.join(_KINDS)}.")
     try:
+        if kind is _of_transformers:
+            return _of_transformers(read_file(vocab, LARGEST_TEXT), _padding_beside(vocab))
         return kind(read_file(vocab, LARGEST_TEXT))
     except UserError:
         raise
@@ -119,4 +134,93 @@ def _wordpiece(data: bytes) -> Vocabulary:
     return Vocabulary(encode, len(numbers), 0)
 
 
-_KINDS = {".txt": _wordpiece, ".model": _sentencepiece}
+def _padding_beside(vocab: str) -> str:
+    """The token that `tokenizer_config.json` pads with; "" if there is none."""
+    path = to_path(vocab).parent / "tokenizer_config.json"
+    token = read_object(path).get("pad_token") if path.is_file() else ""
+    return str(token.get("content") if isinstance(token, dict) else token or "")
+
+
+def _of_transformers(data: bytes, padding: str = "") -> Vocabulary:
+    package = import_extra("vocab", "tokenizers", "text")
+    tokenizer = package.Tokenizer.from_str(data.decode())
+    own = (tokenizer.padding or {}).get("pad_id", 0)
+    tokenizer.no_padding()
+    known = tokenizer.token_to_id(padding)
+    return _tokenizers_vocabulary(tokenizer, own if known is None else known)
+
+
+def _clip(data: bytes) -> Vocabulary:
+    """As openai/CLIP `simple_tokenizer.py`: bytes, the same at the end of a word, merges, ends."""
+    package = import_extra("vocab", "tokenizers", "text")
+    merges = [tuple(line.split()) for line in gzip.decompress(data).decode().split("\n")[1:48895]]
+    shown = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = range(256, 256 + 256 - len(shown))  # what stands for bytes that are not shown
+    letters = [*map(chr, shown), *map(chr, others)]
+    ends = ["<|startoftext|>", "<|endoftext|>"]
+    words = [*letters, *(f"{x}</w>" for x in letters), *map("".join, merges), *ends]
+    numbers = {word: i for i, word in enumerate(words)}
+    model = package.models.BPE(numbers, merges, end_of_word_suffix="</w>")
+    tokenizer = package.Tokenizer(model)
+    pattern = r"'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+"
+    before = package.pre_tokenizers
+    tokenizer.pre_tokenizer = before.Sequence(
+        [
+            before.Split(package.Regex(pattern), "removed", invert=True),
+            before.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokenizer.add_special_tokens(ends)
+    start, end = ((word, numbers[word]) for word in ends)
+    tokenizer.post_processor = package.processors.BertProcessing(end, start)
+    return _tokenizers_vocabulary(tokenizer, 0)
+
+
+def _tokenizers_vocabulary(tokenizer: Any, fill: int) -> Vocabulary:
+    def encode(text: str, most: int) -> list[int]:
+        if tokenizer.truncation is None or tokenizer.truncation["max_length"] != most:
+            tokenizer.enable_truncation(most)
+        return tokenizer.encode(text).ids
+
+    return Vocabulary(encode, tokenizer.get_vocab_size(), fill)
+
+
+_KINDS = {".txt": _wordpiece, ".model": _sentencepiece, ".json": _of_transformers, ".gz": _clip}
+_NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
+
+
+def _fixed(text: str) -> str:
+    """As in OpenAI's CLIP: mended encodings, and no entities of HTML."""
+    fixed = import_extra("tokenize", "ftfy", "text").fix_text(text)
+    return " ".join(html.unescape(html.unescape(fixed)).split())
+
+
+def _canonical(text: str) -> str:
+    return " ".join(text.lower().translate(_NO_PUNCTUATION).split())
+
+
+# What is done with a text before it is split into tokens.
+CLEAN: dict[str, Callable[[str], str]] = {
+    "none": lambda text: text,
+    "siglip": _canonical,  # transformers' tokenizer of SigLIP
+    # open_clip's; "lower" is OpenAI's, too.
+    "lower": lambda text: _fixed(text).lower(),
+    "whitespace": _fixed,
+    "canonicalize": lambda text: _canonical(_fixed(text).replace("_", " ")),
+}
+
+
+# Published for ImageNet by OpenAI: of the paper (2103.00020), and the best seven.
+PROMPTS = ("openai", "openai7")
+
+
+def read_prompts(prompts: Sequence[str]) -> list[str]:
+    """Those given, where one without {} is a key of `PROMPTS`, or a file of a prompt per line."""
+    lines: list[str] = []
+    for prompt in prompts:
+        path = to_path(prompt)
+        if prompt in PROMPTS:
+            path = Path(__file__).parent / "prompts" / f"{prompt}.txt"
+        is_text = "{}" in prompt or not path.is_file()
+        lines += [prompt] if is_text else read_file(path, LARGEST_TEXT).decode().splitlines()
+    return lines
