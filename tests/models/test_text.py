@@ -134,7 +134,7 @@ def test_two_towers_in_one_tree() -> None:
     ("key", "value", "message"),
     [
         ("patch_size", 16, "is not a key"),
-        ("pooling", "mean", "Known: last, first, gap, max, map"),
+        ("pooling", "mean", "Known: last, first, end, gap, max, map"),
         ("vocab_size", 0, "at least 1"),
     ],
 )

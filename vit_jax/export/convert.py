@@ -175,6 +175,8 @@ def fold_head_norm(params: Arrays, description: Description) -> tuple[Arrays, De
 
 def input_settings(description: Description) -> tuple[InputSettings, list[str]]:
     """What timm and Hugging Face store of the preprocessing, and notes on what is lost."""
+    if description.grid is None:
+        return InputSettings("bilinear", None, None), []  # of texts: not used
     height, width, channels = description.image_shape
     half, lost, notes = (0.5,) * channels, [], []
     settings = InputSettings("bilinear", (height, width), None, half, half)

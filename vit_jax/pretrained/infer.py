@@ -87,7 +87,8 @@ def infer_description(
     params, kind = stored.params, stored.kind
     model = infer_model(params, kind, stored.conventions)
     if MODELS[kind].input == "text":
-        return Description(model, (num_tokens(params, kind) or 0,), None, (), "")
+        length = num_tokens(params, kind) or 0
+        return Description(model, (length,), None, (), stored.eval_preprocess)
     module, size = create_model(**model), stored.image_size or image_size
     count, pixels = num_tokens(params, kind), module.pixels_per_token
     shape = None

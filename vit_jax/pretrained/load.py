@@ -144,7 +144,8 @@ def read_source(
 
                 grid = grid or (description.grid if description else None)
                 heads = {"num_heads": num_heads, "default_heads": default_heads}
-                stored = read_weights(local, arrays, grid=grid, part=part, **heads)
+                known = {"grid": grid, "part": part, "folder": path.parent}
+                stored = read_weights(local, arrays, **known, **heads)
                 stored.description = description
     if entry is not None:
         _add_entry(stored, entry)

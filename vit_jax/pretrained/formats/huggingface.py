@@ -52,15 +52,13 @@ _DINOV3: Names = {
     "embedding/": "embeddings.patch_embeddings.",
     "Transformer/encoder_norm/": "norm.",
 }
+FIRST_AXIS = Op(lambda x, _: x[None], lambda x: x[0])  # [N, D] <-> [1, N, D]
 _CLIP: Names = {
     "cls": (  # [D] <-> [1, 1, D]
         "embeddings.class_embedding",
         Op(lambda x, _: x.reshape(1, 1, -1), lambda x: x.reshape(-1)),
     ),
-    POSITIONS: (  # [N, D] <-> [1, N, D]
-        "embeddings.position_embedding.weight",
-        Op(lambda x, _: x[None], lambda x: x[0]),
-    ),
+    POSITIONS: ("embeddings.position_embedding.weight", FIRST_AXIS),
     "embedding/": ("embeddings.patch_embedding.", Op(_patches, CONV.write)),
     "Transformer/pre_norm/": "pre_layrnorm.",
     "Transformer/encoder_norm/": "post_layernorm.",
@@ -76,7 +74,7 @@ _NEW = "attention.q_proj. attention.k_proj. attention.v_proj. attention.o_proj."
 _SWIGLU = "mlp.gate_proj. mlp.up_proj. mlp.down_proj."
 _DINO = block(norms="norm1. norm2.", scales="layer_scale1.lambda1 layer_scale2.lambda1")
 _CLIP_ATTENTION = "self_attn.q_proj. self_attn.k_proj. self_attn.v_proj. self_attn.out_proj."
-_CLIP_BLOCK = block(norms="layer_norm1. layer_norm2.", attention=_CLIP_ATTENTION) | _MLP
+CLIP_BLOCK = block(norms="layer_norm1. layer_norm2.", attention=_CLIP_ATTENTION) | _MLP
 # Of DINOv2, both layers as one.
 PACKED = block(packed_swiglu="mlp.weights_in. mlp.weights_out.")
 # By kind: the names in a block, those to write first.
@@ -96,8 +94,8 @@ _BLOCKS: dict[str, tuple[Names, ...]] = {
         block(attention=_NEW, swiglu=_SWIGLU),
     ),
     "dinov3": (_DINO | block(attention=_NEW, swiglu=_SWIGLU),),
-    "clip": (_CLIP_BLOCK,),
-    "siglip": (_CLIP_BLOCK,),
+    "clip": (CLIP_BLOCK,),
+    "siglip": (CLIP_BLOCK,),
 }
 # Of blocks, that to write first; of a decoder as transformers 4 and 5 save it, which read both.
 FOLDERS = {
@@ -184,6 +182,11 @@ def read(arrays: Arrays, beside: Beside) -> Stored:
     is_beit = any(text.startswith(("beit", "data2vec")) for text in (prefix, str(model_type)))
     is_beit = is_beit or bool(biases) or any("/LayerScale_0/" in name for name in stored.params)
     kind = "beit" if kind == "vit" and is_beit else kind
+    if settings.get("pool_type") == "avg":  # open_clip's CLIPA
+        stored.conventions["classifier"] = "gap"
+    if settings.get("final_ln_after_pool"):
+        for part in ("scale", "bias"):
+            stored.rename(f"Transformer/encoder_norm/{part}", f"pooled_norm/{part}")
     _place_head(stored, kind, is_projection)
     if kind == "beit" or _is_modern(stored):
         _make_modern(stored, kind, settings)
@@ -258,7 +261,7 @@ def _make_modern(stored: Stored, kind: str, settings: dict[str, Any]) -> None:
     is_mean = stored.conventions.get("classifier") == "gap"
     needed = [] if kind == "clip" else ["embedding/bias"]
     needed += ["cls"] if kind in ("dinov2", "dinov3", "clip", "beit") else []
-    norms = ["Transformer/pre_norm"] if kind == "clip" else []
+    norms = ["Transformer/pre_norm"] if kind == "clip" and not settings.get("no_ln_pre") else []
     if not is_mean or settings.get("use_mean_pooling") is False:
         norms += ["Transformer/encoder_norm"]
     elif kind == "beit" and "head/kernel" in params:

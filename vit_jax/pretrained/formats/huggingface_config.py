@@ -26,7 +26,7 @@ GELUS = {
     "gelu_pytorch_tanh": "tanh",
     "quick_gelu": "quick",
 }
-_WRITTEN = ("gelu", "gelu_pytorch_tanh", "quick_gelu")
+WRITTEN_GELUS = ("gelu", "gelu_pytorch_tanh", "quick_gelu")
 # How its pipelines turn logits into probabilities.
 _PROBLEMS = {
     "softmax": "single_label_classification",
@@ -121,7 +121,7 @@ def to_settings(
         "model_type": model_type,
         **renamed(model, _SIZES.format("")),
         **(renamed(model, _SIZES.format("decoder_")) if "decoder_num_layers" in model else {}),
-        "hidden_act": next(act for act in _WRITTEN if GELUS[act] == model["gelu"]),
+        "hidden_act": next(act for act in WRITTEN_GELUS if GELUS[act] == model["gelu"]),
         "layer_norm_eps": model["layer_norm_epsilon"],
         "image_size": height if height == width else [height, width],
         "patch_size": patch if isinstance(patch, int) else list(patch),

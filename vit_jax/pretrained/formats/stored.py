@@ -89,6 +89,7 @@ class Beside(NamedTuple):
     default_heads: int | None = None
     grid: Grid | None = None  # rows and columns of tokens; None: square
     part: str = ""  # one of several models in the file
+    folder: Any = None  # a path, perhaps in a bucket
 
     def heads_of(self, arrays: Arrays, stated: int | None, default: int | None = None) -> int:
         """As given or `stated`, else of a known size, else the default; else UserError."""

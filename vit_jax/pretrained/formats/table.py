@@ -14,13 +14,14 @@ from vit_jax.files.paths import read_object, reading, write_arrays, write_json
 from vit_jax.models.create import MODELS
 from vit_jax.models.description import Description, InputSettings
 from vit_jax.models.tokens import sincos2d
-from vit_jax.models.vit import BLOCKS, POSITIONS
+from vit_jax.models.vit import POSITIONS
 from vit_jax.pretrained.arrays import write_safetensors
 from vit_jax.pretrained.formats import (
     google,
     huggingface,
     huggingface_write,
     stored,
+    text_towers,
     timm,
     timm_others,
     timm_write,
@@ -93,14 +94,16 @@ FORMATS: dict[str, Format] = {
         is_folder=True,
     ),
     "huggingface": Format(
-        ((huggingface.detect, huggingface.read),), huggingface_write.HUGGINGFACE, is_folder=True
+        ((huggingface.detect, huggingface.read), (text_towers.detect, text_towers.read)),
+        huggingface_write.HUGGINGFACE + text_towers.TEXTS,
+        is_folder=True,
     ),
 }
 
 
 def read_weights(path: Path, arrays: Arrays, **known: Any) -> Stored:
     """Arrays of a file of any format in our names; `known` are fields of `Beside`."""
-    beside = Beside(*_read_settings(path), **known)
+    beside = Beside(*_read_settings(path, known.get("part", "")), **known)
     with naming(str(path)), reading("it"):  # also arrays of shapes that do not fit each other
         similarity = stored.similarity(arrays)
         found = _recognise(arrays, beside.part)
@@ -116,20 +119,21 @@ def read_weights(path: Path, arrays: Arrays, **known: Any) -> Stored:
             for i, op in enumerate(weights.ops or ()):
                 if weights.ops and isinstance(op, CentralCrop):
                     weights.ops[i] = dataclasses.replace(op, rounding="nearest")
+        is_text = MODELS[weights.kind].input == "text"
         model_args = beside.settings.get("model_args") or {}
         stated = model_args.get("depth") or beside.settings.get("num_hidden_layers")
-        depth = len(numbers(f"{BLOCKS}_{{}}/", weights.params))
+        depth = len(numbers(f"{MODELS[weights.kind].blocks}_{{}}/", weights.params))
         if stated and stated != depth:
             raise UserError(f"config.json has {stated} blocks, but the file has {depth}.")
         weights.dropped |= found.dropped
         if not beside.settings and FORMATS[weights.format].is_folder:
             weights.lacks, weights.assumed = "config.json", _guesses(weights, beside)
-        elif weights.format == "huggingface" and not beside.preprocessor:
+        elif weights.format == "huggingface" and not (beside.preprocessor or is_text):
             weights.lacks = PREPROCESSOR
     return weights
 
 
-def _read_settings(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+def _read_settings(path: Path, part: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """The settings of a model and of its images beside a file, or what stands for them."""
     if path.name not in stored.FOLDER_FILES:
         return {}, {}
@@ -140,7 +144,7 @@ def _read_settings(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
 
     if path.name.startswith("open_clip"):
         settings = content(translations.OPEN_CLIP_CONFIG)
-        return translations.open_clip_settings(settings) if settings else ({}, {})
+        return translations.open_clip_settings(settings, part) if settings else ({}, {})
     processor = content("processor_config.json")  # where transformers 5 looks first
     return content("config.json"), processor.get("image_processor") or content(PREPROCESSOR)
 
@@ -187,6 +191,8 @@ def _translate(arrays: Arrays, part: str) -> _Recognised:
         arrays, others = translate(arrays)
         dropped |= others
         posemb = posemb if arrays is before else resized
+    arrays, others = text_towers.choose_tower(arrays, part)
+    dropped |= others
     readers = (reader for row in FORMATS.values() for reader in row.readers)
     read = next((read for detect, read in readers if detect(arrays, part)), None)
     return _Recognised(arrays, dropped, posemb, read)

@@ -25,6 +25,7 @@ _SCHEMES = ("gs://", "https://", "http://", _HUB)
 _SUFFIXES = (".npz", ".npy", ".safetensors", ".pth", ".pt", ".bin", ".ckpt", ".json", ".msgpack")
 _HUB_ADDRESS = re.compile(r"hf://([\w.-]+/[\w.-]+)(?:@([^/]+))?(?:/(.+))?")
 _CONFIGS = ["config.json", "preprocessor_config.json", "open_clip_config.json"]
+_CONFIGS += ["tokenizer.json", "tokenizer_config.json", "spiece.model"]
 # Safe to read, so preferred; a repository may also hold half-precision and other variants.
 _SAFETENSORS = ["model.safetensors", "model.safetensors.index.json", "model-*-of-*.safetensors"]
 _PICKLED = ["pytorch_model.bin", "pytorch_model.bin.index.json", "pytorch_model-*-of-*.bin"]
