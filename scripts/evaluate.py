@@ -34,11 +34,13 @@ if __name__ == "__main__":
     add("--real", default="", metavar="real.json", help="ReaL labels of ImageNet's validation set")
     add(
         "--prompt",
+        "--prompts",
         dest="prompts",
         action="append",
         default=[],
         metavar="TEXT",
-        help="zero-shot with a text such as 'a photo of a {}.'; may be repeated",
+        help="zero-shot with a text such as 'a photo of a {}.', a file of them, openai (80) or "
+        "openai7; may be repeated",
     )
     add("--short_side", type=int, default=0, help="pixels to resize to for a model of pixels")
     add("--output", default="", metavar="DIR", help="write evaluation.json and CSV files there")

@@ -347,6 +347,6 @@ def test_kinds_that_mean_the_same_are_taken(workdir: Path) -> None:
     width = model.without_head().features(workdir / "a.png").shape[-1]
     no_scale = SimpleNamespace(similarity=None)
     texts = SimpleNamespace(features=lambda t, _: np.eye(len(t), width), description=no_scale)
-    assert model.without_head().zero_shot(texts, np.array(["a", "b"]), ("{}",)).num_outputs == 2
+    assert model.without_head().with_classes(np.array(["a", "b"]), ("{}",), texts).num_outputs == 2
     with pytest.raises(TypeError, match="convert_checkpoint.. missing"):
         vit_jax.convert_checkpoint("a", "b")  # Python's own message is clear

@@ -65,7 +65,7 @@ def test_logits_and_probabilities_of_transformers(
     expected = expected.softmax(-1) if bias is None else expected.sigmoid()
     assert logits.std() > 0.5
     for source in (tmp_path / "theirs", tmp_path / "ours.npz"):
-        model = load_model(source).zero_shot(texts, CLASSES, ["a {}"])
+        model = load_model(source).with_classes(CLASSES, ["a {}"], texts)
         assert "3 outputs" in repr(model)
         # Of a scale of 20: 5e-7 of a cosine.
         np.testing.assert_allclose(model.logits(images), logits, rtol=0, atol=1e-5)
@@ -132,7 +132,7 @@ def test_evaluate_measures_loss_and_calibration_of_the_pair(
     image, text = load_model(f"{source}#img"), load_model(f"{source}#txt")
     dataset = image.open_dataset(name="digits", split="test[:40]")
     names = dataset.class_names
-    model = image.zero_shot(text, names, ["a {}"])
+    model = image.with_classes(names, ["a {}"], text)
     logits = np.concatenate([part["logits"] for part in model.stream(["logits"], dataset, 16)])
     units = image.features(golden.images(2, 16, 16), "logits")
     units /= np.linalg.norm(units, axis=-1, keepdims=True)
@@ -161,10 +161,10 @@ def test_evaluate_measures_loss_and_calibration_of_the_pair(
     assert ranked["accuracy"] == np.mean(logits.argmax(-1) == labels)
     assert not {"loss", "calibration_error"} & ranked.keys()
     image, text = load_model(f"{source}#img"), load_model(f"{source}#txt")
-    model = image.zero_shot(text, names, ["a {}"])
+    model = image.with_classes(names, ["a {}"], text)
     assert np.abs(model.logits(golden.images(2, 16, 16))).max() <= 1.0
     with pytest.raises(UserError, match="cosines of unknown temperature; use its logits"):
         model.predict(golden.images(2, 16, 16))
     for names in ([], ["cat"]):
         with pytest.raises(UserError, match=r"prompts=\['a cat'\] must contain {}"):
-            image.zero_shot(text, names, ["a cat"])
+            image.with_classes(names, ["a cat"], text)

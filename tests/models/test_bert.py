@@ -131,7 +131,7 @@ def test_the_text_tower_of_a_published_file(tmp_path: Path) -> None:
     assert tokens.tolist() == [[2, 3, 4, 10, 0, 0, 0, 0, 0]]
     photos = np.random.default_rng(0).integers(0, 256, (2, 16, 16, 3), np.uint8)
     images = load_model(f"{path}#img")
-    classes = images.zero_shot(model, ["cat", "dog"], ["a {}"])
+    classes = images.with_classes(["cat", "dog"], ["a {}"], model)
     units = [images.logits(photos), model.features(["a cat", "a dog"], "logits")]
     units = [x / np.linalg.norm(x, axis=-1, keepdims=True) for x in units]
     np.testing.assert_allclose(classes.logits(photos), 10 * units[0] @ units[1].T, rtol=1e-4)

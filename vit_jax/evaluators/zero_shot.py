@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from vit_jax.data.preprocess import encode_texts
+from vit_jax.data.text import read_prompts
 from vit_jax.errors import UserError
 from vit_jax.evaluators.stream import Hook, Reader, compile_outputs, nothing
 from vit_jax.parameters.sharding import replicated
@@ -30,7 +31,7 @@ class ZeroShotEvaluator:
         Args:
           objective: has `embed_images`, `embed_texts` and `eval_preprocess`.
           reader: of images and labels; preprocessing need not read texts.
-          prompts: texts with {} as the placeholder of the class name.
+          prompts: see `fill_prompts`.
         """
         names = reader.dataset.class_names  # type: ignore[attr-defined]
         if not hasattr(objective, "embed_texts"):
@@ -79,6 +80,7 @@ class TextHead(NamedTuple):
 
 def fill_prompts(prompts: Sequence[str], names: Sequence[str], key: str = "prompts") -> list[str]:
     """The texts of all classes, K * P of them; UserError without {} or without classes."""
+    prompts = read_prompts(prompts)
     if not len(names) or not len(prompts) or not all("{}" in prompt for prompt in prompts):
         text = f"{key}={prompts!r} must contain {{}} in place of the class name, and there must be"
         raise UserError(f"{text} class names (there are {len(names)}).")

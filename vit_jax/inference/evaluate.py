@@ -11,7 +11,7 @@ import numpy as np
 
 from vit_jax.console import watched
 from vit_jax.data.datasets import Dataset
-from vit_jax.errors import UserError, naming
+from vit_jax.errors import UserError
 from vit_jax.evaluators import classification
 from vit_jax.files.paths import to_path, write_json
 from vit_jax.inference import evaluation_tables
@@ -61,8 +61,9 @@ def evaluate(
         model's description, else softmax.
       output: folder for `evaluation.json`, `classes.csv` (one line per class), and if images
         have one label `examples.csv` (one per example) and `confusion.csv`.
-      prompts: texts with {} for a class name: an image tower then classifies by them, with the
-        text tower of the same file (zero-shot); loss and calibration need their temperature.
+      prompts: texts with {} for a class name, see `data.text.read_prompts`: an image
+        tower then classifies by them, with the text tower of the same file (zero-shot); loss and
+        calibration need their temperature.
       short_side: of images whose pixels are predicted, see `pixel_outputs`.
 
     Returns:
@@ -96,9 +97,7 @@ def evaluate(
     else:
         data = model.open_dataset(**options, on_bad_image=on_bad_image)
         if prompts:
-            with naming(f"prompts need the text tower {source}#txt"):
-                texts = load_model(f"{source}#txt", dtype=model_options.get("dtype", "float32"))
-            model = model.zero_shot(texts, data.class_names, prompts)
+            model = model.with_classes(data.class_names, prompts)
         results = _evaluate_classes(
             model,
             data,

@@ -95,6 +95,9 @@ def load_model(
         format=stored.format,
         source=unsigned(str(source)),
         report=report,
+        load_texts=functools.partial(
+            load_model, f"{source}".partition("#")[0] + "#txt", dtype=dtype
+        ),
     )
 
 

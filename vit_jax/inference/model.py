@@ -19,7 +19,7 @@ from vit_jax.console import watched
 from vit_jax.data.datasets import Dataset, create_dataset
 from vit_jax.data.pipeline import Examples
 from vit_jax.data.preprocess import encode_texts
-from vit_jax.errors import UserError, methods_with_short_errors
+from vit_jax.errors import UserError, methods_with_short_errors, naming
 from vit_jax.evaluators.create import EvaluatorKeys
 from vit_jax.evaluators.stream import Reader, compile_outputs, stream_outputs
 from vit_jax.evaluators.zero_shot import TextHead, class_vectors, fill_prompts
@@ -47,7 +47,7 @@ class Model:
     An image is the path of a file, its bytes, a Pillow image, or uint8 pixels [H, W, C] or [H, W],
     of any size; images are one, a list of them, or uint8 [B, H, W, C]. Float arrays [B, H, W, C]
     are taken as outputs of `preprocess`. `module.apply({"params": params}, images, train=False)`
-    takes such floats and returns logits [B, K] float32 (after `zero_shot` embeddings, of which
+    takes such floats and returns logits [B, K] float32 (after `with_classes` embeddings, of which
     `text_head` makes the logits). A text model takes strings instead of images, and `preprocess`
     returns their tokens, int32 [B, T].
     """
@@ -58,7 +58,8 @@ class Model:
     format: str  # of the weights
     source: str  # of the weights
     report: dict[str, Any]  # what happened to every array, see `fit.adapt.adapt_params`
-    text_head: TextHead | None = None  # of `zero_shot`
+    text_head: TextHead | None = None  # of `with_classes`
+    load_texts: Callable[[], Model] | None = None  # the tower of texts of the same source
     _steps: dict[Any, Any] = dataclasses.field(default_factory=dict, init=False, compare=False)
 
     @property
@@ -99,6 +100,11 @@ class Model:
         """
         if self.is_text:
             texts = [images] if isinstance(images, str) else list(images)
+            if not self.description.eval_preprocess:
+                raise UserError(
+                    f"{self.source}: no tokenizer beside the weights; put its tokenizer.json there,"
+                    " or load with preprocess=\"tokenize('caption', VOCAB, LENGTH)\"."
+                )
             return encode_texts(self.description.eval_preprocess, texts)
         examples = Images(images if _is_batch(images) else [images], self.description)
         rng = np.random.default_rng(0)
@@ -284,7 +290,18 @@ class Model:
         changed: Any = {"params": params, "description": description, "report": report}
         return dataclasses.replace(self, module=module, text_head=None, **changed)
 
-    def zero_shot(self, texts: Any, class_names: Sequence[str], prompts: Sequence[str]) -> Model:
+    def zero_shot(
+        self, images: Any, texts: Sequence[str], *, prompts: Sequence[str] = ("{}",)
+    ) -> list[Any]:
+        """The texts by how well they fit an image: [(text, probability), ...], as by `predict`.
+
+        UserError: see `with_classes` and `predict`.
+        """
+        return self.with_classes(texts, prompts).predict(images, top=len(texts))
+
+    def with_classes(
+        self, class_names: Sequence[str], prompts: Sequence[str] = ("{}",), texts: Any = None
+    ) -> Model:
         """This image tower as a classifier by class names (2103.00020, 3.1).
 
         A class is the direction of its name's mean embedding over all prompts. Its logit is
@@ -293,10 +310,16 @@ class Model:
         there are no probabilities, which is logged.
 
         Args:
-          texts: the text tower trained with this one, or what has its `features`.
           class_names: in the order of the outputs.
-          prompts: texts with {} in place of a name; else a UserError.
+          prompts: texts with {} in place of a name, see `data.text.read_prompts`.
+          texts: the text tower trained with this one, or what has its `features`; None: that of
+            the same source.
+
+        UserError: a prompt without {}, no such tower, or no tokenizer beside it.
         """
+        if texts is None and self.load_texts is not None:
+            with naming(f"the text tower of {self.source}"):
+                texts = self.load_texts()
         embeddings = texts.features(fill_prompts(prompts, class_names), "logits")
         classes = np.asarray(class_vectors(embeddings, len(class_names)))
         pair = self.description.similarity or texts.description.similarity
