@@ -23,7 +23,8 @@ from vit_jax.inference.load import load_model, load_tower
 from vit_jax.models.description import Similarity
 from vit_jax.objectives.contrastive import Contrastive, SigmoidContrastive
 from vit_jax.objectives.objective import Objective, scale_images
-from vit_jax.parameters.sharding import batch_sharding, create_mesh
+from vit_jax.objectives.ring import sigmoid_losses
+from vit_jax.parameters.sharding import batch_sharding, create_mesh, keep_batch_sharding
 from vit_jax.run import create_run
 from vit_jax.train import train_and_evaluate
 from vit_jax.trees import flatten_names
@@ -111,6 +112,40 @@ def test_padding_counts_neither_as_a_row_nor_as_a_column(kind: type[Objective]) 
     loss, padded = losses_of(kind, whole, np.float32([1, 1, 1, 1, 0, 0]))
     assert float(loss) == pytest.approx(float(expected), rel=1e-6)
     assert padded["accuracy"] == metrics["accuracy"]
+
+
+def dense_sigmoid_losses(scale: Any, bias: Any, images: Any, texts: Any, mask: Any) -> Any:
+    """All B x B logits at once."""
+    logits = scale * (images @ texts.T) + bias
+    losses = -jax.nn.log_sigmoid((2.0 * jnp.eye(len(mask)) - 1.0) * logits)
+    best = jnp.argmax(jnp.where(mask[None] > 0, logits, -jnp.inf), axis=1)
+    return jnp.sum(losses * mask[None], axis=1), jnp.float32(best == jnp.arange(len(mask)))
+
+
+def test_texts_that_go_around_the_devices_give_the_dense_loss() -> None:
+    """Losses, hits and gradients, on one device and on eight."""
+    images, texts = vectors(0, 16), vectors(1, 16)
+    images[:6] = texts[:6]
+    mask = np.float32([1.0] * 15 + [0.0])
+    inputs = np.float32(5.0), np.float32(-2.0), images, texts, mask
+
+    def weighted(function: Any, *inputs: Any) -> Any:
+        losses, hits = function(*inputs)
+        return jnp.sum(losses * np.linspace(0.5, 1.5, 16)), (losses, hits)
+
+    def results(function: Any) -> Any:
+        gradient = jax.value_and_grad(functools.partial(weighted, function), (0, 1, 2, 3), True)
+        return jax.jit(gradient)(*inputs)
+
+    expected = results(dense_sigmoid_losses)
+    assert 5 < np.sum(expected[0][1][1]) < 14
+    for sizes in ({"data": 1}, {"data": 4, "fsdp": 2}, {"data": 2, "fsdp": 2, "tensor": 2}):
+        mesh = create_mesh(**sizes, devices=jax.devices()[: 1 if len(sizes) == 1 else 8])
+        with jax.set_mesh(mesh), keep_batch_sharding():
+            actual = results(sigmoid_losses)
+        # Sums in another order: 1e-6 of the largest.
+        for ours, theirs in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
+            np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-6 * np.abs(theirs).max())
 
 
 def test_both_towers_load_and_the_locked_one_is_as_it_was(tower: Path, workdir: Path) -> None:

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 
 from vit_jax.errors import UserError
 from vit_jax.objectives.objective import Batch, Metrics, Objective, Task, masked_mean, scale_images
+from vit_jax.objectives.ring import sigmoid_losses
 
 IMAGE, TEXT = "img", "txt"  # prefixes of the towers' parameters, as in big_vision
 
@@ -120,17 +121,14 @@ class Contrastive(Objective):
     def _values(self, params: Any, embeddings: Any, mask: jax.Array) -> Metrics:
         """Per example, [B] each; padding is excluded."""
         logits = jnp.exp(params["t"][0]) * (embeddings[IMAGE] @ embeddings[TEXT].T)  # [B, B]
-        best = jnp.argmax(jnp.where(mask[None] > 0, logits, -jnp.inf), axis=1)
-        hits = jnp.asarray(best == jnp.arange(len(mask)), jnp.float32)
-        return {"loss": self._losses(params, logits, mask), "accuracy": hits}
-
-    def _losses(self, params: Any, logits: jax.Array, mask: jax.Array) -> jax.Array:
-        """Logits [B, B], a row per image, to losses [B]."""
-        del params
         hidden = jnp.where(mask > 0, 0.0, -jnp.inf)
+        best = jnp.argmax(logits + hidden[None], axis=1)
         of_images = jax.nn.logsumexp(logits + hidden[None], axis=1)
         of_texts = jax.nn.logsumexp(logits + hidden[:, None], axis=0)
-        return (of_images + of_texts) / 2.0 - jnp.diagonal(logits)
+        return {
+            "loss": (of_images + of_texts) / 2.0 - jnp.diagonal(logits),
+            "accuracy": jnp.asarray(best == jnp.arange(len(mask)), jnp.float32),
+        }
 
 
 class SigmoidContrastive(Contrastive):
@@ -150,10 +148,10 @@ class SigmoidContrastive(Contrastive):
         super().__init__(task, **kwargs)
         self._first["b"] = bias
 
-    def _losses(self, params: Any, logits: jax.Array, mask: jax.Array) -> jax.Array:
-        signs = 2.0 * jnp.eye(len(mask)) - 1.0
-        losses = -jax.nn.log_sigmoid(signs * (logits + params["b"][0]))  # [B, B]
-        return jnp.sum(losses * mask[None], axis=1)
+    def _values(self, params: Any, embeddings: Any, mask: jax.Array) -> Metrics:
+        scale, bias = jnp.exp(params["t"][0]), params["b"][0]
+        losses, hits = sigmoid_losses(scale, bias, embeddings[IMAGE], embeddings[TEXT], mask)
+        return {"loss": losses, "accuracy": hits}
 
 
 def _embed(model: Any, params: Any, inputs: jax.Array, rng: Any) -> jax.Array:
