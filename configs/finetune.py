@@ -47,6 +47,7 @@ from vit_jax.config import kind_keys, section, set_kind
 from vit_jax.errors import UserError
 from vit_jax.kinds import check_known
 from vit_jax.models.create import MODELS, VARIANTS, create_model, get_variant
+from vit_jax.models.description import Description, Similarity
 from vit_jax.pretrained.infer import infer_description
 from vit_jax.pretrained.load import read_source
 from vit_jax.pretrained.zoo.resolve import describe_source
@@ -250,11 +251,18 @@ NOT_TAKEN_OVER = (
 @functools.cache
 def sizes_of(variant: str) -> Mapping[str, Any]:
     """The keys of a section `model` of a variant, or of weights; UserError: neither."""
-    is_source = "://" in variant or os.path.exists(os.path.expanduser(variant))
+    path = os.path.expanduser(variant.partition("#")[0])
+    is_source = "://" in variant or os.path.exists(path)
     if variant in VARIANTS or not (is_source or describe_source(variant)):
         return get_variant(variant)
-    stored = read_source(variant)
-    return taken_over((stored.description or infer_description(stored)).model)
+    return taken_over(described(variant)[0].model)
+
+
+@functools.cache
+def described(source: str) -> tuple[Description, Similarity | None]:
+    """What weights say of their model, and of its pair if it is one of two towers."""
+    stored = read_source(source)
+    return stored.description or infer_description(stored), stored.similarity
 
 
 def taken_over(model: Mapping[str, Any]) -> dict[str, Any]:

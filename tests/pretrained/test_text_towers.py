@@ -11,22 +11,28 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 import torch
 
+from configs import lit
 from tests import golden
 from tests.peers import import_timm, import_transformers
 from tests.pretrained import weights
 from tests.pretrained.test_huggingface_classes import SAME, SIZES, spread
 from tests.pretrained.test_timm_registry import FILES
 from tests.pretrained.test_timm_registry import REFUSED as REFUSED_BY_TIMM
+from tests.test_train import as_of
 from vit_jax import ROOT
 from vit_jax.data.text import Tokenize, read_prompts
 from vit_jax.errors import UserError
 from vit_jax.export.convert import convert_checkpoint
 from vit_jax.inference.load import load_model
+from vit_jax.parameters.sharding import create_mesh
 from vit_jax.pretrained.arrays import write_safetensors
+from vit_jax.run import create_run
+from vit_jax.train import train_and_evaluate
 from vit_jax.trees import flatten_names
 
 LENGTH, END = 9, 59
@@ -290,19 +296,68 @@ def test_published_prompts(open_clip: Any, tmp_path: Path) -> None:
     assert read_prompts(["a {}", str(tmp_path / "mine.txt")]) == ["a {}", "one {}", "two {}"]
 
 
-def test_zero_shot_in_one_line(transformers: Any, clip_tokenizer: Any, tmp_path: Path) -> None:
-    """Photo and texts to probabilities, with all that is in the folder."""
+@pytest.fixture
+def clip(transformers: Any, clip_tokenizer: Any, tmp_path: Path) -> Any:
+    """A CLIPModel with real tokens, and all that is in the folder of one, in `tmp_path`."""
     text = TEXT | {"vocab_size": 49408, "max_position_embeddings": 12, "eos_token_id": 49407}
     config = transformers.CLIPConfig(**both(text), projection_dim=10)
     model = transformers.CLIPModel(config).eval()
     spread(model)
     model.save_pretrained(tmp_path)
     clip_tokenizer.save_pretrained(tmp_path)
+    sizes = {"size": {"height": 32, "width": 32}, "crop_size": {"height": 32, "width": 32}}
+    transformers.CLIPImageProcessorPil(**sizes).save_pretrained(tmp_path)
+    return model
+
+
+def test_fine_tuning_both_towers_starts_from_their_loss(clip: Any, tmp_path: Path) -> None:
+    """transformers' loss of the same batch; a run, killed, ends as one that was not."""
+    config = lit.get_config(f"{tmp_path},captions.csv")
+    config.dataset.name = "glyphs(size=32, num_examples=64)"
+    config.dataset.batch_size, config.duration.steps = 16, 4
+    config.evaluators.test.split = config.evaluators.retrieval.split = "test[:16]"
+    config.schedule.update(warmup_steps=1, learning_rate=1e-2)
+    config.checkpoint.every_steps, config.loader.num_threads = 2, 1
+    mesh = create_mesh(devices=jax.devices()[:1])
+    with jax.set_mesh(mesh):
+        run = create_run(config, mesh)
+        params = run.start.load() | run.objective.start
+        rng = np.random.default_rng(0)
+        rows = [run.dataset.example(i, rng) for i in range(16)]
+        batch = {key: np.stack([row[key] for row in rows]) for key in ("image", "text")}
+        batch["mask"] = np.ones(16, np.float32)
+        params["t"] = np.log(np.full(1, config.objective.temperature, np.float32))
+        loss, _ = run.objective.loss(params, batch, None)
+    settings = json.loads((tmp_path / "preprocessor_config.json").read_text())
+    mean, std = (np.float32(settings[f"image_{key}"]) for key in ("mean", "std"))
+    pixels = (batch["image"] / 255 - mean) / std
+    with torch.no_grad():
+        theirs = clip(
+            input_ids=torch.from_numpy(batch["text"]).long(),
+            pixel_values=torch.from_numpy(pixels.transpose(0, 3, 1, 2).copy()),
+            return_loss=True,
+        )
+    assert float(theirs.loss) > 1.0
+    assert float(loss) == pytest.approx(float(theirs.loss), rel=1e-5)
+    whole, part = tmp_path / "whole", tmp_path / "part"
+    results = train_and_evaluate(config, str(whole))
+    assert 0.0 <= results["retrieval/image_to_text_recall_1"] <= 1.0
+    as_of(2, whole, part)
+    train_and_evaluate(config, str(part))
+    names = load_model(whole), load_model(part)
+    weights.assert_same(*(flatten_names(model.params) for model in names))
+    before = flatten_names(load_model(tmp_path).params)
+    assert any(np.any(x != before[name]) for name, x in flatten_names(names[0].params).items())
+    assert load_model(whole).zero_shot(golden.images(1, 32, 32), ["a", "b"])
+
+
+def test_zero_shot_in_one_line(clip: Any, clip_tokenizer: Any, tmp_path: Path) -> None:
+    """Photo and texts to probabilities, with all that is in the folder."""
     texts, images = ["a cat", "two DOGS"], golden.images(2, 32, 32)
     tokens = clip_tokenizer(texts, padding="max_length", max_length=12, return_tensors="pt")
     with torch.no_grad():
         pixels = torch.from_numpy(images.transpose(0, 3, 1, 2).copy())
-        logits = model(**tokens, pixel_values=pixels).logits_per_image
+        logits = clip(**tokens, pixel_values=pixels).logits_per_image
     loaded = load_model(tmp_path)
     for answer, expected in zip(
         loaded.zero_shot(images, texts), logits.softmax(-1).numpy(), strict=True

@@ -57,7 +57,7 @@ def open_table(request: Request) -> tuple[TableSource, tuple[str, ...]]:
     where = f"dataset.name={path!r}{' (read as .csv)' if path.lower().endswith('.tsv') else ''}"
     try:
         known = {*_KNOWN, *request.columns, *keys, "target", *_MAPS.get(request.map, ())}
-        names, cells = _read(path, known, several=not keys)
+        names, cells = _read(path, known, {"labels"} - {*keys}, {*request.columns})
     except (OSError, ValueError, csv.Error, ArrowException) as error:
         raise UserError(f"{where} cannot be read: {one_line(error)}.") from None
     if clash := {"image", "label", "labels"}.intersection(request.columns):
@@ -78,7 +78,7 @@ def open_table(request: Request) -> tuple[TableSource, tuple[str, ...]]:
     paths = list(map(os.fsencode, column(*_PATHS)))
     if bad := [i for i, name in enumerate(paths, start=1) if len(name) > 4096 or b"\0" in name]:
         raise UserError(f"{where}: the path in row {bad[0]} has a NUL or more than 4,096 bytes.")
-    texts = {name: np.array(column(name), object) for name in request.columns}
+    texts = {name: np.array([*column(name), None], object)[:-1] for name in request.columns}
     if request.map:
         texts[request.map] = np.array(list(map(os.fsencode, column(*_MAPS[request.map]))))
     if "target" in request.needs:
@@ -122,10 +122,12 @@ def _numbers(where: str, name: str, cells: list[str]) -> np.ndarray:
     return values
 
 
-def _read(path: str, known: Set[str], several: bool) -> tuple[list[str], dict[str, list[Any]]]:
+def _read(
+    path: str, known: Set[str], several: Set[str], texts: Set[str]
+) -> tuple[list[str], dict[str, list[Any]]]:
     """Names of all columns, and the text in each row of those in `known`.
 
-    `several`: tuples of `labels`.
+    Of columns in `several` tuples of labels; of those in `texts` also tuples, of a list.
     """
     names = next(rows := _rows(path, known))
     wanted = [name for name in names if name in known]
@@ -134,7 +136,8 @@ def _read(path: str, known: Set[str], several: bool) -> tuple[list[str], dict[st
     cells: dict[str, list[Any]] = {name: [] for name in wanted}
     for number, row in enumerate(rows, start=1):
         for name, value in zip(wanted, row, strict=True):
-            read = _labels if name == "labels" and several else _text
+            read = _labels if name in several else _text
+            read = _labels if name in texts and isinstance(value, list) else read
             cells[name].append(read(value, f"{name} of row {number}"))
     return names, cells
 

@@ -66,7 +66,8 @@ class TarSource(LabelledSource):
         try:
             if not value["name"].lower().endswith(".json"):
                 return content.decode()
-            return str(paths.parse_json(content)[name])
+            found = paths.parse_json(content)[name]
+            return [*map(str, found)] if found and isinstance(found, list) else str(found)
         except (ValueError, LookupError, TypeError) as error:
             raise ValueError(f"{value['name']} has no text {name!r}: {error!r}") from error
 

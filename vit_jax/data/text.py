@@ -43,7 +43,7 @@ class Vocabulary(NamedTuple):
 class Tokenize(Op):
     """The text of a column -> `text`, int32 [length]: longer texts are truncated.
 
-    `clean`, a key of `CLEAN`, is done first.
+    Of a list of texts one is drawn. `clean`, a key of `CLEAN`, is done first.
     """
 
     column: str = "caption"
@@ -65,10 +65,12 @@ class Tokenize(Op):
         """Vocabulary size for models of such texts; for UserErrors see `load_vocabulary`."""
         return load_vocabulary(self.vocab).size
 
-    def __call__(self, example: Example, _rng: Rng) -> Example:
-        vocabulary = load_vocabulary(self.vocab)
+    def __call__(self, example: Example, rng: Rng) -> Example:
+        vocabulary, value = load_vocabulary(self.vocab), example[self.column]
+        if not isinstance(value, str):
+            value = value[int(rng.integers(len(value)))]
         text = np.full(self.length, vocabulary.fill, np.int32)
-        tokens = vocabulary.encode(CLEAN[self.clean](example[self.column]), self.length)
+        tokens = vocabulary.encode(CLEAN[self.clean](value), self.length)
         text[: len(tokens)] = tokens
         return {**example, "text": text}
 

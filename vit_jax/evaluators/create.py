@@ -24,6 +24,7 @@ OF_OUTPUTS = Kinds(
     pixel_regression="vit_jax.evaluators.dense:PixelRegressionEvaluator",
     regression="vit_jax.evaluators.dense:RegressionEvaluator",
     zero_shot="vit_jax.evaluators.zero_shot:ZeroShotEvaluator",
+    retrieval="vit_jax.evaluators.retrieval:RetrievalEvaluator",
 )
 # these as `Kind(features, *, key=default, ...)`, see frozen_features.py.
 OF_FEATURES = Kinds(

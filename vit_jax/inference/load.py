@@ -220,7 +220,9 @@ def load_tower(
         description = Description(attributes(module, sizes), image_shape, grid, (), "")
     else:
         model = _load_for(key, source, image_shape, dtype)
-        model = model.without_head() if model.description.model["num_classes"] else model
+        own = model.description  # a projection is part of the embedding
+        is_projection = own.probabilities_by == "none" and own.values is None
+        model = model.without_head() if own.model["num_classes"] and not is_projection else model
         module, params, description = model.module, model.params, model.description
     apply = functools.partial(module.apply, train=False)
     shapes = {"params": abstract_params(module, image_shape)}
