@@ -44,6 +44,7 @@ KEYS: dict[str, dict[str, tuple[Any, str]]] = {
         "batch_size": (512, "examples per update over all devices and hosts"),
         "repeated_augmentation": (1, "copies of each example in a batch (DeiT: 3)"),
         "balance": (0.0, "0: class frequencies as stored; to 1: equal frequencies in training"),
+        "mixture": ((), "further sets, rows (name, weight[, ops[, split]]); this one weighs 1"),
         "preprocess": ("decode|random_resized_crop(224)|flip_lr", "ops, see data/preprocess.py"),
         "eval_preprocess": ("huggingface_eval(224)", "ops for evaluators without their own"),
         "on_bad_image": ("error", "error | skip: files that cannot be decoded"),

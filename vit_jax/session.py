@@ -257,8 +257,9 @@ def describe(workdir: str, run: Run) -> None:
     data, params, datasets = run.dataset, run.start.shapes, list(run.datasets.values())
     if jax.process_index() == 0:
         write_description(workdir, run.descriptions, run.start.table, params, datasets)
-    epochs = run.total_steps * run.batch_size / data.num_examples
-    epochs_text = f"{epochs:,.0f}" if epochs >= 100 else f"{epochs:.3g}"
+    passes = data.passes(run.total_steps * run.batch_size)
+    texts = {name: f"{x:,.0f}" if x >= 100 else f"{x:.3g}" for name, x in passes.items()}
+    epochs_text = ", ".join(x if len(texts) == 1 else f"{n} {x}" for n, x in texts.items())
     epochs_text += " epoch" if epochs_text == "1" else " epochs"
     model = next(iter(run.descriptions.values())).model  # the first, if there are several
     parameters = counted(count_parameters(params), "parameter")

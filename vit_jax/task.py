@@ -8,6 +8,7 @@ import jax
 from ml_collections import ConfigDict
 
 from vit_jax.data.datasets import Dataset, create_dataset
+from vit_jax.data.mixture import mix
 from vit_jax.errors import UserError, naming
 from vit_jax.evaluators.create import OF_OUTPUTS, open_eval_data
 from vit_jax.models.create import create_model, family_of
@@ -27,15 +28,19 @@ def open_data(
     """The data of the training and of each evaluator, with labels if the objective needs them."""
     name, data = config.objective.name, config.dataset
     kind = OBJECTIVES[name]
-    dataset = open_dataset(
-        name=data.name,
-        data_dir=data.data_dir,
-        split=data.split,
-        label_key=data.label_key,
-        preprocess=data.preprocess,
-        on_bad_image=data.on_bad_image,
-        needs=kind.example_keys,
-    ).balanced(data.balance)
+    options = {
+        "name": data.name,
+        "data_dir": data.data_dir,
+        "split": data.split,
+        "label_key": data.label_key,
+        "preprocess": data.preprocess,
+        "on_bad_image": data.on_bad_image,
+        "needs": kind.example_keys,
+    }
+    dataset = open_dataset(**options)
+    if data.mixture:
+        dataset = mix(dataset, _further(data.mixture, options, open_dataset))
+    dataset = dataset.balanced(data.balance)
     dataset.check_keys(f"objective.name={name!r}", kind.example_keys)
     kind.check_labels(name, dataset)
     eval_data = open_eval_data(config.evaluators, data, open_dataset, dataset.image_shape, kind)
@@ -47,6 +52,27 @@ def open_data(
             seen = f"{counted(count, 'example')} of {splits[key].split!r}"
             logging.warning(f"evaluators.{key}: {seen} are in dataset.split={data.split!r} too.")
     return dataset, eval_data
+
+
+def _further(
+    rows: Any, options: dict[str, Any], open_dataset: Callable[..., Dataset]
+) -> list[tuple[Dataset, float]]:
+    """The sets of `dataset.mixture` and their weights."""
+    further = []
+    for row in rows:
+        match row:
+            case str(name), float() | int() as weight, *own if len(own) <= 2:
+                given = zip(("preprocess", "split"), own, strict=False)
+                changed = {key: value for key, value in given if value}
+                with naming("dataset.mixture"):
+                    dataset = open_dataset(**{**options, "name": name, **changed})
+                further.append((dataset, float(weight)))
+            case _:
+                raise UserError(
+                    f"dataset.mixture: {row!r} must be (name, weight), and if they are not those "
+                    "of the other set, ops and a split."
+                )
+    return further
 
 
 def create_task(config: ConfigDict, dataset: Dataset, total_steps: int) -> Task:

@@ -73,6 +73,10 @@ class Dataset:
         labels = classes if self.class_names else "no labels"
         return f"Data: {self.name} {self.split}, {images} of {size}, {labels}."
 
+    def passes(self, num_examples: int) -> dict[str, float]:
+        """Over each set, by name, in a run of so many examples."""
+        return {self.name: num_examples / self.num_examples}
+
     def shared(self, other: Dataset) -> int:
         """How many examples are also in `other`, as far as is known without reading them."""
         is_same = self.name == other.name or os.path.isabs(self.source.describe(0))

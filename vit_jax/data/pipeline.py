@@ -21,6 +21,7 @@ import numpy as np
 from jax.sharding import Sharding
 
 from vit_jax.data.datasets import Dataset
+from vit_jax.data.mixture import Mixture
 from vit_jax.data.sources import ArraySpec, describe
 from vit_jax.errors import UserError
 
@@ -45,7 +46,7 @@ class Examples(Protocol):
     def example(self, index: int, rng: np.random.Generator) -> dict[str, np.ndarray]: ...
 
 
-def order(seed: int, num_examples: int, position: np.ndarray) -> np.ndarray:
+def order(seed: Any, num_examples: int, position: np.ndarray) -> np.ndarray:
     """The examples, int64 [P], at positions [P] of a run; each epoch has every example once."""
     position = np.asarray(position, np.int64)
     epochs, within = np.divmod(position, num_examples)
@@ -57,7 +58,7 @@ def order(seed: int, num_examples: int, position: np.ndarray) -> np.ndarray:
 
 
 @functools.lru_cache(maxsize=64)
-def _keys(seed: int, epoch: int) -> np.ndarray:
+def _keys(seed: Any, epoch: int) -> np.ndarray:
     digest = hashlib.blake2b(f"vit_jax order {seed} {epoch}".encode(), digest_size=8 * _ROUNDS)
     return np.frombuffer(digest.digest(), "<u8")  # [_ROUNDS]
 
@@ -101,6 +102,22 @@ def _balanced(balance: Any, seed: int, position: np.ndarray) -> np.ndarray:
     """`order` for a balance.Balance: maps its slots to examples."""
     slots = order(seed, balance.num_slots, position)
     return balance.examples(position // balance.num_slots, slots)
+
+
+def _mixed(mixture: Mixture, seed: int, position: np.ndarray) -> np.ndarray:
+    """`order` for a mixture: of each set the next of its own epochs."""
+    size = sum(mixture.counts)
+    sets = np.repeat(np.arange(len(mixture.counts)), mixture.counts)
+    sets = sets[_permute(np.arange(size), size, _keys((seed, "sets"), 0))]  # of a block
+    blocks, within = np.divmod(position, size)
+    index, start = np.empty_like(position), 0
+    for number, (count, num_examples) in enumerate(zip(mixture.counts, mixture.sizes, strict=True)):
+        chosen = sets[within] == number
+        ranks = np.cumsum(sets == number) - 1  # among those of the set in a block
+        nth = blocks[chosen] * count + ranks[within[chosen]]
+        index[chosen] = start + order((seed, number), num_examples, nth)
+        start += num_examples
+    return index
 
 
 def _train_rows(pick: Picks, batch_size: int, rows: np.ndarray, repeats: int, step: int) -> Rows:
@@ -213,6 +230,8 @@ def train_batches(
 
         balance = Balance(dataset.labels(), dataset.balance, seed)
         pick = functools.partial(_balanced, balance, seed)
+    elif isinstance(dataset, Mixture):
+        pick = functools.partial(_mixed, dataset, seed)
     draw = functools.partial(_train_rows, pick, batch_size, rows, repeated_augmentation)
     return host_batches(dataset, seed, draw, range(start_step, total_steps), **loader)
 
