@@ -4,6 +4,7 @@
 
 SOURCE: a file or folder of any format (detected from the contents), a work directory, gs://,
 https://, hf://owner/name, or a name from `scripts/zoo.py list`.
+With --both and the format huggingface, both towers of images and texts: CLIPModel, SiglipModel.
 FORMAT: npz (the official code's current names), npz_published (those of the published files, which
 timm reads), big_vision, timm, huggingface, orbax.
 """
@@ -21,14 +22,20 @@ def main():
     parser.add_argument("--format", required=True, help="see above")
     add_sizes(parser)
     parser.add_argument("--drop_head", action="store_true", help="omit head and pre_logits")
+    parser.add_argument("--both", action="store_true", help="towers of images and texts")
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
     arguments = vars(parser.parse_args())
-    as_json = arguments.pop("json")
+    as_json, both = arguments.pop("json"), arguments.pop("both")
     launch.start_logging(to_stderr=True)
     with launch.one_line_errors():
         from vit_jax.export.convert import convert_checkpoint, report_text
 
-        report = convert_checkpoint(**arguments)
+        if both:
+            from vit_jax.export.pair import convert_pair
+
+            report = convert_pair(**arguments)
+        else:
+            report = convert_checkpoint(**arguments)
         print(json.dumps(report, indent=2) if as_json else report_text(report))
 
 

@@ -101,7 +101,7 @@ CASES = [
     Case(PROJECTION, SIZES | {"projection_dim": 10}, "modern_vit", "", PROJECTION),
     Case("CLIPModel", TOWERS | {"projection_dim": 10}, "modern_vit", "images' tower", PROJECTION),
     Case("CLIPForImageClassification", TOWERS, "modern_vit"),
-    Case("SiglipVisionModel", SIZES, "vit"),
+    Case("SiglipVisionModel", SIZES, "vit", "", "SiglipVisionModel"),
     Case("SiglipModel", TOWERS, "vit", "images' tower"),
     Case("SiglipForImageClassification", TOWERS, "vit"),
     Case("Siglip2VisionModel", NAFLEX, "vit", "square images of as many patches as positions"),

@@ -28,6 +28,7 @@ from vit_jax import ROOT
 from vit_jax.data.text import Tokenize, read_prompts
 from vit_jax.errors import UserError
 from vit_jax.export.convert import convert_checkpoint
+from vit_jax.export.pair import convert_pair
 from vit_jax.inference.load import load_model
 from vit_jax.parameters.sharding import create_mesh
 from vit_jax.pretrained.arrays import write_safetensors
@@ -128,6 +129,32 @@ def test_classes_of_transformers(name: str, transformers: Any, tmp_path: Path) -
             their_embeddings(getattr(transformers, written).from_pretrained(tmp_path / "ours")),
             theirs,
         )
+
+
+@pytest.mark.parametrize(
+    ("name", "config"),
+    [
+        ("CLIPModel", both(TEXT) | PROJECTED),
+        ("MetaClip2Model", both(OF_2) | PROJECTED),
+        ("SiglipModel", both(TEXT | {"projection_size": SIZES["hidden_size"]})),
+    ],
+)
+def test_both_towers_are_written_as_one(
+    name: str, config: dict[str, Any], transformers: Any, tmp_path: Path
+) -> None:
+    cls = getattr(transformers, name)
+    model = cls(cls.config_class(**config)).eval()
+    spread(model)
+    model.save_pretrained(tmp_path / "theirs")
+    report = convert_pair(str(tmp_path / "theirs"), str(tmp_path / "ours"), format="huggingface")
+    assert report["parameters_identical"]
+    images = torch.from_numpy(golden.images(2, 32, 32).transpose(0, 3, 1, 2).copy())
+    logits = []
+    for one in (model, cls.from_pretrained(tmp_path / "ours").eval()):
+        with torch.no_grad():
+            output = one(input_ids=torch.from_numpy(TOKENS).long(), pixel_values=images)
+        logits.append(output.logits_per_image.numpy())
+    assert_close(logits[1], logits[0])
 
 
 def test_the_table_in_the_documentation() -> None:

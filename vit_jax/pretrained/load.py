@@ -137,7 +137,9 @@ def read_source(
             description = ours.description if ours else None
             # Other projects' names may be beside our description, too.
             table = table_of(description.model["name"]) if description else None
-            if ours and table and all(map(table.has, ours.split(arrays)[0])):
+            own = ours.split(arrays)[0] if ours else {}
+            is_own = bool(own) or path.name not in FOLDER_FILES  # else no name is below its part
+            if ours and table and is_own and all(map(table.has, own)):
                 stored = _read_own("npz", local, arrays, ours)
             else:
                 from vit_jax.pretrained.formats.table import read_weights  # of other projects

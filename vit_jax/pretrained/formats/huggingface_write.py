@@ -28,6 +28,7 @@ class _Class(NamedTuple):
     def prefix(self) -> str:
         """Of the names of a model with a head."""
         known = {"clip_vision_model": TOWER, "dinov3_vit": "", "vit_mae": "vit."}
+        known["siglip_vision_model"] = TOWER
         return known.get(self.model_type, f"{self.model_type}.")
 
 
@@ -36,6 +37,7 @@ _DEIT = _Class("vit", "deit", "DeiT", ("Model", "ForImageClassificationWithTeach
 _MAE = _Class("vit", "vit_mae", "ViTMAE", ("ForPreTraining", ""))
 _BEIT = _Class("vit", "beit", "Beit")
 _CLIP = _Class("clip", "clip_vision_model", "CLIPVision", ("Model", "ModelWithProjection"))
+_SIGLIP = _Class("siglip", "siglip_vision_model", "SiglipVision", ("Model", ""))
 _DINOV2 = _Class("dinov2", "dinov2", "Dinov2")
 _REGISTERS = _Class("dinov2", "dinov2_with_registers", "Dinov2WithRegisters")
 _DINOV3 = _Class("dinov3", "dinov3_vit", "DINOv3ViT")
@@ -66,7 +68,7 @@ def write(cls: _Class, params: Arrays, description: Description, inputs: InputSe
     head = {_DEIT: "cls_classifier.", _CLIP: "visual_projection."}.get(cls, "classifier.")
     table = names_table(cls.kind, cls.prefix, *forms, head=head)
     arrays = write_table(table, params, "huggingface") | others
-    if not model["num_classes"] and cls not in (_CLIP, _MAE):  # the bare model
+    if not model["num_classes"] and cls not in (_CLIP, _SIGLIP, _MAE):  # the bare model
         arrays = {theirs.removeprefix(cls.prefix): array for theirs, array in arrays.items()}
     own = _settings(model, cls) if model["name"] == "modern_vit" else {}
     return arrays, to_settings(description, inputs, cls.model_type, name, **own)
@@ -116,6 +118,8 @@ def _settings(model: dict[str, Any], cls: _Class) -> dict[str, Any]:
 
 # ViT and DeiT there classify from their tokens and patchify the image directly.
 _PLAIN = {"classifier": ("token",), "resnet_layers": (None,), **ONE_TABLE}
+_POOLED = {"classifier": ("map",), "resnet_layers": (None,), "num_classes": (0,), **ONE_TABLE}
+_POOLED["representation_size"] = (None,)
 # A class of today's has the defaults of these, unless it is said below.
 _MODERN = vit_parts.defaults(
     "class_token num_registers position_embedding relative_bias rope patch_bias patch_norm "
@@ -156,6 +160,7 @@ HUGGINGFACE = (
     Holds("vit", functools.partial(write, _VIT), _PLAIN),
     Holds("deit", functools.partial(write, _DEIT), _PLAIN),
     Holds("mae", functools.partial(write, _MAE), {**_PLAIN, "num_classes": (0,)}),
+    Holds("vit", functools.partial(write, _SIGLIP), _POOLED),
     _todays(_VIT, {"qkv_bias": ("qkv", "none")}),
     _todays(_CLIP, {"patch_bias": (False,), "pre_norm": (True,)}),
     _todays(_DINOV2, _BARE),
