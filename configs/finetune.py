@@ -49,7 +49,7 @@ from vit_jax.kinds import check_known
 from vit_jax.models.create import MODELS, VARIANTS, create_model, get_variant
 from vit_jax.models.description import Description, Similarity
 from vit_jax.pretrained.infer import infer_description
-from vit_jax.pretrained.load import read_source
+from vit_jax.pretrained.load import read_source, split_part
 from vit_jax.pretrained.zoo.resolve import describe_source
 
 GRID = (0.001, 0.003, 0.01, 0.03)
@@ -251,11 +251,16 @@ NOT_TAKEN_OVER = (
 @functools.cache
 def sizes_of(variant: str) -> Mapping[str, Any]:
     """The keys of a section `model` of a variant, or of weights; UserError: neither."""
-    path = os.path.expanduser(variant.partition("#")[0])
-    is_source = "://" in variant or os.path.exists(path)
-    if variant in VARIANTS or not (is_source or describe_source(variant)):
+    if not is_weights(variant):
         return get_variant(variant)
     return taken_over(described(variant)[0].model)
+
+
+def is_weights(variant: str) -> bool:
+    """Whether it names weights, or a part of a file, instead of a variant."""
+    source, _ = split_part(variant)
+    is_there = "://" in source or os.path.exists(os.path.expanduser(source))
+    return variant not in VARIANTS and (is_there or describe_source(source) is not None)
 
 
 @functools.cache

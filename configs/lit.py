@@ -18,9 +18,10 @@ TEXT may also be the weights of two towers (CLIP, SigLIP, a result of this recip
 fine-tuned with the loss, temperature, tokenizer and size that they were trained with, by FLYP's
 recipe for ImageNet (2212.00638): crops of 0.9 to 1 of the area, AdamW at 1e-5 with decay 0.1, a
 cosine after 500 updates of warm-up, batches of 512, 10 passes. One tower stays as it is with
---config.objective.lock_image=True or --config.optimizer.freeze='txt/.*'; --config.lora.rank=8
-adapts both. VOCAB replaces the tokenizer beside the weights. Recall is measured both ways on the
-split `test`, of all captions of an image, if a row has one caption. We trained none of these.
+--config.objective.lock_image=True or --config.optimizer.freeze='txt/.*|img/head/bias' (CLIP's
+projections have no biases); --config.lora.rank=8 adapts both. VOCAB replaces the tokenizer beside
+the weights. Recall is measured both ways on the split `test`, of all captions of an image, if a row
+has one caption.
 
 `objective.image` is whatever --config.pretrained.source takes, any kind of model, with its own
 normalisation; it is frozen, not in checkpoints, and written with the result. Both towers
@@ -35,21 +36,25 @@ not multiplied by the learning rate). Published for LiT-B16B and LiT-L16L, train
 pairs: 72.1 and 75.7 % zero-shot on ImageNet. We trained none of these.
 """
 
-import os
+import dataclasses
+from typing import Any
 
 from ml_collections import ConfigDict
 
 from configs import quickstart
-from configs.finetune import described, fine_tuning
+from configs.finetune import described, fine_tuning, is_weights
 from vit_jax.config import evaluator, section, set_kind
 from vit_jax.config import get_config as default_config
 from vit_jax.data.ops import Normalize
 from vit_jax.data.preprocess import parse
 from vit_jax.data.sized import spell
+from vit_jax.data.text import Tokenize
 from vit_jax.errors import UserError
-from vit_jax.models.create import VARIANTS, get_variant
+from vit_jax.models.create import get_variant
 
 STEPS, RATE = 5_000, 1e-3
+# Biases of the projections: what is trained goes back to transformers' CLIPModel.
+CLIP_HAS_NONE = "(img|txt)/head/bias"
 
 
 def get_config(argument: str = "text-B,captions.csv") -> ConfigDict:
@@ -62,7 +67,7 @@ def get_config(argument: str = "text-B,captions.csv") -> ConfigDict:
             f"configs/lit.py:{argument} must be TEXT,TABLE[,VOCAB], such as "
             "text-B,captions.csv,vocab.txt, or quickstart."
         )
-    if variant not in VARIANTS and ("://" in variant or os.path.exists(variant)):
+    if is_weights(variant):
         return from_weights(variant, table, vocab)
     config = default_config()
     config.model = section("model", **get_variant(variant))
@@ -91,19 +96,27 @@ def _contrast(config: ConfigDict) -> None:
 
 def from_weights(source: str, table: str, vocab: str) -> ConfigDict:
     (images, pair), (texts, _) = described(source), described(f"{source}#txt")
+    if pair is None:
+        raise UserError(f"configs/lit.py:{source} has no temperature (logit_scale, or t).")
     config = fine_tuning(f"{source}#txt")
-    set_kind(config, "objective", "sigmoid_contrastive" if pair and pair.bias else "contrastive")
-    config.objective.update(image=source, lock_image=False)
-    if pair:
-        config.objective.temperature = pair.scale
-    if pair and pair.bias:
-        config.objective.bias = pair.bias
     config.pretrained.reset_head = False
-    tokenize = texts.eval_preprocess
-    if vocab or not tokenize:
-        tokenize = f"tokenize('caption', {vocab or 'characters'!r}, {texts.image_shape[0]})"
+    set_kind(config, "objective", "contrastive" if pair.bias is None else "sigmoid_contrastive")
+    config.objective.update(image=source, lock_image=False, temperature=pair.scale)
+    set_kind(config, "optimizer", "adamw")
+    config.optimizer.update(weight_decay=0.1, clip_norm=1.0)
+    if pair.bias is None:
+        config.optimizer.freeze = CLIP_HAS_NONE
+    else:
+        config.objective.bias = pair.bias
+    tokenize = tokenizer(texts.eval_preprocess, vocab, texts.image_shape[0])
+    if not tokenize:
+        raise UserError(
+            f"configs/lit.py:{source} has no tokenizer beside the weights; put its tokenizer.json "
+            f"there, or give the vocabulary: configs/lit.py:{source},{table},VOCAB."
+        )
     # Pixels from -1 to 1; the objective turns them into what the tower takes.
     ops = [op for op in parse(images.eval_preprocess).ops if not isinstance(op, Normalize)]
+    ops = [op for op in ops if not op.columns]  # a run's have both
     side = images.image_shape[0]
     crop = f"random_resized_crop({side}, area=(0.9, 1.0), method='pillow_bicubic')"
     config.dataset.update(name=table, batch_size=512)
@@ -111,11 +124,18 @@ def from_weights(source: str, table: str, vocab: str) -> ConfigDict:
     config.dataset.eval_preprocess = f"{spell(ops)}|{tokenize}"
     config.duration.epochs = 10.0
     config.schedule.update(learning_rate=1e-5, warmup_steps=500)
-    set_kind(config, "optimizer", "adamw")
-    config.optimizer.update(weight_decay=0.1, clip_norm=1.0)
     with config.unlocked():
         config.evaluators.retrieval = evaluator("test", "retrieval")
     return config
+
+
+def tokenizer(spec: str, vocab: str, length: int) -> str:
+    """The tokenizer among these ops, with another vocabulary if one is given; "" without any."""
+    ops: list[Any] = [op for op in (parse(spec).ops if spec else ()) if op.columns]
+    if vocab:
+        ops = [dataclasses.replace(op, vocab=vocab) for op in ops]
+        ops = ops or [Tokenize("caption", vocab, length)]
+    return spell(ops)
 
 
 def small() -> ConfigDict:

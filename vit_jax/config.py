@@ -308,6 +308,8 @@ def check_config(config: ConfigDict) -> None:
     if len(steps) != 2 or not all(isinstance(step, int) for step in steps) or steps[0] > steps[1]:
         raise UserError(f"log.profile_steps={steps} must be (FIRST, LAST), such as (100, 110).")
     check_local("dataset.name", config.dataset.name)
+    for row in config.dataset.mixture:
+        check_local("dataset.mixture", str(row[0]) if isinstance(row, tuple | list) and row else "")
 
 
 def check_value(key: str, value: Any) -> None:

@@ -48,7 +48,7 @@ def open_data(
         if config.evaluators[key].name in OF_OUTPUTS:
             for split in splits.values():
                 kind.check_labels(name, split)
-        if count := splits[key].shared(dataset):
+        if count := sum(map(splits[key].shared, getattr(dataset, "parts", (dataset,)))):
             seen = f"{counted(count, 'example')} of {splits[key].split!r}"
             logging.warning(f"evaluators.{key}: {seen} are in dataset.split={data.split!r} too.")
     return dataset, eval_data
@@ -61,7 +61,9 @@ def _further(
     further = []
     for row in rows:
         match row:
-            case str(name), float() | int() as weight, *own if len(own) <= 2:
+            case str(name), float() | int() as weight, *own if len(own) <= 2 and all(
+                isinstance(text, str) for text in own
+            ):
                 given = zip(("preprocess", "split"), own, strict=False)
                 changed = {key: value for key, value in given if value}
                 with naming("dataset.mixture"):
@@ -121,7 +123,7 @@ def describe(config: ConfigDict, objective: Objective, dataset: Dataset) -> Desc
             f"{config.objective.name!r} reads {', '.join(objective.example_keys)}."
         )
     vocab_size = getattr(model, "vocab_size", None)
-    for op in dataset.preprocess.ops:
+    for op in dataset.preprocess.ops:  # of all sets of a mixture
         num_tokens = getattr(op, "num_tokens", 0)
         if vocab_size is not None and num_tokens > vocab_size:
             raise UserError(f"model.vocab_size={vocab_size} must be {num_tokens} for {op}.")

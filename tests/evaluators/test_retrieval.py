@@ -32,12 +32,13 @@ def test_recall_of_several_captions_by_hand() -> None:
             share = np.mean([rank < k for rank in ranks])
             assert 0 < share < 1
             assert found[f"{way}_recall_{k}"] == share
-    assert (found["num_images"], found["num_examples"]) == (24, 26)
+    assert found["num_examples"] == 26
 
 
 def test_a_collapsed_model_finds_nothing() -> None:
     same = np.full((12, 4), 0.5)
-    assert recalls(same, same, np.arange(12))["text_to_image_recall_10"] == 0.0
+    found = recalls(same, same, np.arange(12))
+    assert found["text_to_image_recall_10"] == found["image_to_text_recall_10"] == 0.0
 
 
 def test_captions_in_a_list_are_drawn_and_rows_of_a_file_are_one_image(tmp_path: Path) -> None:
@@ -58,6 +59,8 @@ def test_captions_in_a_list_are_drawn_and_rows_of_a_file_are_one_image(tmp_path:
         for index in range(2)
     }
     assert len(letters) == 4
+    assert dataset.element_spec["text"].shape == (4,)
+    assert dataset.fingerprint
     with open(tmp_path / "rows.csv", "w", newline="") as file:
         rows = [
             [path, caption] for path, some in zip(paths, captions, strict=True) for caption in some

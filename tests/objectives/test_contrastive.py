@@ -130,19 +130,21 @@ def test_texts_that_go_around_the_devices_give_the_dense_loss() -> None:
     inputs = np.float32(5.0), np.float32(-2.0), images, texts, mask
 
     def weighted(function: Any, *inputs: Any) -> Any:
-        losses, hits = function(*inputs)
+        with keep_batch_sharding():  # as an update: around the forward pass alone
+            losses, hits = function(*inputs)
         return jnp.sum(losses * np.linspace(0.5, 1.5, 16)), (losses, hits)
 
     def results(function: Any) -> Any:
         gradient = jax.value_and_grad(functools.partial(weighted, function), (0, 1, 2, 3), True)
-        return jax.jit(gradient)(*inputs)
+        return jax.jit(gradient)(*inputs), str(jax.make_jaxpr(gradient)(*inputs))
 
-    expected = results(dense_sigmoid_losses)
+    expected, _ = results(dense_sigmoid_losses)
     assert 5 < np.sum(expected[0][1][1]) < 14
     for sizes in ({"data": 1}, {"data": 4, "fsdp": 2}, {"data": 2, "fsdp": 2, "tensor": 2}):
         mesh = create_mesh(**sizes, devices=jax.devices()[: 1 if len(sizes) == 1 else 8])
-        with jax.set_mesh(mesh), keep_batch_sharding():
-            actual = results(sigmoid_losses)
+        with jax.set_mesh(mesh):
+            actual, program = results(sigmoid_losses)
+        assert ("f32[16,16]" in program) == (len(sizes) == 1)  # all pairs at once
         # Sums in another order: 1e-6 of the largest.
         for ours, theirs in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
             np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-6 * np.abs(theirs).max())

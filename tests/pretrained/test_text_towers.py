@@ -118,6 +118,11 @@ def test_classes_of_transformers(name: str, transformers: Any, tmp_path: Path) -
     model.save_pretrained(tmp_path)
     loaded, theirs = load_model(f"{tmp_path}{part}"), their_embeddings(model)
     assert_close(embeddings(loaded), theirs)
+    if part:
+        torch.save(model.state_dict(), tmp_path / "pickled.bin")
+        heads = {"num_heads": BLOCKS["num_attention_heads"]}
+        pickled = load_model(f"{tmp_path}/pickled.bin{part}", **heads)
+        weights.assert_same(flatten_names(pickled.params), flatten_names(loaded.params))
     if part:  # the other tower is what the file is without a part
         assert load_model(tmp_path).description.grid
     if written:
@@ -155,6 +160,17 @@ def test_both_towers_are_written_as_one(
             output = one(input_ids=torch.from_numpy(TOKENS).long(), pixel_values=images)
         logits.append(output.logits_per_image.numpy())
     assert_close(logits[1], logits[0])
+
+
+def test_a_tower_that_is_not_there_is_named(transformers: Any, tmp_path: Path) -> None:
+    transformers.ViTModel(transformers.ViTConfig(**SIZES)).save_pretrained(tmp_path / "vit")
+    transformers.CLIPTextModel(transformers.CLIPTextConfig(**TEXT)).save_pretrained(
+        tmp_path / "clip"
+    )
+    with pytest.raises(UserError, match=r"it has no tower of texts \('txt'\), only of images"):
+        load_model(tmp_path / "vit").with_classes(["cat"])
+    with pytest.raises(UserError, match=r"it has no tower of images \('img'\), only of texts"):
+        load_model(f"{tmp_path}/clip#img")
 
 
 def test_the_table_in_the_documentation() -> None:
@@ -375,7 +391,24 @@ def test_fine_tuning_both_towers_starts_from_their_loss(clip: Any, tmp_path: Pat
     weights.assert_same(*(flatten_names(model.params) for model in names))
     before = flatten_names(load_model(tmp_path).params)
     assert any(np.any(x != before[name]) for name, x in flatten_names(names[0].params).items())
-    assert load_model(whole).zero_shot(golden.images(1, 32, 32), ["a", "b"])
+    # It goes back to transformers, with its tokenizer, which also follows the folder.
+    assert convert_pair(str(whole), str(tmp_path / "back"), format="huggingface")[
+        "parameters_identical"
+    ]
+    for file in tmp_path.glob("tokenizer*"):
+        file.unlink()
+    moved = (tmp_path / "back").rename(tmp_path / "moved")
+    image, captions = golden.images(1, 32, 32), ["a", "b"]
+    expected = load_model(whole, preprocess="decode").logits(image)
+    np.testing.assert_array_equal(load_model(moved).logits(image), expected)
+    assert load_model(moved).zero_shot(image, captions)
+    again = lit.get_config(f"{moved},captions.csv").dataset
+    for chain in (again.preprocess, again.eval_preprocess):
+        assert chain.count("tokenize(") == 1
+    (moved / "tokenizer.json").unlink()
+    (moved / "model.json").unlink()
+    with pytest.raises(UserError, match="no tokenizer beside the weights; put its tokenizer.json"):
+        lit.get_config(f"{moved},captions.csv")
 
 
 def test_zero_shot_in_one_line(clip: Any, clip_tokenizer: Any, tmp_path: Path) -> None:

@@ -53,7 +53,8 @@ class Dataset:
         except (ValueError, OSError, cv2.error) as error:
             where = f"example {index} of {self.name} {self.split} ({self.source.describe(index)})"
             raise as_user_error(f"{where}: {one_line(error)}", error) from error
-        arrays = {key: value for key, value in example.items() if not isinstance(value, str)}
+        texts = str | tuple | list
+        arrays = {key: value for key, value in example.items() if not isinstance(value, texts)}
         if (label := arrays.get("label")) is not None:
             several = getattr(label, "ndim", 0) > 0
             arrays["label"] = label.astype(np.uint8) if several else np.int32(label)

@@ -8,6 +8,7 @@ and a run resumes from its step alone.
 from __future__ import annotations
 
 import bisect
+import collections
 import dataclasses
 import functools
 import hashlib
@@ -18,50 +19,34 @@ from typing import Any
 import numpy as np
 
 from vit_jax.data.datasets import Dataset
-from vit_jax.data.sources import Source, describe
+from vit_jax.data.sources import describe
 from vit_jax.errors import UserError
 
 _BLOCK = 1000
 
 
-class MixedSource(Source):
-    """The examples of all, one set after the other."""
-
-    def __init__(self, sources: Sequence[Source]):
-        self.sources = tuple(sources)
-        self.ends = list(itertools.accumulate(map(len, self.sources)))
-
-    def __len__(self) -> int:
-        return self.ends[-1]
-
-    def locate(self, index: int) -> tuple[int, int]:
-        """The number of the set, and that of the example in it."""
-        number = bisect.bisect_right(self.ends, index)
-        return number, index - self.ends[number] + len(self.sources[number])
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        number, within = self.locate(index)
-        return self.sources[number][within]
-
-    def describe(self, index: int) -> str:
-        number, within = self.locate(index)
-        return self.sources[number].describe(within)
-
-
 @dataclasses.dataclass(frozen=True, eq=False)
 class Mixture(Dataset):
-    """Looks like a dataset of all examples; created by `mix`."""
+    """Looks like a dataset of all examples, one set after the other; created by `mix`.
+
+    `source` is that of the first.
+    """
 
     parts: tuple[Dataset, ...] = ()
     counts: tuple[int, ...] = ()  # of each in a block
 
-    def example(self, index: int, rng: np.random.Generator) -> dict[str, Any]:
-        number, within = self.source.locate(index)  # type: ignore[attr-defined]
-        return self.parts[number].example(within, rng)
+    @functools.cached_property
+    def ends(self) -> list[int]:
+        return list(itertools.accumulate(part.num_examples for part in self.parts))
 
     @property
-    def sizes(self) -> tuple[int, ...]:
-        return tuple(part.num_examples for part in self.parts)
+    def num_examples(self) -> int:
+        return self.ends[-1]
+
+    def example(self, index: int, rng: np.random.Generator) -> dict[str, Any]:
+        number = bisect.bisect_right(self.ends, index)
+        part = self.parts[number]
+        return part.example(index - self.ends[number] + part.num_examples, rng)
 
     @property
     def summary(self) -> str:
@@ -72,31 +57,31 @@ class Mixture(Dataset):
         text = " ".join((*(part.fingerprint for part in self.parts), *map(str, self.counts)))
         return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
+    def passes(self, num_examples: int) -> dict[str, float]:
+        passes: dict[str, float] = collections.defaultdict(float)
+        for part, count in zip(self.parts, self.counts, strict=True):
+            share = num_examples * count / sum(self.counts)
+            passes[f"{part.name} {part.split}"] += share / part.num_examples
+        return dict(passes)
+
+    def targets(self, label_key: str) -> tuple[tuple[str, ...], np.ndarray]:
+        parts = [part.targets(label_key) for part in self.parts]
+        return parts[0][0], np.concatenate([values for _, values in parts])
+
+    def labels(self) -> np.ndarray:
+        raise UserError("objective.class_weights and dataset.mixture: set one of them.")
+
     def balanced(self, balance: float) -> Dataset:
         if balance:
             raise UserError(f"dataset.balance={balance} and dataset.mixture: set one of them.")
         return self
-
-    def labels(self) -> np.ndarray:
-        return np.concatenate([part.labels() for part in self.parts])
-
-    def shared(self, other: Dataset) -> int:
-        return sum(part.shared(other) for part in self.parts)
-
-    def check(self) -> Dataset:
-        return _join([part.check() for part in self.parts], self.counts)
-
-    def passes(self, num_examples: int) -> dict[str, float]:
-        shares = np.array(self.counts) / sum(self.counts) * num_examples / np.array(self.sizes)
-        names = (f"{part.name} {part.split}" for part in self.parts)
-        return dict(zip(names, shares.tolist(), strict=True))
 
 
 def mix(first: Dataset, others: Iterable[tuple[Dataset, float]]) -> Mixture:
     """`first` has weight 1.
 
     UserError for a weight that is not positive or below a thousandth of all, or datasets whose
-    examples or classes differ.
+    examples, classes or tokenizers differ.
     """
     parts, weights = zip((first, 1.0), *others, strict=True)
     key = "dataset.mixture"
@@ -109,20 +94,34 @@ def mix(first: Dataset, others: Iterable[tuple[Dataset, float]]) -> Mixture:
         if specs[0] != specs[1]:
             text = f"{key}: examples of {part.name!r} are {specs[1]}, of {first.name!r} {specs[0]}"
             raise UserError(f"{text}; give it ops of its own that end alike.")
-    shares = np.array(weights) / np.sum(weights) * _BLOCK
+        theirs, ours = _tokenizers(part), _tokenizers(first)
+        if theirs != ours:
+            raise UserError(f"{key}: {part.name!r} is read by {theirs}, {first.name!r} by {ours}.")
+    return Mixture(
+        name=" + ".join(part.name for part in parts),
+        split=first.split,
+        source=first.source,
+        preprocess=first.preprocess,
+        class_names=first.class_names,
+        on_bad_image=first.on_bad_image,
+        parts=parts,
+        counts=_counts(parts, np.array(weights)),
+    )
+
+
+def _tokenizers(dataset: Dataset) -> list[str]:
+    """Those of its ops, whatever columns they read."""
+    texts = [op for op in dataset.preprocess.ops if op.columns]
+    return [repr(dataclasses.replace(op, column="")) for op in texts]  # type: ignore[type-var]
+
+
+def _counts(parts: Sequence[Dataset], weights: np.ndarray) -> tuple[int, ...]:
+    shares = weights / np.sum(weights) * _BLOCK
     counts = np.floor(shares).astype(int)
     largest = np.argsort(counts - shares, kind="stable")[: _BLOCK - counts.sum()]
     counts[largest] += 1
     if not counts.all():
         name = parts[int(np.argmin(counts))].name
-        raise UserError(
-            f"{key}: {name!r} has less than one of {_BLOCK} examples; raise its weight."
-        )
-    return _join(parts, tuple(counts.tolist()))
-
-
-def _join(parts: Sequence[Dataset], counts: tuple[int, ...]) -> Mixture:
-    first, source = parts[0], MixedSource([part.source for part in parts])
-    known = {f.name: getattr(first, f.name) for f in dataclasses.fields(Dataset)}
-    name = " + ".join(part.name for part in parts)
-    return Mixture(**{**known, "name": name, "source": source}, parts=tuple(parts), counts=counts)
+        text = f"dataset.mixture: {name!r} has less than one of {_BLOCK} examples"
+        raise UserError(f"{text}; raise its weight.")
+    return tuple(counts.tolist())

@@ -111,12 +111,12 @@ def _mixed(mixture: Mixture, seed: int, position: np.ndarray) -> np.ndarray:
     sets = sets[_permute(np.arange(size), size, _keys((seed, "sets"), 0))]  # of a block
     blocks, within = np.divmod(position, size)
     index, start = np.empty_like(position), 0
-    for number, (count, num_examples) in enumerate(zip(mixture.counts, mixture.sizes, strict=True)):
+    for number, part in enumerate(mixture.parts):
         chosen = sets[within] == number
         ranks = np.cumsum(sets == number) - 1  # among those of the set in a block
-        nth = blocks[chosen] * count + ranks[within[chosen]]
-        index[chosen] = start + order((seed, number), num_examples, nth)
-        start += num_examples
+        nth = blocks[chosen] * mixture.counts[number] + ranks[within[chosen]]
+        index[chosen] = start + order((seed, number), part.num_examples, nth)
+        start += part.num_examples
     return index
 
 

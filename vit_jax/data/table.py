@@ -39,8 +39,9 @@ class TableSource(FolderSource):
     def identity(self) -> Iterable[str]:
         """Path, size and column values of every file, in order."""
         for index, line in enumerate(super().identity()):
-            values = (self.column(name, index) for name in self.columns)
-            cells = (np.flatnonzero(v) if np.ndim(v) and v.dtype == np.uint8 else v for v in values)
+            values = [self.column(name, index) for name in self.columns]
+            several = (isinstance(v, np.ndarray) and v.dtype == np.uint8 for v in values)
+            cells = (np.flatnonzero(v) if s else v for v, s in zip(values, several, strict=True))
             yield " ".join(map(str, [line, *cells]))
 
 

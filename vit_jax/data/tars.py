@@ -67,7 +67,11 @@ class TarSource(LabelledSource):
             if not value["name"].lower().endswith(".json"):
                 return content.decode()
             found = paths.parse_json(content)[name]
-            return [*map(str, found)] if found and isinstance(found, list) else str(found)
+            if not isinstance(found, list):
+                return str(found)
+            if not (texts := [text for text in found if isinstance(text, str) and text]):
+                raise LookupError("an empty list")
+            return texts
         except (ValueError, LookupError, TypeError) as error:
             raise ValueError(f"{value['name']} has no text {name!r}: {error!r}") from error
 

@@ -24,7 +24,7 @@ import numpy as np
 
 from vit_jax.data.ops import Example, Op, Rng
 from vit_jax.errors import UserError, as_user_error, import_extra, one_line
-from vit_jax.files.paths import LARGEST_TEXT, read_file, read_object, to_path
+from vit_jax.files.paths import LARGEST_TEXT, read_file, read_object, reading, to_path
 from vit_jax.kinds import check_known
 
 CHARACTERS = "characters"
@@ -43,16 +43,17 @@ class Vocabulary(NamedTuple):
 class Tokenize(Op):
     """The text of a column -> `text`, int32 [length]: longer texts are truncated.
 
-    Of a list of texts one is drawn. `clean`, a key of `CLEAN`, is done first.
+    Of a list of texts one is drawn. `clean`, a key of `CLEAN`, is done first; "" is `lower` for
+    OpenAI's vocabulary, else `none`.
     """
 
     column: str = "caption"
     vocab: str = CHARACTERS
     length: int = 16
-    clean: str = "none"
+    clean: str = ""
 
     def __post_init__(self) -> None:
-        check_known("clean", self.clean, CLEAN)
+        check_known("clean", self.clean or "none", CLEAN)
         if not 1 <= self.length <= 1 << 16:
             raise ValueError(f"length={self.length} must be from 1 to 65,536")
 
@@ -70,7 +71,8 @@ class Tokenize(Op):
         if not isinstance(value, str):
             value = value[int(rng.integers(len(value)))]
         text = np.full(self.length, vocabulary.fill, np.int32)
-        tokens = vocabulary.encode(CLEAN[self.clean](value), self.length)
+        usual = "lower" if self.vocab.endswith(".gz") else "none"
+        tokens = vocabulary.encode(CLEAN[self.clean or usual](value), self.length)
         text[: len(tokens)] = tokens
         return {**example, "text": text}
 
@@ -179,10 +181,14 @@ def _clip(data: bytes) -> Vocabulary:
 
 
 def _tokenizers_vocabulary(tokenizer: Any, fill: int) -> Vocabulary:
+    @functools.cache  # truncation is a state, and threads may want other lengths
+    def of_length(most: int) -> Any:
+        copy = type(tokenizer).from_str(tokenizer.to_str())
+        copy.enable_truncation(most)
+        return copy
+
     def encode(text: str, most: int) -> list[int]:
-        if tokenizer.truncation is None or tokenizer.truncation["max_length"] != most:
-            tokenizer.enable_truncation(most)
-        return tokenizer.encode(text).ids
+        return of_length(most).encode(text).ids
 
     return Vocabulary(encode, tokenizer.get_vocab_size(), fill)
 
@@ -217,12 +223,23 @@ PROMPTS = ("openai", "openai7")
 
 
 def read_prompts(prompts: Sequence[str]) -> list[str]:
-    """Those given, where one without {} is a key of `PROMPTS`, or a file of a prompt per line."""
+    """Those given, where one without {} is a key of `PROMPTS`, or a file of a prompt per line.
+
+    UserError if it is neither, or the file is not text.
+    """
     lines: list[str] = []
-    for prompt in prompts:
-        path = to_path(prompt)
+    for prompt in [prompts] if isinstance(prompts, str) else prompts:
+        if "{}" in prompt:
+            lines.append(prompt)
+            continue
+        path = os.path.expanduser(prompt)
         if prompt in PROMPTS:
-            path = Path(__file__).parent / "prompts" / f"{prompt}.txt"
-        is_text = "{}" in prompt or not path.is_file()
-        lines += [prompt] if is_text else read_file(path, LARGEST_TEXT).decode().splitlines()
+            path = str(Path(__file__).parent / "prompts" / f"{prompt}.txt")
+        if not os.path.isfile(path):
+            known = f"{' or '.join(PROMPTS)}, or a file of such texts"
+            raise UserError(
+                f"prompt {prompt!r} must contain {{}} for the class name, or be {known}."
+            )
+        with reading(prompt):
+            lines += filter(None, read_file(path, LARGEST_TEXT).decode().splitlines())
     return lines

@@ -23,7 +23,6 @@ class RetrievalEvaluator:
     metric_names = (
         *(f"image_to_text_recall_{rank}" for rank in RANKS),
         *(f"text_to_image_recall_{rank}" for rank in RANKS),
-        "num_images",
         "num_examples",
     )
 
@@ -60,23 +59,20 @@ def recalls(images: np.ndarray, texts: np.ndarray, image_of: np.ndarray) -> dict
     """
     first = np.unique(image_of, return_index=True)[1]
     images, num_images = images[first], len(first)
-    best = np.full(num_images, -np.inf)  # of an image's own texts
-    ranks_of_texts = np.empty(len(texts), int)
+    of_texts, of_images = np.empty(len(texts), int), np.empty(num_images, int)
     for start in range(0, len(texts), _ROWS):
         rows = slice(start, start + _ROWS)
-        scores, own = texts[rows] @ images.T, image_of[rows]
-        found = np.take_along_axis(scores, own[:, None], axis=1)
-        ranks_of_texts[rows] = np.sum(scores >= found, axis=1) - 1
-        np.maximum.at(best, own, found[:, 0])
-    ranks_of_images = np.empty(num_images, int)
+        scores = texts[rows] @ images.T
+        own = np.take_along_axis(scores, image_of[rows, None], axis=1)
+        of_texts[rows] = np.sum(scores >= own, axis=1) - 1
     for start in range(0, num_images, _ROWS):
         rows = slice(start, start + _ROWS)
         scores = images[rows] @ texts.T
         is_own = image_of[None] == np.arange(num_images)[rows, None]
-        ranks_of_images[rows] = np.sum((scores >= best[rows, None]) & ~is_own, axis=1)
-    ranks = {"image_to_text": ranks_of_images, "text_to_image": ranks_of_texts}
+        best = np.max(scores, axis=1, where=is_own, initial=-np.inf)  # of its own texts
+        of_images[rows] = np.sum((scores >= best[:, None]) & ~is_own, axis=1)
+    ranks = {"image_to_text": of_images, "text_to_image": of_texts}
     return {
         **{f"{way}_recall_{k}": float(np.mean(x < k)) for way, x in ranks.items() for k in RANKS},
-        "num_images": num_images,
         "num_examples": len(texts),
     }

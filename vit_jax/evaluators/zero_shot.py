@@ -79,7 +79,7 @@ class TextHead(NamedTuple):
 
 
 def fill_prompts(prompts: Sequence[str], names: Sequence[str], key: str = "prompts") -> list[str]:
-    """The texts of all classes, K * P of them; UserError without {} or without classes."""
+    """The texts of all classes, K * P of them; UserError without any, or as `read_prompts`."""
     prompts = read_prompts(prompts)
     if not len(names) or not len(prompts) or not all("{}" in prompt for prompt in prompts):
         text = f"{key}={prompts!r} must contain {{}} in place of the class name, and there must be"

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import functools
 import os
+import shutil
 import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -155,8 +156,21 @@ def write(path: Path, format: str, params: Arrays, description: Description) -> 
     if row.is_folder and "position_embedding" in description.model:
         sizes = {**description.model, "position_embedding": "learned"}
         description = dataclasses.replace(description, model=sizes)
+    if row.is_folder:
+        copy_tokenizer(description, path)
     beside = path / MODEL_FILE if row.is_folder else path.with_suffix(".json")
     write_json(beside, description.to_json())
+
+
+def copy_tokenizer(description: Description, folder: Path) -> None:
+    """Puts the vocabulary of a text tower beside its weights, where it is found again."""
+    spec = description.eval_preprocess
+    for op in preprocess.parse(spec).ops if spec else ():
+        vocab = Path(getattr(op, "vocab", ""))
+        if vocab.is_file():
+            for file in (vocab, vocab.with_name("tokenizer_config.json")):
+                if file.is_file():
+                    shutil.copyfile(file, folder / file.name)
 
 
 def fold_head_norm(params: Arrays, description: Description) -> tuple[Arrays, Description]:

@@ -86,6 +86,9 @@ def _write(path: Path, images: Model, texts: Model, pair: Similarity) -> None:
     if kinds not in CLASSES:
         classes = " and ".join(config["architectures"][0] for config in configs)
         raise UserError(f"--both: transformers has no class of {classes} together.")
+    if (pair.bias is not None) != (kinds[0] == "siglip"):
+        loss = "softmax" if pair.bias is None else "sigmoid"
+        raise UserError(f"--both: {CLASSES[kinds]} is not for towers of the {loss} loss.")
     shape = (1,) if pair.bias is not None else ()
     arrays["logit_scale"] = np.full(shape, np.log(pair.scale), np.float32)
     if pair.bias is not None:
@@ -102,6 +105,7 @@ def _write(path: Path, images: Model, texts: Model, pair: Similarity) -> None:
     }
     path.mkdir(parents=True)
     write_safetensors(path / WEIGHTS_FILE, arrays, {"format": "pt"})
+    convert.copy_tokenizer(texts.description, path)
     parts = {"img": images.description, "txt": texts.description}
     for name, value in {**files, MODEL_FILE: parts_to_json(parts)}.items():
         write_json(path / name, value)

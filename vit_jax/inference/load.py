@@ -26,7 +26,7 @@ from vit_jax.models.description import Description
 from vit_jax.parameters.table import abstract_params
 from vit_jax.pretrained.fit.adapt import adapt_params
 from vit_jax.pretrained.formats.stored import Stored
-from vit_jax.pretrained.load import read_source
+from vit_jax.pretrained.load import read_source, split_part
 from vit_jax.trees import flatten_names, unflatten_names
 from vit_jax.wording import unsigned
 
@@ -95,8 +95,8 @@ def load_model(
         format=stored.format,
         source=unsigned(str(source)),
         report=report,
-        load_texts=functools.partial(
-            load_model, f"{source}".partition("#")[0] + "#txt", dtype=dtype
+        load_texts=functools.cache(
+            functools.partial(load_model, f"{split_part(source)[0]}#txt", dtype=dtype)
         ),
     )
 

@@ -295,8 +295,10 @@ class Model:
     ) -> list[Any]:
         """The texts by how well they fit an image: [(text, probability), ...], as by `predict`.
 
-        UserError: see `with_classes` and `predict`.
+        Compiles anew for each call; for many images call `with_classes` once. UserError: see there
+        and `predict`.
         """
+        texts = [texts] if isinstance(texts, str) else texts
         return self.with_classes(texts, prompts).predict(images, top=len(texts))
 
     def with_classes(

@@ -76,9 +76,13 @@ def _adopt_scale(config: ConfigDict, source: str, spec: str, rescales: bool) -> 
     for key, section in config.evaluators.items():
         if section.preprocess:
             places[f"evaluators.{key}.preprocess"] = section
-    taken = []
+    taken: list[str] = []
+    rows = [list(row) for row in config.dataset.mixture]  # (name, weight, ops, split)
+    for row in rows:
+        if len(row) > 2 and row[2]:
+            places[f"the ops of {row[0]}"] = row
     for key, node in places.items():
-        last = key.rpartition(".")[2]
+        last: Any = 2 if isinstance(node, list) else key.rpartition(".")[2]
         ours, ops = _scale(node[last]), parse(node[last]).ops
         if ours == theirs:
             continue
@@ -92,4 +96,5 @@ def _adopt_scale(config: ConfigDict, source: str, spec: str, rescales: bool) -> 
         text = spell([theirs])
         node[last] += f"|{text}"
         taken.append(f"{text} in {key}")
+    config.dataset.mixture = tuple(map(tuple, rows))
     return taken

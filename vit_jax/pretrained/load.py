@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
 import os
 from collections.abc import Callable, Iterable, Mapping
@@ -13,6 +14,7 @@ import jax
 import numpy as np
 
 from vit_jax.data.class_names import class_names
+from vit_jax.data.preprocess import parse
 from vit_jax.data.sized import at_size, size_of, spell
 from vit_jax.errors import UserError, as_user_error, naming
 from vit_jax.files.paths import full_path, local_copy, read_object, reading, to_path
@@ -21,7 +23,13 @@ from vit_jax.models.create import MODELS, recognise, variant_defaults
 from vit_jax.models.description import OBJECTIVE_PARAMETERS, Description, parts_from_json
 from vit_jax.parameters.table import table_of
 from vit_jax.pretrained.arrays import read_arrays
-from vit_jax.pretrained.formats.stored import FOLDER_FILES, Stored, check_description, similarity
+from vit_jax.pretrained.formats.stored import (
+    FOLDER_FILES,
+    TOWERS,
+    Stored,
+    check_description,
+    similarity,
+)
 from vit_jax.pretrained.zoo.entries import ZooEntry, entry_of_file
 from vit_jax.pretrained.zoo.resolve import describe_source, resolve
 from vit_jax.trees import flatten_names, unflatten_names
@@ -113,9 +121,7 @@ def read_source(
     Raises:
       UserError: the source does not exist, has no weights, is damaged, or is of an unknown model.
     """
-    head, _, part = os.fspath(source).rpartition("#")
-    has_part = head and part.isidentifier() and not os.path.exists(os.path.expanduser(source))
-    source, part = (head, part) if has_part else (source, "")
+    source, part = split_part(source)
     run, _, is_best = os.fspath(source).rpartition("/")
     if is_best == "best" and not to_path(source).exists() and (to_path(run) / CONFIG_FILE).exists():
         source = best_checkpoint(run)
@@ -133,7 +139,8 @@ def read_source(
     else:
         ours = _description_of(path, part)
         with local_copy(path) as local:
-            arrays = read_arrays(local, part := ours.part if ours else part)
+            part = ours.part if ours else part
+            arrays = read_arrays(local, "" if part in TOWERS else part)
             description = ours.description if ours else None
             # Other projects' names may be beside our description, too.
             table = table_of(description.model["name"]) if description else None
@@ -165,6 +172,14 @@ def read_source(
         text = f"{source}: {counted(count, 'unexpected array')}: {names}"
         raise UserError(f"{text}. Detected format: {stored.format}.")
     return stored
+
+
+def split_part(source: str | os.PathLike[str]) -> tuple[str, str]:
+    """`FILE#PART` -> FILE and PART, or ""; a file may have such a name, too."""
+    text = os.fspath(source)
+    head, _, part = text.rpartition("#")
+    has_part = head and part.isidentifier() and not os.path.exists(os.path.expanduser(text))
+    return (head, part) if has_part else (text, "")
 
 
 def _choose_outputs(stored: Stored, outputs_of: Callable[..., np.ndarray]) -> None:
@@ -246,11 +261,23 @@ def _description_of(file: Path, part: str) -> _Ours | None:
             parts = parts_from_json(content)
             if (chosen := part or next(iter(parts))) in parts:
                 others = frozenset(map(str, content.get(OBJECTIVE_PARAMETERS, ())))
-                return _Ours(check_description(parts[chosen]), chosen, others)
+                description = check_description(parts[chosen])
+                return _Ours(_with_tokenizer(description, path.parent), chosen, others)
     except UserError as error:
         raise as_user_error(f"{path}: {error} Fix or delete it.", error) from error
     known = f"its parts are {list_names(parts)}" if any(parts) else "it describes one model"
     raise UserError(f"{path} has no part {chosen!r}: {known}.")
+
+
+def _with_tokenizer(description: Description, folder: Path) -> Description:
+    """With the vocabulary beside the weights, if that of a text tower is not where it was."""
+    spec = description.eval_preprocess
+    for op in parse(spec).ops if spec and description.grid is None else ():
+        vocab = getattr(op, "vocab", "")
+        beside = folder / os.path.basename(vocab)
+        if vocab and not to_path(vocab).is_file() and beside.is_file():
+            spec = spec.replace(repr(vocab), repr(str(beside)))
+    return dataclasses.replace(description, eval_preprocess=spec)
 
 
 def _log_assumptions(path: Path, stored: Stored) -> None:

@@ -142,7 +142,8 @@ def finished_results(workdir: str, total_steps: int) -> dict[str, float] | None:
 
 def write_splits(path: Path, datasets: Sequence[Any]) -> None:
     """Lists the split of each file if it is not given by the folders."""
-    drawn = [dataset for dataset in datasets if getattr(dataset.source, "drawn", False)]
+    every = (part for dataset in datasets for part in getattr(dataset, "parts", (dataset,)))
+    drawn = [dataset for dataset in every if getattr(dataset.source, "drawn", False)]
     if not drawn:
         return
     rows = [[split.split, name] for split in drawn for name in split.source.relative_paths()]

@@ -26,6 +26,10 @@ _USUAL_FILES = (WEIGHTS_FILE, "pytorch_model.bin")
 FOLDER_FILES = *(f"{n}{end}" for n in _USUAL_FILES for end in (".index.json", "")), *OTHER_FILES
 
 
+# Parts of a file of two towers, and what these take.
+TOWERS = {"img": "image", "txt": "text"}
+
+
 @dataclasses.dataclass
 class Stored:
     """Parameters of a file, and what the files beside it add."""

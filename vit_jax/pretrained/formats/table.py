@@ -119,7 +119,11 @@ def read_weights(path: Path, arrays: Arrays, **known: Any) -> Stored:
             for i, op in enumerate(weights.ops or ()):
                 if weights.ops and isinstance(op, CentralCrop):
                     weights.ops[i] = dataclasses.replace(op, rounding="nearest")
-        is_text = MODELS[weights.kind].input == "text"
+        taken = MODELS[weights.kind].input
+        is_text = taken == "text"
+        if stored.TOWERS.get(beside.part, taken) != taken:
+            wanted = stored.TOWERS[beside.part]
+            raise UserError(f"it has no tower of {wanted}s ({beside.part!r}), only of {taken}s.")
         model_args = beside.settings.get("model_args") or {}
         stated = model_args.get("depth") or beside.settings.get("num_hidden_layers")
         depth = len(numbers(f"{MODELS[weights.kind].blocks}_{{}}/", weights.params))

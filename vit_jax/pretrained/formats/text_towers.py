@@ -6,6 +6,7 @@ holds the parts `img` and `txt`.
 
 import functools
 from collections.abc import Collection, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -105,7 +106,7 @@ def read(arrays: Arrays, beside: Beside) -> Stored:
         heads = positive(known["num_attention_heads"]) if model_type else None
     stored = Stored("huggingface", conventions=conventions)
     length = len(arrays.get(f"{prefix}embeddings.position_embedding.weight", ()))
-    stored.eval_preprocess = _tokenize(beside.folder, settings.get("clean", ""), length)
+    stored.eval_preprocess = _tokenize(beside, settings.get("clean", ""), length)
     width = arrays[f"{prefix}final_layer_norm.weight"].size if model_type == "" else 0
     stored.num_heads = beside.heads_of(arrays, heads, width // 64)
     read_table(stored, arrays, _table(prefix, f"{prefix}head."), stored.num_heads)
@@ -121,13 +122,15 @@ _TOKENIZERS = {"spiece.model": "siglip", "tokenizer.json": "none"}
 _TOKENIZERS |= {"bpe_simple_vocab_16e6.txt.gz": "lower"}
 
 
-def _tokenize(folder: Any, clean: str, length: int) -> str:
+def _tokenize(beside: Beside, clean: str, length: int) -> str:
     """The op with the tokenizer beside the weights, cleaning as stated if it is; "" without one."""
-    names = ("tokenizer.json", *_TOKENIZERS) if clean else _TOKENIZERS
-    path = next((path for path in map(folder.joinpath, names) if path.is_file()), None)
+    names = ["tokenizer.json", *_TOKENIZERS] if clean else [*_TOKENIZERS]
+    names = names if beside.settings else names[-1:]  # beside a lone file others' may be
+    path = next((path for path in map(beside.folder.joinpath, names) if path.is_file()), None)
     if path is None or clean == "unknown":
         return ""
-    return f"tokenize('caption', {str(path)!r}, {length}, {clean or _TOKENIZERS[path.name]!r})"
+    name = str(path.absolute() if isinstance(path, Path) else path)
+    return f"tokenize('caption', {name!r}, {length}, {clean or _TOKENIZERS[path.name]!r})"
 
 
 def _table(prefix: str, head: str) -> tuple[Part, ...]:
