@@ -192,7 +192,9 @@ def draw(
             shown = {x: of_seeds for x, of_seeds in seeds.items() if of_seeds}
             bars = [confidence95(of_seeds) or 0.0 for of_seeds in shown.values()]
             look: Any = {"fmt": f"{marker}-" if x_title else marker, "color": color, "capsize": 3}
-            axis.errorbar(list(shown), [*map(np.mean, shown.values())], bars, label=name, **look)
+            means = [*map(np.mean, shown.values())]
+            if shown:
+                axis.errorbar(list(shown), means, bars, label=name, **look)
             if not x_title:
                 axis.set_xticks([*at.values()], [*at], rotation=60, ha="right")
             elif max(at.values()) > 10 * min(at.values()):
