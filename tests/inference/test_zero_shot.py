@@ -166,5 +166,7 @@ def test_evaluate_measures_loss_and_calibration_of_the_pair(
     with pytest.raises(UserError, match="cosines of unknown temperature; use its logits"):
         model.predict(golden.images(2, 16, 16))
     for names in ([], ["cat"]):
-        with pytest.raises(UserError, match=r"prompts=\['a cat'\] must contain {}"):
+        with pytest.raises(
+            UserError, match="prompt 'a cat' must contain {} for the class name, or be openai"
+        ):
             image.with_classes(names, ["a cat"], text)

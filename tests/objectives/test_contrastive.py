@@ -198,7 +198,7 @@ def test_it_is_exported_and_converted(tower: Path, workdir: Path, tmp_path: Path
         target = str(tmp_path / f"{part}.npz")
         report = convert_checkpoint(f"{workdir}#{part}", target, format="npz")
         assert report["parameters_identical"]
-    with pytest.raises(UserError, match="prompts need the text tower .*: it describes one model"):
+    with pytest.raises(UserError, match="the text tower of .*: it describes one model"):
         evaluate(str(tower), dataset="digits", split="test[:50]", prompts=["{}"])
 
 

@@ -85,7 +85,7 @@ def test_openai_and_open_clip(tmp_path: Path, caplog: pytest.LogCaptureFixture) 
     with caplog.at_level(logging.WARNING):
         loaded = load_model(tmp_path / "ViT.pt")
     assert "guessed: num_heads=2, gelu=quick, layer_norm_epsilon=1e-05" in caplog.text
-    assert loaded.report["dropped"]["logit_scale"] == "not of the images' tower"
+    assert loaded.report["dropped"]["logit_scale"] == "not of a tower"
     assert_computes(loaded, embedding(quick, images), images)
 
     # open_clip's folder, whose configuration says that the GELU is the exact one.

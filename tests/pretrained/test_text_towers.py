@@ -405,6 +405,7 @@ def test_fine_tuning_both_towers_starts_from_their_loss(clip: Any, tmp_path: Pat
     again = lit.get_config(f"{moved},captions.csv").dataset
     for chain in (again.preprocess, again.eval_preprocess):
         assert chain.count("tokenize(") == 1
+    moved = moved.rename(tmp_path / "bare")
     (moved / "tokenizer.json").unlink()
     (moved / "model.json").unlink()
     with pytest.raises(UserError, match="no tokenizer beside the weights; put its tokenizer.json"):
