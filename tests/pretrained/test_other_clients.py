@@ -116,9 +116,9 @@ def test_openai_and_open_clip(tmp_path: Path, caplog: pytest.LogCaptureFixture) 
         (folder / "open_clip_config.json").write_text(json.dumps(changed))
         assert f"decode|{expected}" in load_model(folder).description.eval_preprocess
     assert "the whole image resized to 32x32 for size={'longest': 32}" in caplog.text
-    tower["pool_type"] = "avg"
+    tower["attentional_pool"] = True
     (folder / "open_clip_config.json").write_text(json.dumps(config))
-    with pytest.raises(UserError, match=r"vision_cfg\.pool_type='avg' is not supported"):
+    with pytest.raises(UserError, match=r"vision_cfg\.attentional_pool=True is not supported"):
         load_model(folder)
 
 
