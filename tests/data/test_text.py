@@ -121,6 +121,16 @@ def test_sentencepieces_end_in_their_end(sentencepieces: str) -> None:
     assert vocab_size(sentencepieces) == theirs.get_piece_size()
 
 
+def test_sentencepieces_of_siglip_are_those_of_transformers(sentencepieces: str) -> None:
+    theirs = import_transformers().SiglipTokenizer(sentencepieces)
+    op, rng = Tokenize("caption", sentencepieces, 24, "siglip"), np.random.default_rng(0)
+    options = {"padding": "max_length", "max_length": 24, "truncation": True}
+    for text in AWKWARD:
+        expected = theirs([text], **options)["input_ids"][0]
+        tokens = op({"caption": text}, rng)["text"]
+        np.testing.assert_array_equal(tokens, expected, err_msg=repr(text))
+
+
 def test_characters_need_no_file() -> None:
     tokenize = create_tokenizer("characters", 6)
     np.testing.assert_array_equal(tokenize("a b"), [68, 3, 69, 1, 1, 1])
