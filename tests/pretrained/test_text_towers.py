@@ -323,10 +323,16 @@ def test_clip_of_openai_and_open_clip(open_clip: Any, vocabulary: Path) -> None:
 
 
 def test_clip_of_transformers(clip_tokenizer: Any, tmp_path: Path) -> None:
-    clip_tokenizer.save_pretrained(tmp_path)
     options = {"padding": "max_length", "max_length": 77, "truncation": True}
-    expected = clip_tokenizer(AWKWARD, **options)["input_ids"]
-    assert_ids(Tokenize("caption", str(tmp_path / "tokenizer.json"), 77), AWKWARD, expected)
+    for side in ("left", "right"):
+        clip_tokenizer.padding_side = side
+        clip_tokenizer.save_pretrained(tmp_path / side)
+        settings = tmp_path / side / "tokenizer_config.json"
+        content = {**json.loads(settings.read_text()), "padding_side": side}  # as on the hub
+        settings.write_text(json.dumps(content))
+        expected = clip_tokenizer(AWKWARD, **options)["input_ids"]
+        vocab = str(tmp_path / side / "tokenizer.json")
+        assert_ids(Tokenize("caption", vocab, 77), AWKWARD, expected)
 
 
 def test_published_prompts(open_clip: Any, tmp_path: Path) -> None:

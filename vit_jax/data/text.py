@@ -37,6 +37,7 @@ class Vocabulary(NamedTuple):
     encode: Callable[[str, int], list[int]]  # (text, max. length), with special tokens
     size: int  # number of ids
     fill: int  # padding id
+    pads_left: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,7 +74,8 @@ class Tokenize(Op):
         text = np.full(self.length, vocabulary.fill, np.int32)
         usual = "lower" if self.vocab.endswith(".gz") else "none"
         tokens = vocabulary.encode(CLEAN[self.clean or usual](value), self.length)
-        text[: len(tokens)] = tokens
+        start = self.length - len(tokens) if vocabulary.pads_left else 0
+        text[start : start + len(tokens)] = tokens
         return {**example, "text": text}
 
 
@@ -87,7 +89,7 @@ def load_vocabulary(vocab: str) -> Vocabulary:
         raise UserError(f"vocab={vocab!r} is neither {CHARACTERS!r} nor a {' or '.join(_KINDS)}.")
     try:
         if kind is _of_transformers:
-            return _of_transformers(read_file(vocab, LARGEST_TEXT), _padding_beside(vocab))
+            return _of_transformers(read_file(vocab, LARGEST_TEXT), *_padding_beside(vocab))
         return kind(read_file(vocab, LARGEST_TEXT))
     except UserError:
         raise
@@ -138,20 +140,23 @@ def _wordpiece(data: bytes) -> Vocabulary:
     return Vocabulary(encode, len(numbers), 0)
 
 
-def _padding_beside(vocab: str) -> str:
-    """The token that `tokenizer_config.json` pads with; "" if there is none."""
+def _padding_beside(vocab: str) -> tuple[str, bool]:
+    """The token that `tokenizer_config.json` pads with, or "", and whether on the left."""
     path = to_path(vocab).parent / "tokenizer_config.json"
-    token = read_object(path).get("pad_token") if path.is_file() else ""
-    return str(token.get("content") if isinstance(token, dict) else token or "")
+    settings = read_object(path) if path.is_file() else {}
+    token = settings.get("pad_token") or ""
+    token = token.get("content", "") if isinstance(token, dict) else token
+    return str(token), settings.get("padding_side") == "left"
 
 
-def _of_transformers(data: bytes, padding: str = "") -> Vocabulary:
+def _of_transformers(data: bytes, padding: str = "", pads_left: bool = False) -> Vocabulary:
     package = import_extra("vocab", "tokenizers", "text")
     tokenizer = package.Tokenizer.from_str(data.decode())
     own = (tokenizer.padding or {}).get("pad_id", 0)
     tokenizer.no_padding()
     known = tokenizer.token_to_id(padding)
-    return _tokenizers_vocabulary(tokenizer, own if known is None else known)
+    fill = own if known is None else known
+    return _tokenizers_vocabulary(tokenizer, fill)._replace(pads_left=pads_left)
 
 
 def _clip(data: bytes) -> Vocabulary:
