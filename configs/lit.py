@@ -108,7 +108,7 @@ def from_weights(source: str, table: str, vocab: str) -> ConfigDict:
         config.optimizer.freeze = CLIP_HAS_NONE
     else:
         config.objective.bias = pair.bias
-    tokenize = tokenizer(texts.eval_preprocess, vocab, texts.image_shape[0])
+    tokenize = _tokenizer(texts.eval_preprocess, vocab, texts.image_shape[0])
     if not tokenize:
         raise UserError(
             f"configs/lit.py:{source} has no tokenizer beside the weights; put its tokenizer.json "
@@ -129,7 +129,7 @@ def from_weights(source: str, table: str, vocab: str) -> ConfigDict:
     return config
 
 
-def tokenizer(spec: str, vocab: str, length: int) -> str:
+def _tokenizer(spec: str, vocab: str, length: int) -> str:
     """The tokenizer among these ops, with another vocabulary if one is given; "" without any."""
     ops: list[Any] = [op for op in (parse(spec).ops if spec else ()) if op.columns]
     if vocab:

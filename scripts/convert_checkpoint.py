@@ -4,9 +4,9 @@
 
 SOURCE: a file or folder of any format (detected from the contents), a work directory, gs://,
 https://, hf://owner/name, or a name from `scripts/zoo.py list`.
-With --both and the format huggingface, both towers of images and texts: CLIPModel, SiglipModel.
 FORMAT: npz (the official code's current names), npz_published (those of the published files, which
-timm reads), big_vision, timm, huggingface, orbax.
+timm reads), big_vision, timm, huggingface, orbax. With --both and huggingface, the towers of images
+and texts become one CLIPModel, MetaClip2Model or SiglipModel.
 """
 
 import json

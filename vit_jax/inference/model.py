@@ -298,8 +298,8 @@ class Model:
         Compiles anew for each call; for many images call `with_classes` once. UserError: see there
         and `predict`.
         """
-        texts = [texts] if isinstance(texts, str) else texts
-        return self.with_classes(texts, prompts).predict(images, top=len(texts))
+        classifier = self.with_classes(texts, prompts)
+        return classifier.predict(images, top=classifier.num_outputs)
 
     def with_classes(
         self, class_names: Sequence[str], prompts: Sequence[str] = ("{}",), texts: Any = None
@@ -319,6 +319,7 @@ class Model:
 
         UserError: a prompt without {}, no such tower, or no tokenizer beside it.
         """
+        class_names = [class_names] if isinstance(class_names, str) else class_names
         if texts is None and self.load_texts is not None:
             with naming(f"the text tower of {self.source}"):
                 texts = self.load_texts()

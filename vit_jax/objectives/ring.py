@@ -92,14 +92,9 @@ def _pass_on(ring: Ring, tree: Any) -> Any:
     return jax.tree.map(lambda x: jax.lax.ppermute(x, ring.axes, to_next), tree)
 
 
-def _forward(
-    ring: Ring,
-    scale: jax.Array,
-    bias: jax.Array,
-    images: jax.Array,
-    texts: jax.Array,
-    mask: jax.Array,
-) -> tuple[jax.Array, jax.Array]:
+def _forward(ring: Ring, *inputs: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """`sigmoid_losses` of this device's pairs."""
+    scale, bias, images, texts, mask = inputs
     numbers = _numbers(ring, len(mask))
 
     def meet(carry: Any, _: None) -> tuple[Any, None]:
@@ -120,16 +115,9 @@ def _forward(
     return losses, 1.0 - is_beaten
 
 
-def _backward(
-    ring: Ring,
-    scale: jax.Array,
-    bias: jax.Array,
-    images: jax.Array,
-    texts: jax.Array,
-    mask: jax.Array,
-    d_losses: jax.Array,
-) -> tuple[jax.Array, ...]:
+def _backward(ring: Ring, *inputs: jax.Array) -> tuple[jax.Array, ...]:
     """The gradients of scale, bias, images and texts."""
+    scale, bias, images, texts, mask, d_losses = inputs
     numbers = _numbers(ring, len(mask))
 
     def meet(carry: Any, _: None) -> tuple[Any, None]:

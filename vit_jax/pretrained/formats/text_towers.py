@@ -107,7 +107,7 @@ def read(arrays: Arrays, beside: Beside) -> Stored:
     stored = Stored("huggingface", conventions=conventions)
     length = len(arrays.get(f"{prefix}embeddings.position_embedding.weight", ()))
     stored.eval_preprocess = _tokenize(beside, settings.get("clean", ""), length)
-    width = arrays[f"{prefix}final_layer_norm.weight"].size if model_type == "" else 0
+    width = arrays[f"{prefix}final_layer_norm.weight"].size
     stored.num_heads = beside.heads_of(arrays, heads, width // 64)
     read_table(stored, arrays, _table(prefix, f"{prefix}head."), stored.num_heads)
     if "head/kernel" in stored.params and "head/bias" not in stored.params:

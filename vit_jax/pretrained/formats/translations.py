@@ -133,8 +133,6 @@ TRANSLATORS = {from_flax: "transformers", from_dinov2: "dinov2", from_open_clip:
 OPEN_CLIP_CONFIG = "open_clip_config.json"
 # What changes the function without an array that says so.
 _PLAIN = {"global_average_pool": False, "attentional_pool": False, "ls_init_value": None}
-
-
 _POOLS = ("tok", "avg")
 
 
