@@ -43,8 +43,10 @@ EXTRAS_REQUIRE = {
     "tf": ["tensorboard>=2.19", "tensorflow-cpu>=2.21"],
     # Work directories and prepared data at gs://BUCKET/FOLDER.
     "gcs": ["gcsfs>=2026.10"],
-    # Weights from hf://owner/name.
+    # Weights and data from hf://owner/name.
     "hf": ["huggingface_hub>=2.4"],
+    # Data at https://.
+    "http": ["aiohttp>=3.10"],
     # Vocabularies of text towers (LiT, SigLIP): WordPiece and tokenizer.json, SentencePiece.
     # ftfy: what CLIP does with a text before its tokenizer.
     "text": ["ftfy>=6.3", "sentencepiece>=0.2.1", "tokenizers>=0.22"],

@@ -2,6 +2,7 @@
 
 import dataclasses
 import http.server
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -15,7 +16,8 @@ class Served:
 
     `status=500` (and `headers` of that answer), `break_after=10` bytes, `stall_after=10` bytes,
     `wait` (for `release`), `location=/other`, `without_length` (ends where the connection ends),
-    `chunked` (break_after cuts it), `endless`, `drip=0.01` (seconds between its bytes).
+    `chunked` (break_after cuts it), `endless`, `drip=0.01` (seconds between its bytes), `whole`
+    (even if a part is asked for).
     """
 
     body: bytes
@@ -30,6 +32,7 @@ class FileServer(http.server.ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.files: dict[str, Served] = {}
         self.requests: list[str] = []  # their paths
+        self.bytes_sent = 0  # of bodies that were answered whole
         self.release = threading.Event()  # ends stalls and waits
 
     @property
@@ -86,13 +89,19 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self.end_headers()
 
     def _send(self, file: Served, fault: dict[str, Any], with_body: bool) -> None:
-        rest = file.body
-        headers = {**file.headers, "Content-Length": str(len(rest))}
+        rest, status = file.body, 200
+        headers = {**file.headers}
+        part = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
+        if part and "whole" not in fault:
+            start, last = int(part[1]), min(int(part[2]), len(rest) - 1)
+            headers["Content-Range"] = f"bytes {start}-{last}/{len(rest)}"
+            rest, status = rest[start : last + 1], 206
+        headers["Content-Length"] = str(len(rest))
         if fault.keys() & {"without_length", "chunked", "endless"}:
             del headers["Content-Length"]
         if fault.keys() & {"chunked", "endless"}:
             headers["Transfer-Encoding"] = "chunked"
-        self._answer(200, headers)
+        self._answer(status, headers)
         if not with_body:
             return
         for kind in ("break_after", "stall_after"):
@@ -109,6 +118,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         while "endless" in fault and not self.server.release.is_set():
             self.wfile.write(b"%x\r\n%s\r\n" % (len(rest), rest))
         self.wfile.write(rest)
+        self.server.bytes_sent += len(rest)
         if "stall_after" in fault:
             self.wfile.flush()
             self.server.release.wait(20)

@@ -19,7 +19,6 @@ from ml_collections.config_dict import FieldReference, placeholder
 
 from vit_jax.errors import UserError
 from vit_jax.evaluators.create import EVALUATORS, EvaluatorKeys
-from vit_jax.files.paths import check_local
 from vit_jax.kinds import check_keys, check_known
 from vit_jax.models.create import MODELS, VARIANTS, create_model, get_variant
 from vit_jax.objectives.create import OBJECTIVES
@@ -37,7 +36,7 @@ KEYS: dict[str, dict[str, tuple[Any, str]]] = {
         "epochs": (float, "passes over dataset.split"),
     },
     "dataset": {
-        "name": ("glyphs", "TFDS name | path, see docs/data.md | digits | glyphs(...)"),
+        "name": ("glyphs", "TFDS name | path | address, see docs/data.md | digits | glyphs(...)"),
         "data_dir": ("", "folder of prepared TFDS sets; '' is TFDS_DATA_DIR or its default"),
         "split": ("train", "training split, such as train[:98%]"),
         "label_key": ("", "feature or column with the label or numbers; vtab_... computes it"),
@@ -47,6 +46,7 @@ KEYS: dict[str, dict[str, tuple[Any, str]]] = {
         "mixture": ((), "further sets, rows (name, weight[, ops[, split]]); this one weighs 1"),
         "preprocess": ("decode|random_resized_crop(224)|flip_lr", "ops, see data/preprocess.py"),
         "eval_preprocess": ("huggingface_eval(224)", "ops for evaluators without their own"),
+        "cache_gib": (64.0, "of files on servers, what is kept on disk; see data/remote.py"),
         "on_bad_image": ("error", "error | skip: files that cannot be decoded"),
     },
     "loader": {  # none of these changes a batch
@@ -161,7 +161,7 @@ RANGES: dict[str, tuple[Callable[[float], bool], str]] = {
     ),
     "more than 0": (
         lambda number: number > 0,
-        r"objective\.\w+_temperature|processes\.(arrival|heartbeat)_timeout_seconds|schedule\.timescale_steps"
+        r"dataset\.cache_gib|objective\.\w+_temperature|processes\.(arrival|heartbeat)_timeout_seconds|schedule\.timescale_steps"
         r"|optimizer\.(eps|clip_norm|factored_decay|trust_coefficient)",
     ),
     "in [0, 1)": (
@@ -307,9 +307,6 @@ def check_config(config: ConfigDict) -> None:
     steps = config.log.profile_steps
     if len(steps) != 2 or not all(isinstance(step, int) for step in steps) or steps[0] > steps[1]:
         raise UserError(f"log.profile_steps={steps} must be (FIRST, LAST), such as (100, 110).")
-    check_local("dataset.name", config.dataset.name)
-    for row in config.dataset.mixture:
-        check_local("dataset.mixture", str(row[0]) if isinstance(row, tuple | list) and row else "")
 
 
 def check_value(key: str, value: Any) -> None:

@@ -24,8 +24,15 @@ _TRANSIENT = (errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN, errno.EH
 # In the ValueErrors of TensorStore.
 _OS_ERROR_CODE = re.compile(r"os_error_code='(\d+)'")
 _TRANSIENT_STATUS = re.compile(r"\b(ABORTED|DEADLINE_EXCEEDED|UNAVAILABLE)\b")
-_NETWORK = ("aiohttp", "gcsfs", "google", "requests")  # their errors have no common class
-_CLIENT_ERRORS = (400, 401, 403, 404)
+_NETWORK = (
+    "aiohttp",
+    "gcsfs",
+    "google",
+    "httpx",
+    "huggingface_hub",
+    "requests",
+)  # their errors have no common class
+CLIENT_ERRORS = (400, 401, 403, 404, 410, 416)
 # Prefixes of XLA errors that may be caused by the loss of another process.
 _PEER_ERRORS = re.compile(
     "(ABORTED|CANCELLED|DATA_LOSS|DEADLINE_EXCEEDED|FAILED_PRECONDITION|INTERNAL|UNAVAILABLE"
@@ -51,7 +58,7 @@ class TransientError(UserError):
 def is_transient(error: BaseException) -> bool:
     """Whether it is a disk or network error that may be temporary."""
     if is_network_error(error):
-        return getattr(error, "code", None) not in _CLIENT_ERRORS
+        return status_of(error) not in CLIENT_ERRORS
     if isinstance(error, OSError):
         return error.errno in _TRANSIENT or isinstance(error, TimeoutError)
     if isinstance(error, UserError):
@@ -113,6 +120,15 @@ def import_extra(purpose: str, package: str, extra: str) -> Any:
     if module.__file__ is None:  # a folder of that name, as created by W&B in its working directory
         raise missing_package(purpose, package, extra)
     return module
+
+
+def status_of(error: BaseException) -> int | None:
+    """The status that a server answered with, of the error of any client."""
+    for of in (error, getattr(error, "response", None)):
+        for name in ("status", "status_code", "code"):
+            if isinstance(status := getattr(of, name, None), int):
+                return status
+    return None
 
 
 class TrainingDivergedError(RuntimeError):

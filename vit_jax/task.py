@@ -34,6 +34,7 @@ def open_data(
         "split": data.split,
         "label_key": data.label_key,
         "preprocess": data.preprocess,
+        "cache_gib": data.cache_gib,
         "on_bad_image": data.on_bad_image,
         "needs": kind.example_keys,
     }

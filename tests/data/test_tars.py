@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from tests.data.test_arrow import png, values
-from vit_jax.data import tars
 from vit_jax.data.datasets import create_dataset
+from vit_jax.data.remote import splits_of
 from vit_jax.data.tars import find_tars
 from vit_jax.errors import UserError
 from vit_jax.files import paths
@@ -120,7 +120,7 @@ def test_which_folders_hold_tars(root, tmp_path):
     for split in ("Training", "seg_val"):
         write(tmp_path / "deep" / split / "0.tar", {})
     paths = find_tars(str(tmp_path / "deep"))
-    assert tars._splits_of("x", paths) == ["train", "val"]
+    assert splits_of("x", paths) == ["train", "val"]
     (tmp_path / "deep" / "Training" / "ant").mkdir()  # a folder of images beside its archive
     assert find_tars(str(tmp_path / "deep")) == []
     assert find_tars(str(tmp_path / "nowhere")) == []
@@ -313,7 +313,7 @@ def test_texts_are_read_or_named(tmp_path, monkeypatch, ending, content, message
     "pattern", ["{000000..100000}", "{0..99999999999}", "{9..0}", "{0..999}{0..999}", "{0..9}" * 6]
 )
 def test_patterns_are_bounded(pattern):
-    refuses(f"/x/{pattern}.tar", "names no tar, or over 100,000: check its braces")
+    refuses(f"/x/{pattern}.tar", "names no file, or over 100,000: check its braces")
 
 
 def test_a_pattern_may_be_longer_than_a_name(root):
@@ -342,9 +342,9 @@ def test_the_split_of_a_tar_is_in_its_name(caplog):
         ("/data/Testing/0.tar",): ["test"],
         ("/my_test/0.tar", "/my_test/1.tar"): ["train", "train"],
     }.items():
-        assert tars._splits_of("x", list(names)) == splits
+        assert splits_of("x", list(names)) == splits
     assert not caplog.records
-    assert tars._splits_of("x", ["/d/val-0.tar", "/d/held_out.tar"]) == ["val", "train"]
+    assert splits_of("x", ["/d/val-0.tar", "/d/held_out.tar"]) == ["val", "train"]
     assert "no split in the name of /d/held_out.tar: used as 'train'" in caplog.text
 
 

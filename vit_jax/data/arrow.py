@@ -10,7 +10,7 @@ import functools
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -102,7 +102,21 @@ def open_saved(request: Request) -> tuple[ArrowSource, tuple[str, ...]]:
     if not files:
         raise UserError(f"{where} has no Arrow files.")
     tables = {split: _table(names) for split, names in files.items()}
-    schema = next(iter(tables.values())).schema
+    places, splits = number_images({split: table.num_rows for split, table in tables.items()})
+    schemas = [table.schema for table in tables.values()]
+    image, key, classes = image_and_label(where, request, schemas)
+    source = ArrowSource(places, {}, files, image, request.columns)
+    return listing(where, source, splits, tables, key, classes).open(request.split)
+
+
+def image_and_label(
+    where: str, request: Request, schemas: Sequence[Any]
+) -> tuple[str, str, list[str] | None]:
+    """The columns of tables with the image and the label, "" if it is not needed, and its classes.
+
+    UserError without one of them, or without a column of text that is asked for.
+    """
+    schema = schemas[0]
     with reading(where, "says nothing usable of its columns"):
         told = parse_json((schema.metadata or {}).get(b"huggingface", b"{}"))
         told = told.get("info", {}).get("features", {}).items()
@@ -117,15 +131,26 @@ def open_saved(request: Request) -> tuple[ArrowSource, tuple[str, ...]]:
     has_labels = request.needs_label or request.label_key
     key = _label_key(where, features, request.label_key) if has_labels else ""
     with reading(where, "has other columns than it says"):
-        for table in tables.values():
-            kind = table.select([image, key or image, *request.columns]).schema.field(0).type
+        for other in schemas:
+            used = other.empty_table().select([image, key or image, *request.columns])
+            kind = used.schema.field(0).type
             if not re.fullmatch("struct<bytes: (large_)?binary, path: (large_)?string>", str(kind)):
                 raise ValueError(f"{image} is {kind}")
-    places, splits = number_images({split: table.num_rows for split, table in tables.items()})
-    where, classes = f"{where}: {key}".removesuffix(": "), names.get(key)
+    return image, key, names.get(key)
+
+
+def listing(
+    where: str,
+    source: ArrowSource,
+    splits: Mapping[str, Sequence[int]],
+    tables: Mapping[str, Any],
+    key: str,
+    classes: Sequence[str] | None,
+) -> Listing:
+    """The images of `tables`, by split, with the labels in their column `key`."""
+    where = f"{where}: {key}".removesuffix(": ")
     labels = list(_labels(where, tables, key, classes)) if key else None
-    source = ArrowSource(places, {}, files, image, request.columns)
-    return Listing(where, source, splits, labels, classes=classes).open(request.split)
+    return Listing(where, source, splits, labels, classes=classes)
 
 
 def _label_key(where: str, features: Mapping[str, Any], label_key: str) -> str:

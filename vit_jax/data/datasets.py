@@ -20,6 +20,7 @@ from vit_jax.data.preprocess import Chain, PythonOp, load_function, parse
 from vit_jax.data.sources import ArraySpec, Request, Source, check_columns, map_threads
 from vit_jax.errors import UserError, as_user_error, one_line, with_short_errors
 from vit_jax.files.paths import to_path
+from vit_jax.files.remote import scheme_of
 from vit_jax.kinds import check_known
 from vit_jax.wording import counted, list_names
 
@@ -129,6 +130,11 @@ class Dataset:
         """
         if not 0 <= balance <= 1:
             raise UserError(f"dataset.balance={balance} must be between 0 and 1.")
+        if balance and self.source.windows:
+            raise UserError(
+                f"dataset.balance={balance} needs all of {self.name} in half of the cache: raise "
+                "dataset.cache_gib, or set it to 0."
+            )
         if balance and getattr(self.element_spec.get("label"), "shape", None) != ():
             raise UserError(f"dataset.balance={balance} needs one label per image; set it to 0.")
         return dataclasses.replace(self, balance=balance)
@@ -215,6 +221,21 @@ def _holds_idx(name: str, _data_dir: str) -> bool:
     return bool(find_idx(name))
 
 
+def _open_remote(request: Request) -> Opened:
+    from vit_jax.data.remote import find_files
+
+    files = find_files(request.name, request.cache_gib)
+    if files[0].address.lower().endswith(".parquet"):
+        from vit_jax.data.parquet import open_parquet
+
+        return open_parquet(request, files)
+    if request.label_key:
+        raise UserError(f"dataset.label_key={request.label_key!r} is not for tars.")
+    from vit_jax.data.tars import open_tars
+
+    return open_tars(request, files)
+
+
 def _open_tfds(request: Request) -> Opened:
     if not request.name:
         raise UserError("dataset.name is empty; set it to a dataset or an image folder's path.")
@@ -230,6 +251,9 @@ def _open_tfds(request: Request) -> Opened:
 
 # The first that matches opens the data.
 READERS = {
+    "remote": Reader(
+        lambda name, _: bool(scheme_of(name)), _open_remote, columns=None, has_label_keys=True
+    ),
     "saved": Reader(_is_saved, _later("arrow.open_saved"), columns=None, has_label_keys=True),
     "table": Reader(
         lambda name, _: name.lower().endswith((".csv", ".tsv", ".parquet")),
@@ -264,6 +288,7 @@ def create_dataset(
     data_dir: str = "",
     on_bad_image: str = "error",
     label_key: str = "",
+    cache_gib: float = 64.0,
     needs: Collection[str] = ("label",),
     readers: Iterable[Reader] = READERS.values(),
 ) -> Dataset:
@@ -276,6 +301,7 @@ def create_dataset(
       on_bad_image: `error` or `skip`; not for TFDS.
       label_key: which label of a TFDS or `datasets` set, a key of COMPUTED_LABELS, or columns of a
         table.
+      cache_gib: of files on servers, what is kept on disk, see remote.py.
       needs: keys that examples must have besides the image. Without `label` the set may have no
         labels; without class names, examples have none. Or a key of `ops.MAPS`, or `target`.
       readers: the first that matches the name opens it.
@@ -287,6 +313,9 @@ def create_dataset(
     for op in chain.ops:
         if isinstance(op, PythonOp):
             load_function(op.call)  # report a misspelt name before reading all images
+    if "://" in name and not scheme_of(name):
+        known = "hf://datasets/..., https:// or gs://; mount other file systems"
+        raise UserError(f"dataset.name={name!r} must be a path, or {known}.")
     reader = next(reader for reader in readers if reader.matches(name, data_dir))
     if label_key and not reader.has_label_keys:
         kinds = f"only for TFDS names and tables, not {name!r}"
@@ -304,6 +333,7 @@ def create_dataset(
         label_key=label_key,
         needs=needs,
         columns=chain.columns,
+        cache_gib=cache_gib,
         exif=getattr(chain.ops[0], "exif", None),
     )
     source, class_names = reader.open(request)

@@ -42,6 +42,8 @@ class LabelledSource(Source):
     columns: Mapping[str, np.ndarray]
     # Whether the images of a part stay as they are stored: random reads of large files are slow.
     keeps_order: ClassVar[bool] = True
+    # Whether every image is decoded before training; not if that would fetch them all.
+    is_checked: ClassVar[bool] = True
     drawn: bool = dataclasses.field(default=False, kw_only=True)  # the data have no splits
     num_classes: int = dataclasses.field(default=0, kw_only=True)
 
@@ -87,7 +89,11 @@ class LabelledSource(Source):
         return dataclasses.replace(self, places=self.places[rows], columns=columns)
 
     def check(self, on_bad_image: str) -> Self:
-        """Decodes every image, see `usable_images`."""
+        """Decodes every image, see `usable_images`; UserError for "skip" if that cannot be."""
+        if not self.is_checked:
+            if on_bad_image != "error":
+                raise UserError(f"dataset.on_bad_image={on_bad_image!r}: not for files on servers.")
+            return self
         return self.keep(usable_images(len(self), self.read, self.describe, on_bad_image))
 
 

@@ -98,6 +98,19 @@ def example_rng(seed: int, position: int) -> np.random.Generator:
     return np.random.Generator(np.random.Philox(key=key))
 
 
+def _shuffled(dataset: Examples, seed: Any, position: np.ndarray) -> np.ndarray:
+    """`order`, or that of the source's windows."""
+    num_examples, source = dataset.num_examples, getattr(dataset, "source", None)
+    if (windows := getattr(source, "windows", None)) is None:
+        return order(seed, num_examples, position)
+    epochs, within = np.divmod(position, num_examples)
+    index = np.empty_like(position)
+    for epoch in np.unique(epochs):
+        chosen = epochs == epoch
+        index[chosen] = windows.examples(seed, int(epoch), within[chosen])
+    return index
+
+
 def _balanced(balance: Any, seed: int, position: np.ndarray) -> np.ndarray:
     """`order` for a balance.Balance: maps its slots to examples."""
     slots = order(seed, balance.num_slots, position)
@@ -115,7 +128,7 @@ def _mixed(mixture: Mixture, seed: int, position: np.ndarray) -> np.ndarray:
         chosen = sets[within] == number
         ranks = np.cumsum(sets == number) - 1  # among those of the set in a block
         nth = blocks[chosen] * mixture.counts[number] + ranks[within[chosen]]
-        index[chosen] = start + order((seed, number), part.num_examples, nth)
+        index[chosen] = start + _shuffled(part, (seed, number), nth)
         start += part.num_examples
     return index
 
@@ -214,7 +227,7 @@ def train_batches(
     """The batches for the updates `start_step` .. `total_steps` - 1.
 
     Row r of batch t is at position i = t * batch_size + r of the run: in epoch i // N, where every
-    example occurs once, or as balance.py says. It is a function of (seed, i) alone.
+    example occurs once, or as balance.py or remote.py say. It is a function of (seed, i) alone.
 
     With `repeated_augmentation` = m (1901.09335; DeiT uses 3) a batch has B / m examples in m
     augmentations each, B / m rows apart, so that mixup's neighbours are different examples.
@@ -224,7 +237,7 @@ def train_batches(
     UserError if an example cannot be read, or arrays differ in shape.
     """
     rows = np.arange(batch_size) if rows is None else rows
-    pick: Picks = functools.partial(order, seed, dataset.num_examples)
+    pick: Picks = functools.partial(_shuffled, dataset, seed)
     if dataset.balance:
         from vit_jax.data.balance import Balance  # needed by few runs
 

@@ -64,6 +64,11 @@ class Source(Protocol):
         """Lines that change with the files, but not if the folder is moved. None: only the name."""
         return ()
 
+    @property
+    def windows(self) -> Any:
+        """The order of training, a remote.Windows, or None for a plain one."""
+        return None
+
     def shared(self, _other: Source) -> int:
         """How many examples are also in another source, as far as is known without reading them."""
         return 0
@@ -79,6 +84,7 @@ class Request:
     label_key: str = ""
     needs: Collection[str] = ("label",)  # keys of an example besides its image
     columns: tuple[str, ...] = ()  # of text, that ops read
+    cache_gib: float = 64.0  # of files on servers
     exif: bool | None = True  # whether photos are turned as their EXIF says; None: no decode
 
     @property

@@ -11,29 +11,32 @@ The layout is that of github.com/webdataset/webdataset.
 
 import contextlib
 import dataclasses
+import functools
 import glob
+import json
 import logging
-import math
 import os
 import re
 import tarfile
 import zlib
-from collections.abc import Iterable
-from itertools import chain, product
+from collections.abc import Iterable, Sequence
+from itertools import chain
+from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 
 from vit_jax.data.folder import EXTENSIONS, subfolders
 from vit_jax.data.labelled import LabelledSource, Listing, rows_by
-from vit_jax.data.sources import SPLIT_WORDS, Request, map_threads, split_word
+from vit_jax.data.remote import Windows, announce, expand, splits_of, windows
+from vit_jax.data.sources import Request, map_threads
 from vit_jax.errors import UserError, as_user_error, one_line
 from vit_jax.files import paths
-from vit_jax.wording import counted, list_names
+from vit_jax.files.remote import CHUNK, RemoteFile
+from vit_jax.wording import counted, list_names, unsigned
 
 _KEY = re.compile(r"((?:.*/)?[^/.]+)\.([^/]+)")  # and the extension, from the first dot on
 _PLACE = [("tar", "i4"), ("name", "O"), ("offset", "i8"), ("size", "i8"), ("crc", "u4")]
-_MOST_TARS = 100_000
 _LONGEST = 4096  # characters of a name, as on Linux, and of a label
 _MOST_PADDING = 1 << 20  # bytes of zeros at the end
 _MOST_LINKS = 40  # to a file, as in Linux
@@ -51,12 +54,17 @@ class TarSource(LabelledSource):
     def _content(self, place: Any, most: int) -> bytes:
         if place["size"] > most:
             raise ValueError(f"{place['name']} has more than {most >> 20:,} MiB")
-        with open(self.tars[place["tar"]], "rb") as file:
-            file.seek(place["offset"] - tarfile.BLOCKSIZE)
-            header, content = file.read(tarfile.BLOCKSIZE), file.read(place["size"])
+        start, stop = place["offset"] - tarfile.BLOCKSIZE, place["offset"] + place["size"]
+        found = self._bytes(place["tar"], int(start), int(stop))
+        header, content = found[: tarfile.BLOCKSIZE], found[tarfile.BLOCKSIZE :]
         if len(content) < place["size"] or zlib.crc32(header) != place["crc"]:
             raise ValueError("the tar has changed since it was opened; start again")
         return content
+
+    def _bytes(self, tar: int, start: int, stop: int) -> bytes:
+        with open(self.tars[tar], "rb") as file:
+            file.seek(start)
+            return file.read(stop - start)
 
     def column(self, name: str, index: int) -> Any:
         value = self.columns[name][index]
@@ -87,16 +95,32 @@ class TarSource(LabelledSource):
             yield f"{names[tar]} {name} {size} {label}"
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class RemoteTarSource(TarSource):
+    """Images inside tars on a server, of which chunks are fetched."""
+
+    is_checked = False
+    files: tuple[RemoteFile, ...]
+
+    def _bytes(self, tar: int, start: int, stop: int) -> bytes:
+        return self.files[tar].read(start, stop)
+
+    def identity(self) -> Iterable[str]:
+        yield from super().identity()
+        yield from (file.version for file in self.files)
+
+    @functools.cached_property
+    def windows(self) -> Windows | None:
+        """The order of training, if it is not a plain one."""
+        first = np.cumsum([0, *(-(-file.size // CHUNK) for file in self.files)])
+        return windows(self.files, first[self.places["tar"]] + self.places["offset"] // CHUNK)
+
+
 def find_tars(name: str) -> list[str]:
     """The tars that `dataset.name` refers to, sorted; empty if it is something else."""
     path = os.path.abspath(os.path.expanduser(name))
     if path.lower().endswith(".tar"):
-        choices = list(map(_choices, re.split(r"(\{[^{}]*\})", path)))
-        if not 0 < math.prod(map(len, choices)) <= _MOST_TARS:
-            raise UserError(
-                f"dataset.name={name!r} names no tar, or over {_MOST_TARS:,}: check its braces."
-            )
-        return list(map("".join, product(*choices)))
+        return expand(path)
     if not os.path.isdir(path):
         return []
     below = [os.path.join(path, name) for name in subfolders(path)]
@@ -109,38 +133,23 @@ def find_tars(name: str) -> list[str]:
     return tars
 
 
-def _choices(part: str) -> list[str]:
-    """Expands `{000..099}` or `{train,val}`; other text is returned as it is."""
-    if bounds := re.fullmatch(r"\{(\d{1,18})\.\.(\d{1,18})\}", part):
-        first, last = bounds.groups()
-        return [f"{i:0{len(first)}}" for i in range(int(first), int(last) + 1)[: _MOST_TARS + 1]]
-    return part[1:-1].split(",") if part.startswith("{") and part.endswith("}") else [part]
-
-
-def _splits_of(where: str, tars: list[str]) -> list[str]:
-    """The split in the name of each tar, or of its folder; else `train`, which may be a warning."""
-    root = os.path.commonpath(map(os.path.dirname, tars))
-    splits = {}
-    for tar in tars:
-        folder, file = os.path.split(tar)
-        word = split_word(file.removesuffix(".tar")) or split_word(os.path.relpath(folder, root))
-        splits[tar] = word or SPLIT_WORDS.get(os.path.basename(folder).lower(), "")
-    if any(splits.values()) and (others := [tar for tar, split in splits.items() if not split]):
-        logging.warning(f"{where}: no split in the name of {list_names(others)}: used as 'train'.")
-    return [split or "train" for split in splits.values()]
-
-
-def open_tars(request: Request) -> tuple[TarSource, tuple[str, ...]]:
-    """Returns source and class names of the images in tars.
+def open_tars(
+    request: Request, files: Sequence[RemoteFile] = ()
+) -> tuple[TarSource, tuple[str, ...]]:
+    """Returns source and class names of the images in tars, of this machine or `files`.
 
     UserError if a tar cannot be read, a sample has several images or none of the form KEY.jpg,
     images lack a label or a column, and see `Listing.open`.
     """
-    where, tars = f"dataset.name={request.path!r}", find_tars(request.path)
-    if absent := [tar for tar in tars if not os.path.exists(tar)]:
+    where = f"dataset.name={unsigned(request.path)!r}"
+    tars = [unsigned(file.address) for file in files] or find_tars(request.path)
+    if absent := [tar for tar in tars if not (files or os.path.exists(tar))]:
         raise UserError(f"{where}: {list_names(absent)} cannot be read: No such file.")
-    known = _splits_of(where, tars)
-    numbered = zip(range(len(tars)), tars, known, strict=True)
+    if files:
+        announce(where, files, "they are read once to list what is in them")
+    known = splits_of(where, tars)
+    opened: Sequence[str | RemoteFile] = files or tars
+    numbered = zip(range(len(tars)), opened, known, strict=True)
     found = map_threads(lambda tar: _samples(where, request.columns, *tar), numbered, chunk=1)
     samples = list(chain.from_iterable(found))
     if not samples:
@@ -153,17 +162,21 @@ def open_tars(request: Request) -> tuple[TarSource, tuple[str, ...]]:
             lack = f"{counted(len(missing), 'image')} without {member} or {key!r} in KEY.json"
             raise UserError(f"{where}: {lack}, first {images[missing[0]][1]}.")
     columns = zip(request.columns, (np.array(places, _PLACE) for places in texts), strict=True)
-    source = TarSource(np.array(images, _PLACE), dict(columns), tuple(tars))
+    arrays = np.array(images, _PLACE), dict(columns), tuple(tars)
+    source = RemoteTarSource(*arrays, tuple(files)) if files else TarSource(*arrays)
     rows, wanted = rows_by(splits, known), labels if request.needs_label else None
     return Listing(where, source, rows, wanted).open(request.split)
 
 
-def _samples(where: str, columns: Iterable[str], tar: int, path: str, split: str) -> list[Any]:
+def _samples(
+    where: str, columns: Iterable[str], tar: int, file: str | RemoteFile, split: str
+) -> list[Any]:
     """Of each image of a tar its split, place, the text of its label and places of columns."""
+    path = file if isinstance(file, str) else unsigned(file.address)
     try:
-        paths.check_file(path)
-        with open(path, "rb") as file:
-            rows = _scan(file)
+        rows = _scan_path(file) if isinstance(file, str) else _scan_remote(file)
+    except UserError:
+        raise
     except Exception as error:  # tarfile raises anything for a hostile file
         raise as_user_error(f"{where}: {path} cannot be read: {one_line(error)}.", error) from error
     samples: dict[str, dict[str, tuple[Any, str]]] = {}
@@ -191,7 +204,21 @@ def _samples(where: str, columns: Iterable[str], tar: int, path: str, split: str
     return found
 
 
-def _scan(file: BinaryIO) -> list[tuple[str, int, int, int, str]]:
+def _scan_path(path: str) -> list[tuple[str, int, int, int, str]]:
+    paths.check_file(path)
+    with open(path, "rb") as file:
+        return _scan(file)
+
+
+def _scan_remote(file: RemoteFile) -> list[tuple[str, int, int, int, str]]:
+    def write(path: Path) -> None:
+        with file.open() as content:
+            path.write_text(json.dumps(_scan(content)), encoding="utf-8")
+
+    return file.index("members", write, lambda path: paths.parse_json(path.read_bytes()))
+
+
+def _scan(file: Any) -> list[tuple[str, int, int, int, str]]:
     """Name, offset, size, CRC of header, and label of each file in a tar; TarError if damaged."""
     names, members = dict[str, str](), dict[str, tarfile.TarInfo]()  # by path
     for member in (archive := tarfile.TarFile(fileobj=file)):

@@ -69,12 +69,13 @@ class EvaluatorKeys:
         own = {key: value for key, value in section.items() if key not in (*names, "name")}
         return shared, own
 
-    def data(self, training: Mapping[str, Any]) -> dict[str, str]:
+    def data(self, training: Mapping[str, Any]) -> dict[str, Any]:
         """Arguments of `create_dataset`; `config.dataset` has those that it does not set."""
         return {
             "name": self.dataset or training["name"],
             "data_dir": self.data_dir or training["data_dir"],
             "split": self.split,
+            "cache_gib": training["cache_gib"],
             "label_key": self.label_key or ("" if self.dataset else training["label_key"]),
         }
 

@@ -49,6 +49,12 @@ _SIGLIP: dict[str, Any] = {
 }
 
 
+# Kinds of transformers' models, and the `eos_token_id` for which they take the highest token:
+# the first files of CLIP say 2.
+_FAMILIES = {"clip": 2, "clipseg": 2, "metaclip_2": None, "open_clip": None, "owlv2": "always"}
+_FAMILIES |= {"owlvit": "always", "siglip": None, "siglip2": None, "xclip": "always"}
+
+
 def _prefix(names: Collection[str]) -> str | None:
     """Of the names of a text tower; None: there is none of these classes."""
     known = (p for p in (TOWER, "") if f"{p}embeddings.token_embedding.weight" in names)
@@ -84,18 +90,27 @@ def of_texts(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {**settings, **(settings.get("text_config") or {})}
 
 
+def check_class(settings: Mapping[str, Any]) -> None:
+    """Raises a UserError for a class of transformers with another tower for texts."""
+    if model_type := of_texts(settings).get("model_type"):
+        known = str(model_type).removesuffix("_text_model")
+        check_known("config.json: model_type of the texts' tower", known, _FAMILIES)
+
+
 def read(arrays: Arrays, beside: Beside) -> Stored:
     """UserError if the model has a part that ours lacks."""
     prefix, settings = _prefix(arrays) or "", of_texts(beside.settings)
     model_type = str(settings.get("model_type", ""))
+    check_class(beside.settings)
+    highest = _FAMILIES.get(model_type.removesuffix("_text_model"))
     is_siglip = f"{prefix}head.weight" in arrays or model_type.startswith("siglip")
     is_siglip = is_siglip or f"{PROJECTION}bias" in arrays  # open_clip's
     with reading("config.json"):
         known = {**(_SIGLIP if is_siglip else _CLIP), **settings}
         check_known("config.json: hidden_act", known["hidden_act"], GELUS)
         end = known["eos_token_id"] if known["pooling"] == "end" else None
-        if not settings or (model_type in ("clip", "clip_text_model") and end == 2):
-            end = None  # transformers' first files of CLIP say 2, and mean the highest
+        if not settings or highest in (end, "always"):
+            end = None
         conventions = {
             "gelu": GELUS[known["hidden_act"]],
             "layer_norm_epsilon": float(known["layer_norm_eps"]),
