@@ -14,10 +14,11 @@ or in --config.dataset.name=FOLDER:
             93.05 +- 0.15 % over five seeds, an hour on one core
   gpu       a plain ViT from scratch: 12 layers of width 256, 49 patches of 4 pixels, bfloat16
   finetune,VARIANT[,PIXELS]   from trained weights, at 112 pixels by default; VARIANT is a key of
-            `models.create.VARIANTS`, or the weights
+            `models.create.VARIANTS`, or the weights; at 56 pixels three passes have 92.7 % (one
+            seed), 75 minutes on one core
 
-docs/fashion_mnist.md has accuracies over seeds, times, the protocol and what was tried; `gpu` and
-`finetune` were not run.
+docs/fashion_mnist.md has accuracies over seeds, times, the protocol and what was tried; `gpu` was
+not run, nor `finetune` at 112 pixels.
 """
 
 from ml_collections import ConfigDict

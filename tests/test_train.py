@@ -343,7 +343,7 @@ BAD_CONFIGS = {
     "seed": ({"seed": 2**32}, r"seed=4294967296 must be from 0 to 4294967295"),
     "trace": ({"log__profile_steps": (3, 2)}, r"log.profile_steps=\(3, 2\)"),
     "evaluates": ({"evaluators__test__every_steps": -3}, r"evaluators.test.every_steps=-3"),
-    "cloud": ({"dataset__name": "gs://bucket/photos"}, r"dataset.name='gs://bucket/photos'"),
+    "cloud": ({"dataset__name": "s3://bucket/photos"}, r"dataset.name='s3://bucket/photos'"),
     "evaluator": ({"evaluators__test__split": "tset"}, r"evaluators.test \(split='tset'\)"),
     "sizes differ": ({"dataset__eval_preprocess": "decode|resize(24)"}, r"eval_preprocess"),
     "pretrained": ({"pretrained__source": "/nowhere.npz"}, r"pretrained.source='/nowhere.npz'"),

@@ -53,7 +53,7 @@ def test_another_data_set_with_some_of_the_classes_in_another_order(tmp_path: Pa
 
 
 def test_a_data_set_of_its_own_has_not_the_trainings_label() -> None:
-    training = {"name": "a", "data_dir": "/data", "label_key": "fine"}
+    training = {"name": "a", "data_dir": "/data", "label_key": "fine", "cache_gib": 9.0}
     assert EvaluatorKeys(split="val").data(training) == {**training, "split": "val"}
     assert EvaluatorKeys(dataset="b").data(training)["label_key"] == ""
 

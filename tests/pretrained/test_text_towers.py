@@ -161,7 +161,7 @@ def test_no_other_class_of_transformers_is_read(transformers: Any, tmp_path: Pat
                 found[name] = cls
     found = {name: cls for name, cls in found.items() if cls.config_class}
     assert found.keys() == {name for name, row in CLASSES.items() if row[1]} | OTHER_CLASSES
-    write_safetensors(tmp_path / "model.safetensors", {"text_model.x": np.zeros(1, np.float32)})
+    write_safetensors(tmp_path / "model.safetensors", {"x": np.zeros(1, np.float32)}, {})
     for name in OTHER_CLASSES:
         found[name].config_class().save_pretrained(tmp_path)
         with pytest.raises(UserError, match="model_type of the texts' tower='.*' is unknown"):

@@ -130,13 +130,13 @@ class Dataset:
         """
         if not 0 <= balance <= 1:
             raise UserError(f"dataset.balance={balance} must be between 0 and 1.")
-        if balance and self.source.windows:
+        if balance and getattr(self.element_spec.get("label"), "shape", None) != ():
+            raise UserError(f"dataset.balance={balance} needs one label per image; set it to 0.")
+        if balance and getattr(self.source, "windows", None):
             raise UserError(
                 f"dataset.balance={balance} needs all of {self.name} in half of the cache: raise "
                 "dataset.cache_gib, or set it to 0."
             )
-        if balance and getattr(self.element_spec.get("label"), "shape", None) != ():
-            raise UserError(f"dataset.balance={balance} needs one label per image; set it to 0.")
         return dataclasses.replace(self, balance=balance)
 
     def check(self) -> Dataset:

@@ -23,7 +23,7 @@ import numpy as np
 from vit_jax.data.sources import SPLIT_WORDS, map_threads, split_word
 from vit_jax.errors import UserError, as_user_error, one_line
 from vit_jax.files.network import check_reachable
-from vit_jax.files.paths import cache_dir
+from vit_jax.files.paths import cache_dir, to_path
 from vit_jax.files.remote import RemoteFile, check_room, file_system, scheme_of
 from vit_jax.wording import counted, list_names, unsigned
 
@@ -73,6 +73,8 @@ def find_files(name: str, cache_gib: float) -> list[RemoteFile]:
     if not is_file and scheme.startswith("http"):
         text = "a web server does not list its files"
         raise UserError(f"{where}: {text}; name them, as in https://HOST/{{000..099}}.tar.")
+    if scheme == "gs":
+        to_path(name)  # raises if it is malformed, or nothing answers
     if scheme.startswith("http"):
         check_reachable(where, "/".join(name.split("/")[:3]))
     try:

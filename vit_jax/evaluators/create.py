@@ -75,7 +75,7 @@ class EvaluatorKeys:
             "name": self.dataset or training["name"],
             "data_dir": self.data_dir or training["data_dir"],
             "split": self.split,
-            "cache_gib": training["cache_gib"],
+            "cache_gib": training.get("cache_gib", 64.0),  # runs of before have none
             "label_key": self.label_key or ("" if self.dataset else training["label_key"]),
         }
 

@@ -27,7 +27,7 @@ from vit_jax.errors import (
     status_of,
 )
 from vit_jax.files.network import within
-from vit_jax.files.paths import cache_dir, replacing
+from vit_jax.files.paths import bucket_files, cache_dir, replacing
 from vit_jax.wording import unsigned
 
 CHUNK = 8 << 20  # bytes that are fetched at once
@@ -53,7 +53,7 @@ def file_system(scheme: str) -> Any:
         raise missing_package(f"{scheme}://", package, extra)
     import fsspec
 
-    return fsspec.filesystem(scheme)
+    return bucket_files() if scheme == "gs" else fsspec.filesystem(scheme)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -105,7 +105,7 @@ def read_weights(path: Path, arrays: Arrays, **known: Any) -> Stored:
     """Arrays of a file of any format in our names; `known` are fields of `Beside`."""
     beside = Beside(*_read_settings(path, known.get("part", "")), **known)
     with naming(str(path)), reading("it"):  # also arrays of shapes that do not fit each other
-        if beside.part == "txt":
+        if beside.part == "txt" and "text_config" in beside.settings:
             text_towers.check_class(beside.settings)
         similarity = stored.similarity(arrays)
         found = _recognise(arrays, beside.part)
