@@ -77,6 +77,9 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         if "status" in fault:
             self._answer(fault["status"], fault.get("headers", {}))
             return
+        if self.headers.get("If-Match", known := file.headers.get("ETag")) != known:
+            self._answer(412, {})
+            return
         if "location" in fault:
             self._answer(302, {"Location": fault["location"]})
             return

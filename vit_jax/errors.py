@@ -32,7 +32,7 @@ _NETWORK = (
     "huggingface_hub",
     "requests",
 )  # their errors have no common class
-CLIENT_ERRORS = (400, 401, 403, 404, 410, 416)
+CLIENT_ERRORS = (400, 401, 403, 404, 410, 412, 416)
 # Prefixes of XLA errors that may be caused by the loss of another process.
 _PEER_ERRORS = re.compile(
     "(ABORTED|CANCELLED|DATA_LOSS|DEADLINE_EXCEEDED|FAILED_PRECONDITION|INTERNAL|UNAVAILABLE"

@@ -157,8 +157,19 @@ def test_damaged_folders_are_named(tmp_path):
     (tmp_path / "d" / "test" / "state.json").write_text("{}")
     with pytest.raises(UserError, match=r"state.json.*_data_files"):
         opened(name)
-    with pytest.raises(UserError, match="no Image feature; its columns: image, label"):
-        opened(save(tmp_path / "f", columns(3), features={}))
+    given = columns(3)
+    del given["image"]
+    with pytest.raises(UserError, match="no Image feature; its columns: label"):
+        opened(save(tmp_path / "f", given, features={}))
+
+
+def test_files_that_name_other_classes_are_refused(tmp_path):
+    name = save_splits(tmp_path / "d", train=columns(5))
+    other = FEATURES | {"label": FEATURES["label"] | {"names": NAMES[::-1]}}
+    save(tmp_path / "d" / "test", columns(5), features=other, split="test")
+    (tmp_path / "d/dataset_dict.json").write_text(json.dumps({"splits": ["train", "test"]}))
+    with pytest.raises(UserError, match="its files differ in the names of the classes of label"):
+        opened(name)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import tarfile
 import threading
 
@@ -46,19 +47,17 @@ def picture(value: int) -> bytes:
     return cv2.imencode(".png", np.full((6, 6, 3), value, np.uint8))[1].tobytes()
 
 
-def table(first: int, count: int, group: int = 10) -> bytes:
+TOLD = {"huggingface": json.dumps({"info": {"features": FEATURES}})}
+
+
+def table(first: int, count: int, group: int = 10, told=TOLD, **options) -> bytes:
     """A Parquet file as `push_to_hub` writes it; the grey value of an image is its number."""
     rows = range(first, first + count)
     images = pyarrow.array([{"bytes": picture(i), "path": f"{i}.png"} for i in rows], IMAGE)
     columns = {"image": images, "label": [i % 3 for i in rows], "caption": [f"a {i}" for i in rows]}
-    told = {"huggingface": json.dumps({"info": {"features": FEATURES}})}
     content = io.BytesIO()
-    parquet.write_table(
-        pyarrow.table(columns).replace_schema_metadata(told),
-        content,
-        row_group_size=group,
-        write_page_checksum=True,
-    )
+    options = {"row_group_size": group, "write_page_checksum": True, **options}
+    parquet.write_table(pyarrow.table(columns).replace_schema_metadata(told), content, **options)
     return content.getvalue()
 
 
@@ -135,9 +134,8 @@ def test_labels_are_read_without_the_images(server):
     rng = np.random.default_rng(0)
     noise = [{"bytes": rng.bytes(100_000), "path": None} for _ in range(40)]
     columns = {"image": pyarrow.array(noise, IMAGE), "label": [i % 3 for i in range(40)]}
-    told = {"huggingface": json.dumps({"info": {"features": FEATURES}})}
     content = io.BytesIO()
-    written = pyarrow.table(columns).replace_schema_metadata(told)
+    written = pyarrow.table(columns).replace_schema_metadata(TOLD)
     parquet.write_table(written, content, row_group_size=10)
     server.files["/train.parquet"] = Served(content.getvalue())
     opened(f"{server.address}/train.parquet")
@@ -221,10 +219,72 @@ def test_what_fails_for_a_while_is_read_again(server, caplog):
     assert not isinstance(error.value, TransientError)
 
 
+def test_what_a_server_refuses_or_cannot_say_yet(server, caplog):
+    name = serve(server, "tar", 1)
+    about = server.files["/train-00.tar"]
+    about.faults = [{"status": 503}] * 4
+    assert opened(name).num_examples == 40
+    assert "503" in caplog.text
+    about.faults = [{"status": 403}] * 2
+    with pytest.raises(UserError, match=r"dataset\.name=.* cannot be read: 403") as error:
+        opened(name)
+    assert not isinstance(error.value, TransientError)
+    with pytest.raises(UserError, match="x.tar.gz' is no .parquet or .tar"):
+        opened(f"{server.address}/x.tar.gz")
+
+
+def test_a_file_that_is_replaced_during_a_run(server):
+    dataset = opened(serve(server, "parquet", 1))
+    server.files["/train-00.parquet"] = Served(table(40, 40), {"ETag": '"new"'})
+    with pytest.raises(UserError, match=r"train-00\.parquet .*has changed since it was opened"):
+        dataset.example(0, np.random.default_rng(0))
+    server.files["/a.tar"] = Served(tar(0, 40), {"Last-Modified": "Mon, 30 Nov 2026 07:00:00 GMT"})
+    first = opened(f"{server.address}/a.tar").fingerprint
+    server.files["/a.tar"].headers["Last-Modified"] = "Mon, 30 Nov 2026 08:00:00 GMT"
+    assert opened(f"{server.address}/a.tar").fingerprint != first
+
+
+def test_what_is_kept_is_bounded_by_removing_only_that(server, cache):
+    dataset = opened(serve(server, "parquet", 1))
+    size = len(server.files["/train-00.parquet"].body)
+    (cache / "notes.txt").write_text("mine")
+    (cache / ("0" * 32 + ".1.unfinished")).write_bytes(bytes(10_000))
+    os.utime(cache / ("0" * 32 + ".1.unfinished"), (0, 0))  # of a run that was killed
+    small = opened(serve(server, "parquet", 1), cache_gib=size / 2 / 2**30)
+    batches(small)
+    assert (cache / "notes.txt").exists()
+    assert not (cache / ("0" * 32 + ".1.unfinished")).exists()
+    for path in cache.iterdir():
+        if len(path.name) == 32:
+            path.write_bytes(path.read_bytes()[:50])  # this disk has lost the rest
+    assert values(dataset) == [(i, i % 3) for i in range(40)]
+
+
+def test_odd_columns_of_parquet(server):
+    images = pyarrow.array([{"bytes": picture(i), "path": None} for i in range(4)], IMAGE)
+    texts = pyarrow.array([["a", "b"], ["c"], ["d"], ["e"]])
+    missing = pyarrow.array([{"bytes": None, "path": "/etc/hostname"}] * 4, IMAGE)
+    small, large = (pyarrow.array([0, 1, 0, 1], kind) for kind in (pyarrow.int8(), pyarrow.int64()))
+    for name, columns in (
+        ("train-0", {"image": images, "label": small, "captions": texts}),
+        ("train-1", {"image": missing, "label": large, "captions": texts}),
+        ("test", {"image": images[:0], "label": small[:0], "captions": texts[:0]}),
+    ):
+        content = io.BytesIO()
+        parquet.write_table(pyarrow.table(columns), content)
+        server.files[f"/{name}.parquet"] = Served(content.getvalue())
+    tokens = "decode|tokenize('captions', 'characters', 8)"
+    dataset = opened(f"{server.address}/{{train-0,train-1,test}}.parquet", preprocess=tokens)
+    assert dataset.source[0]["captions"] == ["a", "b"]
+    assert dataset.labels().tolist() == [0, 1] * 4
+    with pytest.raises(UserError, match="example 4 of .*: the image is missing"):
+        dataset.example(4, np.random.default_rng(0))
+
+
 def test_a_server_without_parts_of_files(server):
     dataset = opened(serve(server, "parquet", 1))
     server.files["/train-00.parquet"].faults = [{"whole": True}]
-    with pytest.raises(UserError, match=r"sends no parts of files .*copy the file"):
+    with pytest.raises(UserError, match="sends no parts of files; copy it"):
         dataset.example(0, np.random.default_rng(0))
 
 
@@ -233,7 +293,7 @@ def test_damaged_files_are_named(server):
         name = serve(server, kind, 1)
         file = server.files[f"/train-00.{kind}"]
         file.body = file.body[:-600] + b"x" * 600
-        with pytest.raises(UserError, match="dataset.name=.*(is damaged|cannot be read)"):
+        with pytest.raises(UserError, match=r"train-00\.(parquet is damaged|tar cannot be read)"):
             opened(name)
 
 
@@ -297,7 +357,7 @@ def test_what_a_repository_lacks_is_said(hub):
         ("hf://datasets/some/gated", r"404.*HF_TOKEN"),
         ("hf://some/photos", "must be like hf://datasets/OWNER/NAME"),
         ("s3://some/photos", "must be a path, or hf://"),
-        (f"{hub.address}/folder", "does not list its files; name them"),
+        (f"{hub.address}/folder", "lists no folder; name files"),
         (f"{hub.address}/none.tar", "none.tar"),
         (f"{hub.address}/{{0..999999}}.tar", "names no file, or over 100,000"),
     ):
@@ -308,6 +368,36 @@ def test_what_a_repository_lacks_is_said(hub):
         opened(one, on_bad_image="skip")
     with pytest.raises(UserError, match=r"dataset\.cache_gib: .* GiB are needed in"):
         remote.check_room("dataset.cache_gib", 1 << 60)
+
+
+def test_parquet_of_this_machine(tmp_path):
+    data = tmp_path / "photos/data"
+    data.mkdir(parents=True)
+    (tmp_path / "photos/README.md").write_text("as `hf download` leaves it")
+    for name, first, count in (("train-00", 0, 40), ("train-01", 40, 40), ("test-00", 80, 5)):
+        (data / f"{name}.parquet").write_bytes(table(first, count))
+    (one := tmp_path / "plain.parquet").write_bytes(table(0, 20, told={}))
+    for name in (str(tmp_path / "photos"), str(data), f"{data}/{{train-00,train-01}}.parquet"):
+        assert values(opened(name)) == [(i, i % 3) for i in range(80)]
+    assert values(opened(str(data), "test")) == [(i, i % 3) for i in range(80, 85)]
+    unnamed = opened(str(one))  # as other libraries than `datasets` write it
+    assert (unnamed.class_names, values(unnamed)[7]) == (("0", "1", "2"), (7, 1))
+    size = sum(path.stat().st_size for path in data.iterdir())
+    small = opened(str(data), cache_gib=size / 2 / 2**30)
+    assert small.source.windows is not None
+    (data / "train-01.parquet").write_bytes(table(40, 40)[:-100])
+    with pytest.raises(UserError, match=r"data/train-01\.parquet is damaged"):
+        opened(str(tmp_path / "photos"))
+    with pytest.raises(UserError, match=r"x\.parquet, .*y\.parquet cannot be read: No such file"):
+        opened(f"{data}/{{x,y}}.parquet")
+
+
+def test_damaged_images_of_this_machine(tmp_path):
+    content = table(0, 20, write_page_checksum=False, compression="none")
+    (tmp_path / "train.parquet").write_bytes(content.replace(picture(7), b"x" * len(picture(7))))
+    with pytest.raises(UserError, match=r"train\[7\]"):
+        opened(str(tmp_path / "train.parquet"))
+    assert opened(str(tmp_path / "train.parquet"), on_bad_image="skip").num_examples == 19
 
 
 @pytest.mark.parametrize("kind", PACKERS)

@@ -118,25 +118,45 @@ def image_and_label(
     """
     schema = schemas[0]
     with reading(where, "says nothing usable of its columns"):
-        told = parse_json((schema.metadata or {}).get(b"huggingface", b"{}"))
-        told = told.get("info", {}).get("features", {}).items()
-        features = {key: feature for key, feature in told if isinstance(feature, dict)}
+        told = [_features(schema) for schema in schemas]
+        features = told[0]
         names = {key: [*map(str, f["names"])] for key, f in features.items() if f.get("names")}
     images = [key for key, feature in features.items() if feature.get("_type") == "Image"]
     if not images:
         raise UserError(f"{where} has no Image feature; its columns: {', '.join(schema.names)}.")
     image = "image" if "image" in images else images[0]
-    texts = [field.name for field in schema if str(field.type).endswith("string")]
+    texts = [field.name for field in schema if _TEXT.fullmatch(str(field.type))]
     check_columns(request.path, request.columns, texts)
     has_labels = request.needs_label or request.label_key
     key = _label_key(where, features, request.label_key) if has_labels else ""
     with reading(where, "has other columns than it says"):
-        for other in schemas:
+        for other, of_other in zip(schemas, told, strict=True):
+            if key and of_other.get(key, {}).get("names") != features[key].get("names"):
+                raise ValueError(f"its files differ in the names of the classes of {key}")
             used = other.empty_table().select([image, key or image, *request.columns])
-            kind = used.schema.field(0).type
-            if not re.fullmatch("struct<bytes: (large_)?binary, path: (large_)?string>", str(kind)):
-                raise ValueError(f"{image} is {kind}")
+            if not is_image(field := used.schema.field(0)):
+                raise ValueError(f"{image} is {field.type}")
     return image, key, names.get(key)
+
+
+def is_image(field: Any) -> bool:
+    """Whether a column has images as `datasets` stores them."""
+    kind = "struct<bytes: (large_)?binary, path: (large_)?string>"
+    return bool(re.fullmatch(kind, str(field.type)))
+
+
+# One text, or several of which one is drawn.
+_TEXT = re.compile(r"(large_)?string|(large_)?list<\w+: (large_)?string>")
+
+
+def _features(schema: Any) -> dict[str, dict[str, Any]]:
+    """Of each column what `datasets` says in a file, or else what its type tells."""
+    told = parse_json((schema.metadata or {}).get(b"huggingface", b"{}"))
+    if features := told.get("info", {}).get("features"):
+        return {key: feature for key, feature in features.items() if isinstance(feature, dict)}
+    simple = re.compile(r"(large_)?string|u?int\d+|double|float")
+    values = {f.name: {"_type": "Value"} for f in schema if simple.fullmatch(str(f.type))}
+    return values | {field.name: {"_type": "Image"} for field in schema if is_image(field)}
 
 
 def listing(
@@ -158,8 +178,10 @@ def _label_key(where: str, features: Mapping[str, Any], label_key: str) -> str:
     simple = [key for key, feature in features.items() if feature.get("_type") == "Value"]
     usual = [label_key] if label_key else ["label", *(known if len(known) == 1 else [])]
     chosen = next((key for key in usual if key in (*known, *simple)), "")
+    if not (known or simple):
+        raise UserError(f"{where} has no labels; its columns: {', '.join(features)}.")
     if not chosen:
-        labels = ", ".join([*known, *simple]) or "none"
+        labels = ", ".join([*known, *simple])
         raise UserError(f"{where}: dataset.label_key={label_key!r} must be one of {labels}.")
     return chosen
 

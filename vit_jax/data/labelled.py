@@ -42,10 +42,10 @@ class LabelledSource(Source):
     columns: Mapping[str, np.ndarray]
     # Whether the images of a part stay as they are stored: random reads of large files are slow.
     keeps_order: ClassVar[bool] = True
-    # Whether every image is decoded before training; not if that would fetch them all.
-    is_checked: ClassVar[bool] = True
     drawn: bool = dataclasses.field(default=False, kw_only=True)  # the data have no splits
     num_classes: int = dataclasses.field(default=0, kw_only=True)
+    # Whether every image is decoded before training; not if that would fetch them all.
+    is_checked: bool = dataclasses.field(default=True, kw_only=True)
 
     def __len__(self) -> int:
         return len(self.places)
@@ -97,11 +97,16 @@ class LabelledSource(Source):
         return self.keep(usable_images(len(self), self.read, self.describe, on_bad_image))
 
 
-def number_images(lengths: Mapping[str, int]) -> tuple[np.ndarray, dict[str, list[int]]]:
+def number_images(lengths: Mapping[str, int]) -> tuple[np.ndarray, dict[str, range]]:
     """Places of images that are stored by split and number in it, and the images of each split."""
-    places = [(split, row) for split, length in lengths.items() for row in range(length)]
-    splits = rows_by((split for split, _ in places), lengths)
-    return np.array(places, [("split", object), ("row", np.int64)]), splits
+    total = sum(lengths.values())
+    places, splits, first = np.empty(total, [("split", object), ("row", np.int64)]), {}, 0
+    for split, length in lengths.items():
+        splits[split] = range(first, first + length)
+        places["split"][first : first + length] = split
+        places["row"][first : first + length] = np.arange(length)
+        first += length
+    return places, splits
 
 
 def rows_by(names: Iterable[str], known: Iterable[str] = ()) -> dict[str, list[int]]:

@@ -46,14 +46,17 @@ class Examples(Protocol):
     def example(self, index: int, rng: np.random.Generator) -> dict[str, np.ndarray]: ...
 
 
-def order(seed: Any, num_examples: int, position: np.ndarray) -> np.ndarray:
+def order(seed: Any, num_examples: int, position: np.ndarray, windows: Any = None) -> np.ndarray:
     """The examples, int64 [P], at positions [P] of a run; each epoch has every example once."""
     position = np.asarray(position, np.int64)
     epochs, within = np.divmod(position, num_examples)
     index = np.empty_like(position)
     for epoch in np.unique(epochs):
         chosen = epochs == epoch
-        index[chosen] = _permute(within[chosen], num_examples, _keys(seed, int(epoch)))
+        if windows:
+            index[chosen] = windows.examples(seed, int(epoch), within[chosen])
+        else:
+            index[chosen] = _permute(within[chosen], num_examples, _keys(seed, int(epoch)))
     return index  # [P]
 
 
@@ -99,16 +102,8 @@ def example_rng(seed: int, position: int) -> np.random.Generator:
 
 
 def _shuffled(dataset: Examples, seed: Any, position: np.ndarray) -> np.ndarray:
-    """`order`, or that of the source's windows."""
-    num_examples, source = dataset.num_examples, getattr(dataset, "source", None)
-    if (windows := getattr(source, "windows", None)) is None:
-        return order(seed, num_examples, position)
-    epochs, within = np.divmod(position, num_examples)
-    index = np.empty_like(position)
-    for epoch in np.unique(epochs):
-        chosen = epochs == epoch
-        index[chosen] = windows.examples(seed, int(epoch), within[chosen])
-    return index
+    windows = getattr(getattr(dataset, "source", None), "windows", None)
+    return order(seed, dataset.num_examples, position, windows)
 
 
 def _balanced(balance: Any, seed: int, position: np.ndarray) -> np.ndarray:

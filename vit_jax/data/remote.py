@@ -9,27 +9,31 @@ pieces that are fetched) as fill half of it, see `Windows`.
 
 import dataclasses
 import functools
+import glob
 import hashlib
 import itertools
 import logging
 import math
 import os
 import re
+import threading
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
+from vit_jax.data.folder import subfolders
 from vit_jax.data.sources import SPLIT_WORDS, map_threads, split_word
-from vit_jax.errors import UserError, as_user_error, one_line
+from vit_jax.errors import UserError
 from vit_jax.files.network import check_reachable
 from vit_jax.files.paths import cache_dir, to_path
-from vit_jax.files.remote import RemoteFile, check_room, file_system, scheme_of
+from vit_jax.files.remote import RemoteFile, asked, check_room, file_system, scheme_of
 from vit_jax.wording import counted, list_names, unsigned
 
 ENDINGS = (".parquet", ".tar")
 _HUB = re.compile(r"hf://(datasets/[\w.-]+/[\w.-]+)(?:@(refs/(?:convert|pr)/[^/]+|[^/]+))?(/.*)?")
 _MOST_FILES = 100_000
+_LOGIN = "; if it needs a login: `hf auth login`, or set HF_TOKEN"
 
 
 def expand(name: str) -> list[str]:
@@ -47,6 +51,26 @@ def _choices(part: str) -> list[str]:
         first, last = bounds.groups()
         return [f"{i:0{len(first)}}" for i in range(int(first), int(last) + 1)[: _MOST_FILES + 1]]
     return part[1:-1].split(",") if part.startswith("{") and part.endswith("}") else [part]
+
+
+def packed(name: str, ending: str) -> list[str]:
+    """The files of an ending in a folder, or in each of its subfolders, or those of a pattern.
+
+    Sorted; empty if `name` is something else.
+    """
+    path = os.path.abspath(os.path.expanduser(name))
+    if path.lower().endswith(ending):
+        return expand(path)
+    if not os.path.isdir(path):
+        return []
+    below = [os.path.join(path, name) for name in subfolders(path)]
+    files: list[str] = []
+    for folder in below or [path]:
+        names = sorted(glob.glob(f"*{ending}", root_dir=folder))
+        if not names or (below and subfolders(folder)):
+            return []
+        files += [os.path.join(folder, name) for name in names]
+    return files
 
 
 def splits_of(where: str, files: Sequence[str]) -> list[str]:
@@ -68,41 +92,53 @@ def find_files(name: str, cache_gib: float) -> list[RemoteFile]:
     Those of a branch of Hugging Face are of the commit that it has now.
     """
     where, scheme = f"dataset.name={unsigned(name)!r}", scheme_of(name)
-    address = _pinned(where, name) if scheme == "hf" else name
-    client, is_file = file_system(scheme), name.lower().endswith(ENDINGS)
+    limit = int(cache_gib * 2**30)
+    if not scheme:
+        return _local_files(where, name, limit)
+    is_file = name.lower().endswith(ENDINGS)
     if not is_file and scheme.startswith("http"):
-        text = "a web server does not list its files"
-        raise UserError(f"{where}: {text}; name them, as in https://HOST/{{000..099}}.tar.")
+        text = "is no .parquet or .tar, and a web server lists no folder"
+        raise UserError(f"{where} {text}; name files, as in https://HOST/{{000..099}}.tar.")
     if scheme == "gs":
         to_path(name)  # raises if it is malformed, or nothing answers
     if scheme.startswith("http"):
         check_reachable(where, "/".join(name.split("/")[:3]))
-    try:
-        if is_file:
-            addresses = expand(address)
-            infos = list(map_threads(client.info, addresses, chunk=1))
-        else:
-            found = client.find(address.rstrip("/"), detail=True)
-            addresses = [f"{scheme}://{path}" for path in sorted(found)]
-            infos = [found[path] for path in sorted(found)]
-    except UserError:
-        raise
-    except Exception as error:  # of any client
-        hint = "; if it needs a login: `hf auth login`, or set HF_TOKEN" if scheme == "hf" else ""
-        raise as_user_error(f"{where} cannot be read: {one_line(error)}{hint}.", error) from error
+    address = _pinned(where, name) if scheme == "hf" else name
+    client, hint = file_system(scheme), _LOGIN if scheme == "hf" else ""
+    if is_file:
+        addresses = expand(address)
+        asks = [functools.partial(client.info, each) for each in addresses]
+        infos = list(map_threads(lambda ask: asked(where, ask, hint), asks, chunk=1))
+    else:
+        list_all = functools.partial(client.find, address.rstrip("/"), detail=True)
+        found = dict(sorted(asked(where, list_all, hint).items()))
+        addresses, infos = [f"{scheme}://{path}" for path in found], list(found.values())
     sizes = [info.get("size") for info in infos]
     if any(size is None for size in sizes):
         raise UserError(f"{where}: the server does not tell the size of files; copy them.")
-    limit, keys = int(cache_gib * 2**30), ("blob_id", "md5Hash", "ETag", "generation", "mtime")
+    keys = ("blob_id", "md5Hash", "ETag", "generation", "Content-MD5", "Digest", "Last-Modified")
     files = [
         RemoteFile(file, size, str(next(filter(None, map(info.get, keys)), "")), limit)
         for file, size, info in zip(addresses, sizes, infos, strict=True)
     ]
     for ending in ENDINGS:
         if chosen := [file for file in files if file.address.lower().endswith(ending)]:
-            _check_one_set(where, name, address, [file.address for file in chosen])
+            if not is_file:
+                _check_one_set(where, name, address, [file.address for file in chosen])
             return chosen
     raise UserError(f"{where}: no .parquet or .tar among its {counted(len(files), 'file')}.")
+
+
+def _local_files(where: str, name: str, limit: int) -> list[RemoteFile]:
+    paths, files = packed(name, ".parquet"), []
+    if os.path.isdir(root := os.path.abspath(os.path.expanduser(name))):
+        _check_one_set(where, name, root, paths)
+    if absent := [path for path in paths if not os.path.isfile(path)]:
+        raise UserError(f"{where}: {list_names(absent)} cannot be read: No such file.")
+    for path in paths:
+        stat = os.stat(path)
+        files.append(RemoteFile(path, stat.st_size, str(stat.st_mtime_ns), limit))
+    return files
 
 
 def _pinned(where: str, name: str) -> str:
@@ -114,19 +150,14 @@ def _pinned(where: str, name: str) -> str:
 
     repository, revision, rest = match.groups()
     check_reachable(where, constants.ENDPOINT)
-    try:
-        name = repository.removeprefix("datasets/")
-        commit = HfApi().dataset_info(name, revision=revision and revision.replace("%2F", "/")).sha
-    except Exception as error:  # from the client or its HTTP library
-        hint = "if it needs a login: `hf auth login`, or set HF_TOKEN"
-        raise as_user_error(f"{where}: {one_line(error)} ({hint})", error) from error
-    return f"hf://{repository}@{commit}{rest or ''}"
+    name = repository.removeprefix("datasets/")
+    revision = revision and revision.replace("%2F", "/")
+    described = asked(where, lambda: HfApi().dataset_info(name, revision=revision), _LOGIN)
+    return f"hf://{repository}@{described.sha}{rest or ''}"
 
 
 def _check_one_set(where: str, name: str, root: str, files: Sequence[str]) -> None:
-    """Raises a UserError for Parquet files of several configurations."""
-    if name.lower().endswith(ENDINGS):
-        return
+    """Raises a UserError for files of several configurations."""
     folders = {os.path.dirname(file).removeprefix(root.rstrip("/")).strip("/") for file in files}
     sets = {"/".join(part for part in f.split("/") if not split_word(part)) for f in folders}
     if len(sets) > 1:
@@ -147,7 +178,11 @@ class Windows:
 
     def examples(self, seed: Any, epoch: int, within: np.ndarray) -> np.ndarray:
         """The examples at places in an epoch, int64 [P]."""
-        return _order(self, seed, epoch)[within]
+        with _ONE:
+            return _order(self, seed, epoch)[within]
+
+
+_ONE = threading.Lock()  # threads want an epoch's order at the same time
 
 
 @functools.lru_cache(maxsize=4)  # epochs: a batch may have the end of one and the start of another
@@ -171,9 +206,14 @@ def announce(where: str, files: Sequence[RemoteFile], indexing: str) -> None:
     """Says what will be fetched; UserError if the disk has no room for it."""
     total, limit = sum(file.size for file in files), files[0].limit
     check_room("dataset.cache_gib", min(total, limit))
-    once = f"all are fetched once, and kept in {cache_dir()}"
+    once = f"all are read once, and kept in {cache_dir()}"
     if total > limit / 2:
         share = f"at most {limit / 2**30:g} GiB are kept in {cache_dir()}"
-        once = f"every pass over them fetches them; {share}: dataset.cache_gib"
+        once = f"every pass over them reads them; {share}: dataset.cache_gib"
     size = f"{counted(len(files), 'file')}, {total / 2**30:.2f} GiB"
-    logging.info(f"{where}: {size}; {indexing}, {once}.")
+    _say_once(f"{where}: {size}; {indexing}, {once}.")
+
+
+@functools.cache
+def _say_once(text: str) -> None:  # not for every split
+    logging.info(text)

@@ -12,7 +12,6 @@ The layout is that of github.com/webdataset/webdataset.
 import contextlib
 import dataclasses
 import functools
-import glob
 import json
 import logging
 import os
@@ -26,9 +25,9 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from vit_jax.data.folder import EXTENSIONS, subfolders
+from vit_jax.data.folder import EXTENSIONS
 from vit_jax.data.labelled import LabelledSource, Listing, rows_by
-from vit_jax.data.remote import Windows, announce, expand, splits_of, windows
+from vit_jax.data.remote import Windows, announce, packed, splits_of, windows
 from vit_jax.data.sources import Request, map_threads
 from vit_jax.errors import UserError, as_user_error, one_line
 from vit_jax.files import paths
@@ -99,7 +98,6 @@ class TarSource(LabelledSource):
 class RemoteTarSource(TarSource):
     """Images inside tars on a server, of which chunks are fetched."""
 
-    is_checked = False
     files: tuple[RemoteFile, ...]
 
     def _bytes(self, tar: int, start: int, stop: int) -> bytes:
@@ -112,25 +110,9 @@ class RemoteTarSource(TarSource):
     @functools.cached_property
     def windows(self) -> Windows | None:
         """The order of training, if it is not a plain one."""
+        used = [self.files[tar] for tar in np.unique(self.places["tar"])]
         first = np.cumsum([0, *(-(-file.size // CHUNK) for file in self.files)])
-        return windows(self.files, first[self.places["tar"]] + self.places["offset"] // CHUNK)
-
-
-def find_tars(name: str) -> list[str]:
-    """The tars that `dataset.name` refers to, sorted; empty if it is something else."""
-    path = os.path.abspath(os.path.expanduser(name))
-    if path.lower().endswith(".tar"):
-        return expand(path)
-    if not os.path.isdir(path):
-        return []
-    below = [os.path.join(path, name) for name in subfolders(path)]
-    tars: list[str] = []
-    for folder in below or [path]:
-        names = sorted(glob.glob("*.tar", root_dir=folder))
-        if not names or (below and subfolders(folder)):
-            return []
-        tars += [os.path.join(folder, tar) for tar in names]
-    return tars
+        return windows(used, first[self.places["tar"]] + self.places["offset"] // CHUNK)
 
 
 def open_tars(
@@ -142,7 +124,7 @@ def open_tars(
     images lack a label or a column, and see `Listing.open`.
     """
     where = f"dataset.name={unsigned(request.path)!r}"
-    tars = [unsigned(file.address) for file in files] or find_tars(request.path)
+    tars = [unsigned(file.address) for file in files] or packed(request.path, ".tar")
     if absent := [tar for tar in tars if not (files or os.path.exists(tar))]:
         raise UserError(f"{where}: {list_names(absent)} cannot be read: No such file.")
     if files:
@@ -163,7 +145,9 @@ def open_tars(
             raise UserError(f"{where}: {lack}, first {images[missing[0]][1]}.")
     columns = zip(request.columns, (np.array(places, _PLACE) for places in texts), strict=True)
     arrays = np.array(images, _PLACE), dict(columns), tuple(tars)
-    source = RemoteTarSource(*arrays, tuple(files)) if files else TarSource(*arrays)
+    source = (
+        RemoteTarSource(*arrays, tuple(files), is_checked=False) if files else TarSource(*arrays)
+    )
     rows, wanted = rows_by(splits, known), labels if request.needs_label else None
     return Listing(where, source, rows, wanted).open(request.split)
 
@@ -215,7 +199,10 @@ def _scan_remote(file: RemoteFile) -> list[tuple[str, int, int, int, str]]:
         with file.open() as content:
             path.write_text(json.dumps(_scan(content)), encoding="utf-8")
 
-    return file.index("members", write, lambda path: paths.parse_json(path.read_bytes()))
+    def read(path: Path) -> list[tuple[str, int, int, int, str]]:
+        return paths.parse_json(path.read_bytes())
+
+    return file.keep("members", write, read, is_small=True)
 
 
 def _scan(file: Any) -> list[tuple[str, int, int, int, str]]:
