@@ -51,7 +51,8 @@ def get_config(argument: str = "S/16,pictures") -> ConfigDict:
     config.duration.steps = STEPS
     distil(config, form)
     set_kind(config, "optimizer", "adamw")
-    config.optimizer.update(weight_decay=0.04, clip_norm=3.0, momentum_dtype="float32")
+    config.optimizer.update(weight_decay=0.04, final_weight_decay=0.4, clip_norm=3.0)
+    config.optimizer.momentum_dtype = "float32"
     config.schedule.learning_rate = 5e-4 * BATCH_SIZE / 256
     if variant not in VARIANTS:
         config.schedule.learning_rate /= 10

@@ -12,7 +12,7 @@ from vit_jax.errors import UserError
 from vit_jax.models.create import VARIANTS, create_model
 from vit_jax.parameters.groups import decay_factors
 from vit_jax.training.optimizer import create_optimizer
-from vit_jax.training.schedule import SCHEDULES, create_schedule, to_steps
+from vit_jax.training.schedule import SCHEDULES, Schedule, create_schedule, to_steps
 from vit_jax.trees import flatten_names, unflatten_names
 
 
@@ -150,6 +150,17 @@ def test_decay_is_decoupled_times_the_learning_rate_and_spares_biases() -> None:
     np.testing.assert_array_equal(after["head"]["bias"], 3.0)
     after = one_update("adamw", ZEROS, weight_decay=0.5, decay_parameters="all")
     np.testing.assert_allclose(after["head"]["bias"], 3.0 - 0.1 * 0.5 * 3.0)
+
+
+def test_decay_that_rises_as_in_dino() -> None:
+    """The decay before each of four updates is what its code returns for (0.04, 0.4, 1, 4)."""
+    schedule = Schedule(lambda _: jnp.float32(0.1), total_steps=4, warmup_steps=0)
+    options = {"weight_decay": 0.04, "final_weight_decay": 0.4}
+    tx = create_optimizer("adamw", table=VIT, schedule=schedule, **options)
+    state = tx.init(PARAMS)
+    for expected in (0.04, 0.09272078, 0.22, 0.34727922):
+        updates, state = jax.jit(tx.update)(ZEROS, state, PARAMS)
+        np.testing.assert_allclose(updates["head"]["kernel"], -0.1 * expected * 3.0, rtol=1e-6)
 
 
 def test_clipping_comes_before_momentum() -> None:

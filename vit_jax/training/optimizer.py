@@ -194,6 +194,7 @@ def create_optimizer(
     schedule: Schedule,
     table: ParameterTable,
     weight_decay: float = 0.0,
+    final_weight_decay: float | None = None,
     decay_parameters: str = "kernels",
     decay_multipliers: Sequence[tuple[str, float]] = (),
     clip_norm: float | None = None,
@@ -212,6 +213,8 @@ def create_optimizer(
 
     Args:
       weight_decay: decoupled, multiplied by the learning rate.
+      final_weight_decay: what it becomes by half a cosine over the run (DINO: 0.04 to 0.4); None:
+        it stays.
       coupled_decay: add the decay to the gradient, before momentum (L2 regularisation: PyTorch's
         `SGD` and `Adam`). LARS always does.
       decay_parameters: which parameters to decay: kernels | all.
@@ -230,14 +233,22 @@ def create_optimizer(
     check_known("optimizer.name", name, OPTIMIZERS)
     check_known("optimizer.decay_parameters", decay_parameters, DECAY_MASKS)
     check_known("optimizer.momentum_dtype", momentum_dtype, ("float32", "bfloat16"))
-    if decay_multipliers and not weight_decay:
-        raise UserError("optimizer.decay_multipliers needs optimizer.weight_decay > 0; it is 0.")
+    changes = {"decay_multipliers": decay_multipliers, "final_weight_decay": final_weight_decay}
+    if (unused := [key for key, value in changes.items() if value]) and not weight_decay:
+        raise UserError(f"optimizer.{unused[0]} needs optimizer.weight_decay > 0; it is 0.")
     steps = [] if clip_norm is None else [optax.clip_by_global_norm(clip_norm)]
     steps.append(OPTIMIZERS[name](table, momentum_dtype, **kwargs))
     if weight_decay:
-        decay = add_multiplied_decay(
-            weight_decay, DECAY_MASKS[decay_parameters], decay_multipliers, table
-        )
+
+        def decaying(weight_decay: Any) -> optax.GradientTransformation:
+            mask = DECAY_MASKS[decay_parameters]
+            return add_multiplied_decay(weight_decay, mask, decay_multipliers, table)
+
+        decay = decaying(weight_decay)
+        if final_weight_decay is not None:
+            ratio = final_weight_decay / weight_decay
+            rising = optax.cosine_decay_schedule(weight_decay, schedule.total_steps, alpha=ratio)
+            decay = optax.inject_hyperparams(decaying)(rising)
         steps.insert(len(steps) - (coupled_decay or name == "lars"), decay)
     if name == "lamb":
         pattern = DECAY_MASKS[kwargs.get("adapted_parameters", "all")]
