@@ -295,10 +295,14 @@ class Model:
     ) -> list[Any]:
         """The texts by how well they fit an image: [(text, probability), ...], as by `predict`.
 
-        Compiles anew for each call; for many images call `with_classes` once. UserError: see there
+        A later call with the same texts and prompts compiles nothing. UserError: see `with_classes`
         and `predict`.
         """
-        classifier = self.with_classes(texts, prompts)
+        key = "zero_shot", tuple(texts), tuple(prompts)
+        if key not in self._steps:
+            self._steps.pop(self._steps.get("zero_shot"), None)  # it holds device memory
+            self._steps.update({"zero_shot": key, key: self.with_classes(texts, prompts)})
+        classifier = self._steps[key]
         return classifier.predict(images, top=classifier.num_outputs)
 
     def with_classes(

@@ -65,9 +65,10 @@ def _facts(run: Run) -> dict[str, str]:
     training += [format_seconds(run.time["elapsed_seconds"])] if run.time else []
     training += [devices_text(start) for start in run.starts[-1:]]
     training += [f"started {start['time'][:10]}" for start in run.starts[:1]]
+    others = (f", {data_title(row[0])} (weight {row[1]:g})" for row in data.get("mixture", ()))
     return {
         "Model": ", ".join(parts),
-        "Data": f"{data_title(data['name'])}, split {data['split']}",
+        "Data": f"{data_title(data['name'])}, split {data['split']}{''.join(others)}",
         "Weights": _weights(run),
         "Objective": config["objective"]["name"].replace("_", " ").removeprefix("classification"),
         "Training": ", ".join(training),

@@ -130,6 +130,7 @@ def names_table(
     heads = (head, "classifier.", "cls_classifier.", "visual_projection.")
     table += [Part({"head/": name}) for name in heads]
     if _TOPS[kind] is _CLIP:
+        table += [Part({"Transformer/pre_norm/": "pre_layernorm."}, theirs=prefix)]  # OWL-ViT
         table += [Part(_MAP_HEAD, "MAPHead_0/", f"{prefix}head.")]
     for folder in FOLDERS[kind]:
         for names in (*forms, *_BLOCKS[kind]):
