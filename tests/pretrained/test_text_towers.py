@@ -15,6 +15,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+import tokenizers
 import torch
 
 from configs import lit
@@ -371,6 +372,32 @@ def test_clip_of_transformers(clip_tokenizer: Any, tmp_path: Path) -> None:
         expected = clip_tokenizer(AWKWARD, **options)["input_ids"]
         vocab = str(tmp_path / side / "tokenizer.json")
         assert_ids(Tokenize("caption", vocab, 77), AWKWARD, expected)
+
+
+def test_siglip_2_of_transformers(transformers: Any, tmp_path: Path) -> None:
+    """A tokenizer of Gemma's form, as the hub has it; the class of SigLIP 2 makes letters small."""
+    trained = tokenizers.Tokenizer(
+        tokenizers.models.BPE(byte_fallback=True, fuse_unk=True, unk_token="<unk>")
+    )
+    trained.normalizer = tokenizers.normalizers.Replace(" ", "▁")
+    trained.pre_tokenizer = tokenizers.pre_tokenizers.Split(" ", "merged_with_previous")
+    special = ["<pad>", "<eos>", "<bos>", "<unk>", "<mask>", *(f"<0x{i:02X}>" for i in range(256))]
+    options: Any = {"vocab_size": 400, "special_tokens": special, "show_progress": False}
+    trained.train_from_iterator(AWKWARD, tokenizers.trainers.BpeTrainer(**options))
+    end = tokenizers.processors.TemplateProcessing("$A <eos>", special_tokens=[("<eos>", 1)])
+    trained.post_processor = end
+    SiglipModel = transformers.SiglipModel
+    SiglipModel(SiglipModel.config_class(**both(SIGLIP))).save_pretrained(tmp_path)
+    trained.save(str(tmp_path / "tokenizer.json"))
+    told = {f"{name}_token": f"<{name}>" for name in ("pad", "eos", "bos", "unk")}
+    told |= {"tokenizer_class": "GemmaTokenizer", "padding_side": "right"}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(told))
+    theirs = transformers.Siglip2Tokenizer.from_pretrained(tmp_path)
+    texts = [*AWKWARD, "ΟΔΥΣΣΕΥΣ"]
+    expected = theirs(texts, padding="max_length", truncation=True, max_length=LENGTH)["input_ids"]
+    loaded = load_model(f"{tmp_path}#txt")
+    for text, ids in zip(texts, expected, strict=True):
+        np.testing.assert_array_equal(loaded.preprocess(text)[0], ids, err_msg=repr(text))
 
 
 def test_published_prompts(open_clip: Any, tmp_path: Path) -> None:

@@ -212,10 +212,17 @@ def _canonical(text: str) -> str:
     return " ".join(text.lower().translate(_NO_PUNCTUATION).split())
 
 
+def _lowercase(text: str) -> str:
+    """As transformers' tokenizer of SigLIP 2: letter by letter, unlike `str.lower`."""
+    package = import_extra("tokenize", "tokenizers", "text")
+    return package.normalizers.Lowercase().normalize_str(text)
+
+
 # What is done with a text before it is split into tokens.
 CLEAN: dict[str, Callable[[str], str]] = {
     "none": lambda text: text,
     "siglip": _canonical,  # transformers' tokenizer of SigLIP
+    "lowercase": _lowercase,
     # open_clip's; "lower" is OpenAI's, too.
     "lower": lambda text: _fixed(text).lower(),
     "whitespace": _fixed,

@@ -121,7 +121,7 @@ def read(arrays: Arrays, beside: Beside) -> Stored:
         heads = positive(known["num_attention_heads"]) if model_type else None
     stored = Stored("huggingface", conventions=conventions)
     length = len(arrays.get(f"{prefix}embeddings.position_embedding.weight", ()))
-    stored.eval_preprocess = _tokenize(beside, settings.get("clean", ""), length)
+    stored.eval_preprocess = _tokenize(beside, is_siglip, settings.get("clean", ""), length)
     width = arrays[f"{prefix}final_layer_norm.weight"].size
     stored.num_heads = beside.heads_of(arrays, heads, width // 64)
     read_table(stored, arrays, _table(prefix, f"{prefix}head."), stored.num_heads)
@@ -137,7 +137,7 @@ _TOKENIZERS = {"spiece.model": "siglip", "tokenizer.json": "none"}
 _TOKENIZERS |= {"bpe_simple_vocab_16e6.txt.gz": "lower"}
 
 
-def _tokenize(beside: Beside, clean: str, length: int) -> str:
+def _tokenize(beside: Beside, is_siglip: bool, clean: str, length: int) -> str:
     """The op with the tokenizer beside the weights, cleaning as stated if it is; "" without one."""
     names = ["tokenizer.json", *_TOKENIZERS] if clean else [*_TOKENIZERS]
     names = names if beside.settings else names[-1:]  # beside a lone file others' may be
@@ -145,7 +145,11 @@ def _tokenize(beside: Beside, clean: str, length: int) -> str:
     if path is None or clean == "unknown":
         return ""
     name = str(path.absolute() if isinstance(path, Path) else path)
-    return f"tokenize('caption', {name!r}, {length}, {clean or _TOKENIZERS[path.name]!r})"
+    is_gemma = (
+        is_siglip and path.name == "tokenizer.json"
+    )  # which keeps capitals; SigLIP 2 has none
+    usual = "lowercase" if is_gemma else _TOKENIZERS[path.name]
+    return f"tokenize('caption', {name!r}, {length}, {clean or usual!r})"
 
 
 def _table(prefix: str, head: str) -> tuple[Part, ...]:
