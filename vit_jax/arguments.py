@@ -64,6 +64,7 @@ def add_sizes(parser: ArgumentParser) -> None:
         metavar="N[,M]",
         help="use another resolution (height,width); position embeddings are interpolated",
     )
+    add("--patch_size", type=int, metavar="N", help="in pixels, for weights of FlexiViT")
     add(
         "--posemb",
         default="auto",

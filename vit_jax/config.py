@@ -64,6 +64,7 @@ KEYS: dict[str, dict[str, tuple[Any, str]]] = {
     "train_step": {
         "accumulation_steps": (1, "parts to split a batch into to save memory"),
         "polyak_decay": (0.0, "decay of the parameter average (0.9999); 0: no average"),
+        "patch_sizes": ((), "one is drawn per update, evaluators use the first (FlexiViT)"),
     },
     "mesh": {  # devices per axis; -1 is the rest
         "data": (-1, "copies of the model"),

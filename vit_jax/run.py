@@ -5,7 +5,7 @@ The `ConfigDict` ends here: one section per call, and only typed keyword argumen
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -16,6 +16,7 @@ from ml_collections import ConfigDict
 from vit_jax.config import check_config
 from vit_jax.data.datasets import Dataset
 from vit_jax.data.pipeline import batch_spec, check_repeated_augmentation
+from vit_jax.errors import naming
 from vit_jax.evaluators.create import Evaluation, check_metrics, create_evaluations
 from vit_jax.hardware.chips import find_chip
 from vit_jax.models.description import Description
@@ -32,7 +33,15 @@ from vit_jax.parameters.sharding import (
     with_shardings,
 )
 from vit_jax.start import Start, create_start, place_array
-from vit_jax.task import create_task, describe, feature_of, open_checked, open_data, with_classes
+from vit_jax.task import (
+    at_patch_size,
+    create_task,
+    describe,
+    feature_of,
+    open_checked,
+    open_data,
+    with_classes,
+)
 from vit_jax.training.gradients import GRADIENTS, create_gradient
 from vit_jax.training.mixing import create_mixing
 from vit_jax.training.optimizer import create_optimizer
@@ -51,6 +60,7 @@ class Run:
     total_steps: int
     dataset: Dataset
     objective: Objective
+    choices: Sequence[Objective]  # of which each update takes one
     start: Start
     train_step: Callable[..., Any]  # (state, constants, batch) -> (state, metrics); pure
     start_state: Callable[[Any], TrainState]  # parameters -> state before the first update; pure
@@ -165,13 +175,16 @@ class Run:
 
         state, rng = self.abstract_state, jax.eval_shape(lambda: jax.random.key(0))
 
-        def loss(trained: Any, fixed: Any, batch: Any, rng: Any) -> Any:
-            batch = self.objective.prepare(batch)
-            return self.objective.loss(merge_trees(trained, fixed), batch, rng)
+        def loss(objective: Objective, trained: Any, fixed: Any, batch: Any, rng: Any) -> Any:
+            batch = objective.prepare(batch)
+            return objective.loss(merge_trees(trained, fixed), batch, rng)
 
         trained = jax.eval_shape(self.start.merge, state.params)
         fixed = merge_trees(state.buffers, self.abstract_constants)
-        return self.passes * train_flops(loss, trained, fixed, batch_spec(self.dataset, 1), rng)
+        spec = batch_spec(self.dataset, 1)
+        losses = [functools.partial(loss, objective) for objective in self.choices]
+        flops = [train_flops(each, trained, fixed, spec, rng) for each in losses]
+        return self.passes * sum(flops) / len(flops)
 
 
 def create_run(
@@ -204,6 +217,10 @@ def create_run(
     start_is = "pre-trained" if config.pretrained.source else "random"
     check_polyak_decay(config.train_step.polyak_decay, total_steps, start_is)
     objective = create_objective(create_task(config, dataset, total_steps), **config.objective)
+    sizes, image_size = config.train_step.patch_sizes, dataset.image_shape[:2]
+    with naming(f"train_step.patch_sizes={sizes}"):
+        choices = [at_patch_size(objective, image_size, size) for size in sizes]
+    evaluated = choices[0] if choices else objective
     description = describe(config, objective, dataset)
     start = create_start(config, objective, dataset, description.grid)
     schedule = create_schedule(**config.schedule, total_steps=total_steps)
@@ -213,12 +230,12 @@ def create_run(
     evaluations = create_evaluations(
         config.evaluators,
         eval_data,
-        objective=objective,
+        objective=evaluated,
         mesh=mesh,
         batch_size=batch_size,
         loader=config.loader,
         feature_of=functools.partial(
-            feature_of, objective, dataset.image_shape, start.model_shapes
+            feature_of, evaluated, dataset.image_shape, start.model_shapes
         ),
         with_classes=functools.partial(with_classes, objective.class_names),
         on_wait=on_wait,
@@ -233,7 +250,9 @@ def create_run(
         relative_rate=schedule.relative,
         mixing=mixing,
         to_model=start.to_model,
-        **config.train_step,
+        accumulation_steps=num_parts,
+        polyak_decay=config.train_step.polyak_decay,
+        choices=choices,
     )
     start_state = functools.partial(
         create_train_state, tx=tx, polyak_decay=config.train_step.polyak_decay, split=start.split
@@ -244,6 +263,7 @@ def create_run(
         total_steps=total_steps,
         dataset=dataset,
         objective=objective,
+        choices=choices or [objective],
         start=start,
         train_step=step,
         start_state=start_state,

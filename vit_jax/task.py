@@ -1,5 +1,6 @@
 """What a run learns from what: its data, and what its objective is built from."""
 
+import copy
 import logging
 from collections.abc import Callable
 from typing import Any
@@ -9,8 +10,11 @@ from ml_collections import ConfigDict
 
 from vit_jax.data.datasets import Dataset, create_dataset
 from vit_jax.data.mixture import mix
+from vit_jax.data.preprocess import parse
+from vit_jax.data.sized import at_size, spell
 from vit_jax.errors import UserError, naming
 from vit_jax.evaluators.create import OF_OUTPUTS, open_eval_data
+from vit_jax.models import flexible
 from vit_jax.models.create import create_model, family_of
 from vit_jax.models.description import Description, Values
 from vit_jax.objectives.create import OBJECTIVES
@@ -114,6 +118,18 @@ def create_task(config: ConfigDict, dataset: Dataset, total_steps: int) -> Task:
     )
 
 
+def at_patch_size(objective: Objective, image_size: tuple[int, int], patch_size: int) -> Objective:
+    """The same objective with its model at another patch size, see `flexible.at_patch_size`.
+
+    It takes the same parameters. UserError: see there; or an objective of patches.
+    """
+    if not objective.any_patch_size:
+        raise UserError("this objective is of patches of one size.")
+    other = copy.copy(objective)
+    other.model, other.fit = flexible.at_patch_size(objective.model, image_size, patch_size)
+    return other
+
+
 def describe(config: ConfigDict, objective: Objective, dataset: Dataset) -> Description:
     """The description of the objective's model; UserError if the data do not fit its input."""
     model = objective.model
@@ -128,12 +144,18 @@ def describe(config: ConfigDict, objective: Objective, dataset: Dataset) -> Desc
         num_tokens = getattr(op, "num_tokens", 0)
         if vocab_size is not None and num_tokens > vocab_size:
             raise UserError(f"model.vocab_size={vocab_size} must be {num_tokens} for {op}.")
+    shape, preprocess = dataset.element_spec[taken].shape, config.dataset.eval_preprocess
+    if config.train_step.patch_sizes:  # which divide images; the model's own need not
+        size = shape[0], shape[1]
+        whole = flexible.whole_patches(model, size)
+        preprocess = spell(at_size(parse(preprocess).ops, size, whole))
+        shape = (*whole, shape[2])
     return Description(
         model={**config.model, "num_classes": objective.num_outputs},
-        image_shape=dataset.element_spec[taken].shape,
-        grid=None if taken == "text" else model.token_grid(dataset.image_shape[:2]),
+        image_shape=shape,
+        grid=None if taken == "text" else model.token_grid(shape[:2]),
         class_names=objective.class_names,
-        eval_preprocess=config.dataset.eval_preprocess,
+        eval_preprocess=preprocess,
         probabilities_by=objective.probabilities_by,
         values=Values(**objective.numbers) if objective.numbers else None,
     )
@@ -150,8 +172,11 @@ def feature_of(
 
     images = {p: m for p, m in objective.models.items() if family_of(m).input == "image"}
     prefix, model = next(iter(images.items()))
-    params = shapes[prefix] if prefix else shapes
-    return of_batches(vector_feature(model, name, image_shape, params, key), prefix=prefix)
+    params, fit = shapes[prefix] if prefix else shapes, objective.fit
+    if fit is None:
+        return of_batches(vector_feature(model, name, image_shape, params, key), prefix=prefix)
+    feature = vector_feature(model, name, image_shape, jax.eval_shape(fit, params), key)
+    return of_batches(lambda params, images: feature(fit(params), images), prefix=prefix)
 
 
 def with_classes(class_names: tuple[str, ...], key: str, dataset: Dataset) -> Dataset:

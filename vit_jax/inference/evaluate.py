@@ -2,6 +2,7 @@
 
 import dataclasses
 import logging
+import math
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -114,6 +115,7 @@ def evaluate(
         "format": model.format,
         "dataset": options["name"],
         "split": options["split"],
+        **({"tokens": math.prod(grid)} if (grid := model.description.grid) else {}),
         **model_options,
         "preprocess": model.description.eval_preprocess,
     }

@@ -23,6 +23,7 @@ from vit_jax.inference.images import at_image_size, input_range
 from vit_jax.inference.model import Model
 from vit_jax.models.create import VARIANTS, create_model
 from vit_jax.models.description import Description
+from vit_jax.models.flexible import at_patch_size
 from vit_jax.parameters.table import abstract_params
 from vit_jax.pretrained.fit.adapt import adapt_params
 from vit_jax.pretrained.formats.stored import Stored
@@ -38,6 +39,7 @@ def load_model(
     source: str | os.PathLike[str],
     *,
     image_size: int | tuple[int, int] | None = None,
+    patch_size: int | None = None,
     num_heads: int | None = None,
     grid: tuple[int, int] | None = None,
     posemb: str = "auto",
@@ -53,6 +55,7 @@ def load_model(
       source: see `vit_jax.pretrained.load.read_source`.
       image_size: side in pixels, or (height, width), if different from the weights' own; position
         embeddings are interpolated.
+      patch_size: in pixels, if different from the weights' own: for those of FlexiViT.
       num_heads: of the attention, if not stored in the file.
       grid: rows and columns of the file's tokens, if not square.
       posemb: interpolation of positions, a key of `resize.METHODS`; `auto`: as the library whose
@@ -70,7 +73,8 @@ def load_model(
     size: Any = image_size
     if size is not None:
         size = tuple(size) if np.ndim(size) else (int(size), int(size))
-    module, description, source_grid = _create(str(source), stored, grid, size, dtype, preprocess)
+    sizes = size, patch_size
+    module, description, source_grid = _create(str(source), stored, grid, *sizes, dtype, preprocess)
     if stored.similarity:
         description = dataclasses.replace(description, similarity=stored.similarity)
     with reading(f"the description of {source}"):
@@ -83,8 +87,9 @@ def load_model(
         grid=description.grid,
         source_grid=source_grid,
         reset_head=False,
-        posemb=posemb,
+        posemb="siglip2" if patch_size and posemb == "auto" else posemb,  # FlexiViT's, too
         source_posemb=stored.posemb,
+        resize_patches=bool(patch_size),
         dropped=stored.dropped,
         changed=stored.changed,
     )
@@ -106,6 +111,7 @@ def _create(
     stored: Stored,
     grid: tuple[int, int] | None,
     size: tuple[int, int] | None,
+    patch_size: int | None,
     dtype: Any,
     preprocess: str,
 ) -> tuple[Any, Description, tuple[int, int] | None]:
@@ -114,16 +120,22 @@ def _create(
         from vit_jax.pretrained.infer import infer_description  # for files of other projects
 
         with naming(source):
-            description = infer_description(stored, grid=grid, image_size=size)
+            at = None if patch_size else size
+            description = infer_description(stored, grid=grid, image_size=at)
     grid, image_shape = description.grid, description.image_shape
     sizes = {key: value for key, value in description.model.items() if key not in _TRAINING}
     with reading(f"the description of {source}"):
         module = create_model(**sizes, dtype=dtype)
+        if patch_size:
+            module, _ = at_patch_size(module, size or (image_shape[0], image_shape[1]), patch_size)
         own = description.eval_preprocess
         own = own or (f"official_eval({image_shape[:2]})" if grid else "")
         # Every attribute, including those that a description leaves at their defaults.
         model = attributes(module, sizes["name"])
         description = dataclasses.replace(description, model=model, eval_preprocess=own)
+        if patch_size and size in (None, image_shape[:2]):
+            own_grid = module.token_grid((image_shape[0], image_shape[1]))
+            description = dataclasses.replace(description, grid=own_grid)
         if not preprocess:
             check_no_code(source, own)
         if size is not None and grid is None:

@@ -15,6 +15,17 @@ def half_pixel_linear(size_in: int, size_out: int, antialias: bool = False) -> n
     return _normalised(np.maximum(0.0, 1.0 - _half_pixel_distances(size_in, size_out) / width))
 
 
+def patch_resize(size_in: int, size_out: int) -> np.ndarray:
+    """For the kernel of a patch ("FlexiViT", 2212.08013, section 3.3), [out, in].
+
+    With B the matrix of the bilinear resize of a patch (pixel centres, not antialiased), the new
+    kernel is w' = pinv(B^T) w: the token <B x, w'> of the resized patch is closest to <x, w> in
+    mean square over white-noise patches x, and equal for larger patches. Below half the size B
+    skips pixels: a poor start unless trained this way.
+    """
+    return np.linalg.pinv(half_pixel_linear(size_in, size_out).T)
+
+
 def antialiased_cubic(size_in: int, size_out: int) -> np.ndarray:
     """Keys' cubic with a = -1/2, widened by in / out when downscaling, [out, in].
 

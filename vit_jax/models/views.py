@@ -4,6 +4,7 @@ The parameters are those for images of one size. For another size the position e
 interpolated in the call, as DINO and DINOv2 do it, so that gradients reach all of them.
 """
 
+import functools
 import re
 from collections.abc import Callable
 from typing import Any
@@ -19,6 +20,9 @@ from vit_jax.trees import flatten_names, unflatten_names
 
 # Of roles of `family.Row`: parameters that fit one grid, and cannot be interpolated here.
 _OF_ONE_GRID = ("axis_positions", "offsets", "offset_grid")
+
+# As DINO and DINOv2 do it.
+_ALONG = functools.partial(repeating_cubic, offset=0.1)
 
 # (params, images [B, H, W, C], train=, rngs=, masked=) -> pooled [B, D], patches [B, P, D] float32
 Tokens = Callable[..., tuple[jax.Array, jax.Array]]
@@ -50,7 +54,7 @@ def tokens_function(module: Any, image_size: tuple[int, int], *, masks: bool = F
     ) -> tuple[jax.Array, jax.Array]:
         size = module.token_grid(images.shape[1:3])
         if size != grid:
-            params = _resized(family, params, prefix, grid, size)
+            params = resize_positions(module, params, grid, size, _ALONG)
         inputs = {} if masked is None else {"corruption": {"masked": masked}}
         name = family.tokens.rpartition("/")[2]
         pooled, captured = capture(module, params, images, {name}, train=train, rngs=rngs, **inputs)
@@ -61,11 +65,20 @@ def tokens_function(module: Any, image_size: tuple[int, int], *, masks: bool = F
     return tokens
 
 
-def _resized(
-    family: Any, params: Any, prefix: int, grid: tuple[int, int], size: tuple[int, int]
+def resize_positions(
+    module: Any,
+    params: Any,
+    grid: tuple[int, int],
+    size: tuple[int, int],
+    along: Callable[[int, int], Any],
 ) -> Any:
-    """The parameters for a grid of `size` tokens, from those for `grid`."""
-    rows, columns = (repeating_cubic(old, new, 0.1) for old, new in zip(grid, size, strict=True))
+    """The parameters for a grid of `size` tokens, from those for `grid`.
+
+    `along` makes the matrix of an axis, see `interpolation.py`. UserError for positions that cannot
+    be interpolated.
+    """
+    family, prefix = family_of(module), len(module.prefix_tokens)
+    rows, columns = (along(old, new) for old, new in zip(grid, size, strict=True))
     fixed, _ = family.sequence or ("", 0)  # unless these are its positions
     leaves = flatten_names(params)
     for name, leaf in leaves.items():
@@ -73,7 +86,7 @@ def _resized(
         if row.role in _OF_ONE_GRID or (
             row.role != "positions" and re.fullmatch(row.pattern, fixed)
         ):
-            raise UserError(f"{name} is for {grid[0]}x{grid[1]} tokens; crops must be of one size.")
+            raise UserError(f"{name} is for {grid[0]}x{grid[1]} tokens, not {size[0]}x{size[1]}.")
         if row.role == "positions":
             first = prefix if row.of_tokens else 0
             cells = jnp.reshape(leaf[..., first:, :], (*leaf.shape[:-2], *grid, leaf.shape[-1]))

@@ -57,6 +57,8 @@ class _LabelObjective(Objective):
     Evaluation is without label smoothing and weights, to compare recipes.
     """
 
+    any_patch_size = True
+
     def __init__(self, task: Task, *, class_weights: str | Sequence[Any] = ""):
         """
         Args:

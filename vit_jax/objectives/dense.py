@@ -25,6 +25,7 @@ class _Dense(Objective):
     [B, H, W, K]; [B] each.
     """
 
+    any_patch_size = True
     counts: Callable[[Batch], jax.Array]  # which pixels count, bool [B, H, W]
 
     def _build(self, task: Task) -> None:

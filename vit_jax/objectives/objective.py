@@ -69,6 +69,8 @@ class Objective:
     # Logical axes by name of parameters and buffers that belong to no model: a temperature.
     own_parameters: Mapping[str, tuple[str | None, ...]] = {}
     start: dict[str, Any]  # {name: tree of host arrays} of parameters with initial values
+    any_patch_size: bool = False  # whether `task.at_patch_size` is for it
+    fit: Callable[[Any], Any] | None = None  # parameters to those of `model`, if they differ
     values: Callable[..., Metrics]  # `measures` from the outputs of `model`, and a batch
 
     def __init__(self) -> None:
@@ -146,7 +148,8 @@ class Objective:
         return outputs, sown, {"buffers": self.below_prefix(statistics)} if statistics else {}
 
     def _own(self, params: Any) -> Any:
-        return params[self.prefix] if self.prefix else params
+        own = params[self.prefix] if self.prefix else params
+        return own if self.fit is None else self.fit(own)
 
     def below_prefix(self, tree: Any) -> Any:
         """A tree of `model` as a part of the run's."""

@@ -28,6 +28,7 @@ class Regression(Objective):
     """The mean loss over all numbers of an image."""
 
     example_keys = ("image", "target")
+    any_patch_size = True
     probabilities_by = "none"
 
     def __init__(self, task: Task, *, distance: str = "l2"):

@@ -1,6 +1,6 @@
 """The training state and the training step: pure functions."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -58,6 +58,7 @@ def create_train_state(
 
 # Folded into the key of a step for mixing; its parts fold in their index, 0, 1, ...
 MIXING_STREAM = 2**32 - 1
+CHOICE_STREAM = 2**32 - 2
 
 
 def make_train_step(
@@ -69,6 +70,7 @@ def make_train_step(
     relative_rate: Callable[[jax.Array], jax.Array] = jnp.ones_like,
     accumulation_steps: int = 1,
     polyak_decay: float = 0.0,
+    choices: Sequence[Any] = (),
     mixing: Mixing | None = None,
     to_model: Callable[[Any], Any] = lambda params: params,
 ) -> Callable[[TrainState, Any, Batch], tuple[TrainState, Metrics]]:
@@ -81,6 +83,9 @@ def make_train_step(
       relative_rate: `Schedule.relative`, for the gradient.
       accumulation_steps: number of parts to split the batch into.
       polyak_decay: d of average = d * average + (1 - d) * params; 0 disables it.
+      choices: objectives of the same parameters, at other patch sizes (FlexiViT, 2212.08013): the
+        loss of an update is that of one of them, drawn uniformly; () for the loss of `objective`.
+        One program has all of them, and an update runs one.
       mixing: from `create_mixing`; applied before the batch is split.
       to_model: parameters of the state to those of the objective, see `Start.to_model`; frozen
         ones have no part in `grad_norm`.
@@ -91,8 +96,14 @@ def make_train_step(
 
     def train_step(state: TrainState, constants: Any, batch: Batch) -> tuple[TrainState, Metrics]:
         fixed = merge_trees(state.buffers, constants)
-        value_and_grad = _value_and_grad(objective, fixed, to_model, num_steps=accumulation_steps)
+        of_loss = partial(
+            _value_and_grad, fixed=fixed, to_model=to_model, num_steps=accumulation_steps
+        )
         rng = jax.random.fold_in(jax.random.key(seed), state.step)
+        value_and_grad: ValueAndGrad = of_loss(objective)
+        if choices:
+            drawn = jax.random.randint(jax.random.fold_in(rng, CHOICE_STREAM), (), 0, len(choices))
+            value_and_grad = partial(jax.lax.switch, drawn, [*map(of_loss, choices)])
         if mixing is not None:
             batch = mixing(batch, jax.random.fold_in(rng, MIXING_STREAM))
         batch = objective.prepare(batch)
@@ -106,6 +117,9 @@ def make_train_step(
         buffers = objective.update(state.buffers, params, metrics.pop("buffers", {}))
         state = TrainState(state.step + 1, params, opt_state, polyak_params, buffers)
         norms = {"grad_norm": optax.tree.norm(grads), "param_norm": optax.tree.norm(params)}
+        if choices:
+            sizes = [choice.model.patch_size for choice in choices]
+            norms["patch_size"] = jnp.asarray(sizes, jnp.float32)[drawn]
         return state, {"loss": loss, **norms, **metrics}
 
     return train_step

@@ -25,6 +25,7 @@ from vit_jax.models.interpolation import (
     corner_aligned_linear,
     geometric_linear,
     half_pixel_linear,
+    patch_resize,
     repeating_cubic,
 )
 
@@ -135,17 +136,11 @@ def find_source_grid(
 
 
 def resize_patch_kernel(kernel: np.ndarray, patch: Grid) -> np.ndarray:
-    """Patch embedding kernel for another patch size ("FlexiViT", 2212.08013).
+    """Patch embedding kernel for another patch size, [h, w, C, D] to [*patch, C, D].
 
-    From [h, w, C, D] to [*patch, C, D]. With B the matrix of the bilinear resize of a patch (pixel
-    centres, not antialiased), the new kernel is w' = pinv(B^T) w: the token <B x, w'> of the
-    resized patch is closest to <x, w> in mean square over white-noise patches x, and equal for
-    larger patches. Below half the size B skips pixels: a poor start unless trained this way.
+    See `interpolation.patch_resize`.
     """
-    rows, columns = (
-        np.linalg.pinv(half_pixel_linear(old, new).T)  # [new, old]
-        for old, new in zip(kernel.shape[:2], patch, strict=True)
-    )
+    rows, columns = (patch_resize(*n) for n in zip(kernel.shape[:2], patch, strict=True))
     return _resize(kernel, rows, columns)
 
 

@@ -1,0 +1,66 @@
+"""A Vision Transformer at other patch sizes, with the same parameters (FlexiViT, 2212.08013)."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from vit_jax.errors import UserError
+from vit_jax.models.create import family_of
+from vit_jax.models.interpolation import half_pixel_linear, patch_resize
+from vit_jax.models.views import resize_positions
+
+_KERNEL = "embedding"  # [h, w, C, D]
+
+
+def at_patch_size(
+    module: Any, image_size: tuple[int, int], patch_size: int
+) -> tuple[Any, Callable[[Any], Any]]:
+    """The model for patches of `patch_size`, and what makes its parameters of those of `module`.
+
+    The patch embedding is resized by the pseudo-inverse of section 3.3 and the positions
+    bilinearly, antialiased, as big_vision does in every update. Linear and jittable, so gradients
+    reach the parameters.
+
+    Args:
+      module: a Vision Transformer, in the loop or the scan form.
+      image_size: height and width of its images, also those of the new model.
+      patch_size: in pixels.
+
+    UserError: another model, patches that do not divide the image, or positions of one grid.
+    """
+    family = family_of(module)
+    if not family.tokens or getattr(module, "resnet_layers", None) is not None:
+        raise UserError(f"a {family.title} is of one patch size; use a Vision Transformer.")
+    other = module.clone(patch_size=patch_size)
+    new_grid = other.token_grid(image_size)
+    grid = module.token_grid(whole_patches(module, image_size))
+
+    def fit(params: Any) -> Any:
+        kernel = params[_KERNEL]["kernel"]
+        rows, columns = (patch_resize(old, patch_size) for old in kernel.shape[:2])
+        kernel = jnp.einsum(
+            "Hh,Ww,hwcd->HWcd", rows, columns, kernel, precision=jax.lax.Precision.HIGHEST
+        )
+        params = {**params, _KERNEL: {**params[_KERNEL], "kernel": kernel}}
+        if new_grid == grid:
+            return params
+        return resize_positions(module, params, grid, new_grid, _antialiased)
+
+    image = jax.ShapeDtypeStruct((1, *whole_patches(module, image_size), 3), jnp.float32)
+    init = functools.partial(module.init, train=False)
+    params = jax.eval_shape(init, jax.random.key(0), image)["params"]
+    jax.eval_shape(fit, params)  # raises its errors
+    return other, fit
+
+
+def whole_patches(module: Any, image_size: tuple[int, int]) -> tuple[int, int]:
+    """The part of an image that the model's own patches fill: 224 of 240 pixels for 32."""
+    height, width = module.pixels_per_token
+    return image_size[0] // height * height, image_size[1] // width * width
+
+
+def _antialiased(size_in: int, size_out: int) -> Any:
+    return half_pixel_linear(size_in, size_out, antialias=True)
