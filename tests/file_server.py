@@ -56,6 +56,16 @@ def serve_files() -> Iterator[FileServer]:
             thread.join()
 
 
+def pose_as_hub(server: FileServer, monkeypatch: Any, cache: Any) -> None:
+    """The server answers for Hugging Face's hub, whose files are kept in `cache`."""
+    from huggingface_hub import constants
+
+    template = constants.HUGGINGFACE_CO_URL_TEMPLATE.replace(constants.ENDPOINT, server.address)
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+    monkeypatch.setattr(constants, "ENDPOINT", server.address)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache))
+
+
 class _Handler(http.server.BaseHTTPRequestHandler):
     server: FileServer
 

@@ -12,7 +12,7 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from tests.file_server import FileServer, Served, serve_files
+from tests.file_server import FileServer, Served, pose_as_hub, serve_files
 from vit_jax.data.datasets import create_dataset
 from vit_jax.data.pipeline import train_batches
 from vit_jax.errors import TransientError, UserError
@@ -298,12 +298,10 @@ def test_damaged_files_are_named(server):
 
 
 @pytest.fixture
-def hub(server, monkeypatch):
-    from huggingface_hub import HfFileSystem, constants
+def hub(server, monkeypatch, tmp_path):
+    from huggingface_hub import HfFileSystem
 
-    template = constants.HUGGINGFACE_CO_URL_TEMPLATE.replace(constants.ENDPOINT, server.address)
-    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
-    monkeypatch.setattr(constants, "ENDPOINT", server.address)
+    pose_as_hub(server, monkeypatch, tmp_path / "hub")
     remote.file_system.cache_clear()
     HfFileSystem.clear_instance_cache()
     yield server

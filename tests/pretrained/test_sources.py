@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.file_server import FileServer, Served, serve_files
+from tests.file_server import FileServer, Served, pose_as_hub, serve_files
 from tests.pretrained.test_zoo import write_index
 from vit_jax.errors import TransientError, UserError
 from vit_jax.files import network
@@ -224,14 +224,10 @@ VIT = "google/vit-base-patch16-224"
 
 
 def test_repositories_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    constants = pytest.importorskip("huggingface_hub.constants")
     both = {"config.json": b"{}", "pytorch_model.bin": b"pickle"}
     safe = {**both, "model.safetensors": b"tensors", "model.fp16.safetensors": b"half"}
     with serve_files() as server:
-        template = constants.HUGGINGFACE_CO_URL_TEMPLATE.replace(constants.ENDPOINT, server.address)
-        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
-        monkeypatch.setattr(constants, "ENDPOINT", server.address)
-        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+        pose_as_hub(server, monkeypatch, tmp_path / "hub")
         serve_repository(server, VIT, safe)
         serve_repository(server, "old/vit", both)
         serve_repository(server, "some/dataset", {"README.md": b"text"})

@@ -20,9 +20,11 @@ import torch
 
 from configs import lit
 from tests import golden
+from tests.file_server import pose_as_hub, serve_files
 from tests.peers import import_timm, import_transformers
 from tests.pretrained import weights
 from tests.pretrained.test_huggingface_classes import SAME, SIZES, spread
+from tests.pretrained.test_sources import serve_repository
 from tests.pretrained.test_timm_registry import FILES
 from tests.pretrained.test_timm_registry import REFUSED as REFUSED_BY_TIMM
 from tests.test_train import as_of
@@ -485,8 +487,10 @@ def test_fine_tuning_both_towers_starts_from_their_loss(clip: Any, tmp_path: Pat
         lit.get_config(f"{moved},captions.csv")
 
 
-def test_zero_shot_in_one_line(clip: Any, clip_tokenizer: Any, tmp_path: Path) -> None:
-    """Photo and texts to probabilities, with all that is in the folder."""
+def test_zero_shot_in_one_line(
+    clip: Any, clip_tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Photo and texts to probabilities, with all that is in the folder, or on the hub."""
     texts, images = ["a cat", "two DOGS"], golden.images(2, 32, 32)
     tokens = clip_tokenizer(texts, padding="max_length", max_length=12, return_tensors="pt")
     with torch.no_grad():
@@ -502,6 +506,11 @@ def test_zero_shot_in_one_line(clip: Any, clip_tokenizer: Any, tmp_path: Path) -
     first = loaded.zero_shot(images, texts)
     assert {name for name, _ in loaded.zero_shot(images, ["a cow", "a"])[0]} == {"a cow", "a"}
     assert loaded.zero_shot(images, texts) == first
+    with serve_files() as server:
+        pose_as_hub(server, monkeypatch, tmp_path / "hub")
+        files = {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()}
+        serve_repository(server, "some/clip", files)
+        assert load_model("hf://some/clip").zero_shot(images, texts) == first
     for file in ("tokenizer.json", "tokenizer_config.json"):
         (tmp_path / file).unlink()
     with pytest.raises(UserError, match="no tokenizer beside the weights"):
