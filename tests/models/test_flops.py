@@ -77,3 +77,13 @@ def test_the_backward_pass_doubles_it() -> None:
     forward = forward_flops(loss, x, w)
     assert forward == 2 * 8 * 16 * 4
     assert forward_flops(jax.grad(loss, argnums=(0, 1)), x, w) == 3 * forward
+
+
+def test_branches_count_as_their_mean() -> None:
+    """An update with several patch sizes runs one of them, each as often as the others."""
+
+    def function(index: jax.Array, x: jax.Array) -> jax.Array:
+        return jax.lax.switch(index, [lambda x: x @ x, lambda x: x @ x @ x], x)
+
+    arguments = jax.ShapeDtypeStruct((), jnp.int32), jax.ShapeDtypeStruct((4, 4), jnp.float32)
+    assert forward_flops(function, *arguments) == 1.5 * 2 * 4**3

@@ -79,4 +79,5 @@ def flops_of(eqn: Any) -> float:
         return eqn.params["length"] * sum(counts)
     if name == "shard_map":  # the body is per device
         return eqn.params["mesh"].size * sum(counts)
-    return max(counts, default=0.0) if name == "cond" else sum(counts)  # the costliest branch
+    # Of branches the mean: those of an update with several patch sizes are equally likely.
+    return sum(counts) / len(counts) if name == "cond" else sum(counts)
