@@ -17,7 +17,7 @@ scripts/patch_sizes.py makes a table and a plot of all.
 
 * imagenet21k: 90 epochs, batches of 4096, the official code's crop and flip, RandAugment of 2
   operations at magnitude 10, mixup 0.2; sigmoid loss, head bias -10; Adam, rate 1e-3, 10,000 steps
-  of warm-up, cosine, clipping at norm 1, weight decay 0.1 times the rate.
+  of warm-up, cosine, clipping at norm 1, weight decay 0.1 times the rate, momentum in bfloat16.
 * imagenet2012: 90 epochs (the paper has 300, 600 and 1,200), batches of 1024, crops and flips,
   mixup 1.0; the KL divergence from the teacher, no labels; rate 1e-4, 5,000 steps of warm-up, the
   rest as above. Here the teacher sees the images of 240 pixels, in big_vision of 384.
@@ -57,7 +57,7 @@ def get_config(argument: str = "B,imagenet2012") -> ConfigDict:
         config = distillation(size)
     config.train_step.patch_sizes = PATCH_SIZES
     config.duration.epochs = 90.0
-    config.optimizer.update(weight_decay=0.1, clip_norm=1.0)
+    config.optimizer.update(weight_decay=0.1, clip_norm=1.0, momentum_dtype="bfloat16")
     return config
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from configs import pretrain
+from configs import flexivit, pretrain
 from tests.recipes import PRETRAINING, settings
 from vit_jax.data.preprocess import parse
 from vit_jax.data.sources import resolve_split
@@ -90,6 +90,43 @@ def test_steps(argument: str, thousands: float) -> None:
     batch_size = config.dataset.batch_size
     steps = to_steps(**config.duration, num_examples=num_examples, batch_size=batch_size)
     assert round(steps / 1000, 1) == thousands
+
+
+def test_flexivit() -> None:
+    """big_vision's configs/proj/flexivit: i21k_sup.py and i1k_deit3_distill.py."""
+    both = {"representation_size": None, "epochs": 90.0, "weight_decay": 0.1, "clip_norm": 1.0}
+    both |= {"momentum_dtype": "bfloat16"}
+    config = flexivit.get_config("B,imagenet21k")
+    assert settings(config) == PRETRAINING | both | {
+        "split": "full[51200:]",
+        "preprocess": "official_train(240)|randaug(2, 10)",
+        "eval_preprocess": "big_vision_eval(240, resize=272)",
+        "head_bias_init": -10.0,
+        "learning_rate": 1e-3,  # and decay of 1e-4, which is not multiplied by it
+        "mixup_alpha": 0.2,
+        "splits": {"test": "full[:25600]", "validation": "full[25600:51200]"},
+    }
+    sides = (5, 6, 8, 10, 12, 15, 16, 20, 24, 30)
+    assert {*config.train_step.patch_sizes} == {240 // side for side in sides}
+    distilled = settings(flexivit.get_config("B,imagenet2012"))
+    normalize = "normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))"
+    assert distilled == PRETRAINING | both | {
+        "split": "train[:99%]",
+        "preprocess": f"decode|inception_crop(240)|flip_lr|{normalize}",
+        "eval_preprocess": f"decode|resize_small(272)|central_crop(240)|{normalize}",
+        "batch_size": 1024,
+        "head_bias_init": 0.0,
+        "learning_rate": 1e-4,
+        "warmup_steps": 5_000,
+        "mixup_alpha": 1.0,
+        "name": "soft_distillation",
+        "teacher": "deit3/deit_3_base_384_1k",
+        "temperature": 1.0,
+        "weight": 1.0,
+        "splits": {"test": "validation"},
+    }
+    with pytest.raises(UserError, match="must be SIZE,DATASET"):
+        flexivit.get_config("B/16,imagenet2012")
 
 
 @pytest.mark.parametrize("name", pretrain.DATASETS)

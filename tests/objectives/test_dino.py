@@ -344,7 +344,7 @@ def test_the_recipe_continues_from_weights(tmp_path):
         ({"objective__centering": "median"}, "objective.centering='median'"),
         ({"objective__teacher_temperature": 0.0}, "objective.teacher_temperature=0.0"),
         ({"objective__teacher_momentum": 1.5}, "objective.teacher_momentum=1.5"),
-        ({"model__position_embedding": "relative"}, "crops must be of one size"),
+        ({"model__position_embedding": "relative"}, "images and patches must be of one size"),
         ({"dataset__preprocess": "decode|resize(16)"}, "'image_2'.*preprocess can add it"),
     ],
 )
@@ -363,7 +363,7 @@ def test_what_does_not_fit_is_one_line(overrides, words, tmp_path):
     [
         (Ibot, "Mixer-S/8", "MLP-Mixer.* cannot be masked"),
         (Ibot, "MAE-B/16", "cannot be masked"),
-        (Dino, "Mixer-S/8", "is for 2x2 tokens; crops must be of one size"),
+        (Dino, "Mixer-S/8", "is for 2x2 tokens, .* must be of one size"),
         (Dino, "R50x1", "has no tokens of patches"),
     ],
 )

@@ -86,7 +86,8 @@ def resize_positions(
         if row.role in _OF_ONE_GRID or (
             row.role != "positions" and re.fullmatch(row.pattern, fixed)
         ):
-            raise UserError(f"{name} is for {grid[0]}x{grid[1]} tokens, not {size[0]}x{size[1]}.")
+            tokens = f"{grid[0]}x{grid[1]} tokens, not {size[0]}x{size[1]}"
+            raise UserError(f"{name} is for {tokens}: images and patches must be of one size.")
         if row.role == "positions":
             first = prefix if row.of_tokens else 0
             cells = jnp.reshape(leaf[..., first:, :], (*leaf.shape[:-2], *grid, leaf.shape[-1]))
