@@ -12,6 +12,7 @@ import pytest
 from tests import tiny
 from tests.test_train import as_of
 from vit_jax.errors import UserError
+from vit_jax.export.convert import convert_checkpoint
 from vit_jax.inference.evaluate import evaluate
 from vit_jax.inference.load import load_model
 from vit_jax.models.create import create_model
@@ -160,6 +161,11 @@ def test_a_run_is_resumed_and_evaluated_at_any_size(tmp_path: Path, script: tiny
     of_eight = evaluate(run, patch_size=8, image_size=16)
     assert of_eight["accuracy"] == pytest.approx(results["test/accuracy"])  # the first of the list
     assert of_eight["tokens"] == 4
+    teacher = str(tmp_path / "teacher.npz")  # a model of one size, from now on
+    convert_checkpoint(run, teacher, format="npz", patch_size=4, image_size=16)
+    distilled = {"objective__name": "soft_distillation", "objective__teacher": teacher}
+    student = create_run(tiny.config(**FLEXIBLE | distilled), create_mesh())
+    jax.eval_shape(student.train_step, *student.step_arguments())
     done = script(
         "patch_sizes.py", run, "--patch_sizes=4,8", "--image_size=16", f"--output={run}/sizes.png"
     )

@@ -82,7 +82,9 @@ def resize_positions(
     fixed, _ = family.sequence or ("", 0)  # unless these are its positions
     leaves = flatten_names(params)
     for name, leaf in leaves.items():
-        row = next(row for row in family.rows if re.fullmatch(row.pattern, name))
+        row = next((row for row in family.rows if re.fullmatch(row.pattern, name)), None)
+        if row is None:  # a teacher's
+            continue
         if row.role in _OF_ONE_GRID or (
             row.role != "positions" and re.fullmatch(row.pattern, fixed)
         ):
