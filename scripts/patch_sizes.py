@@ -1,6 +1,6 @@
 """Evaluates models at several patch sizes: a table, and a plot against tokens (2212.08013).
 
-    python scripts/patch_sizes.py runs/flexi --patch_sizes=8,12,16,24,48 --image_size=240
+    python scripts/patch_sizes.py runs/flexi --patch_sizes=8,12,16,24,48
     python scripts/patch_sizes.py runs/flexi --patch_sizes=4,7,14 --others=runs/vit_7,runs/vit_14 \\
         --output=sizes.png
 
@@ -9,30 +9,25 @@ of --others are evaluated at their own size.
 """
 
 import argparse
+import os
 from typing import Any
 
 from vit_jax import arguments, launch
 
 
 def parser() -> argparse.ArgumentParser:
-    created = arguments.create_parser(__doc__)
+    created = arguments.create_model_parser(__doc__, source="model of all sizes", batch_size=128)
     add = created.add_argument
-    add("source", metavar="MODEL", help="model of all sizes")
     add("--patch_sizes", required=True, type=arguments.names, metavar="N,M", help="in pixels")
-    add("--image_size", type=arguments.pair, metavar="N[,M]", help="that all sizes divide")
     add("--others", type=arguments.names, default=[], metavar="A,B", help="models of one size")
     add("--dataset", default="", help="as for evaluate.py (default: the run's own)")
     add("--split", default="", help="such as validation (default test)")
-    add("--data_dir", default="", metavar="DIR", help="where TFDS sets are prepared")
-    add("--batch_size", type=int, default=128, help="in total (default 128)")
+    arguments.add_dataset(created)
     add("--output", default="", metavar="FILE", help="the plot, .png or .svg")
     return created
 
 
 def draw(rows: list[dict[str, Any]], path: str) -> None:
-    from vit_jax.errors import import_extra
-
-    import_extra("a plot", "matplotlib", "embedded")
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(5, 3.6), dpi=100, layout="constrained")
@@ -55,19 +50,30 @@ def draw(rows: list[dict[str, Any]], path: str) -> None:
 
 def main() -> None:
     options = vars(parser().parse_args())
-    sizes, others, output = (options.pop(key) for key in ("patch_sizes", "others", "output"))
-    image_size, source = options.pop("image_size"), options.pop("source")
-    if bad := [size for size in sizes if not size.isdigit() or not int(size)]:
-        from vit_jax.errors import UserError
-
-        raise UserError(f"--patch_sizes: {bad[0]!r} is no number of pixels.")
+    names = ("source", "patch_sizes", "others", "output", "patch_size", "image_size")
+    source, sizes, others, output, single, image_size = (options.pop(key) for key in names)
     from vit_jax.console import wilson_interval
+    from vit_jax.errors import UserError, import_extra
     from vit_jax.inference.evaluate import evaluate
 
+    if bad := [size for size in sizes if not size.isdigit()] or ([single] if single else []):
+        raise UserError(
+            f"--patch_sizes must be numbers of pixels, instead of --patch_size: {bad[0]!r}."
+        )
+    if output:  # fail now if it cannot be drawn
+        import_extra("a plot", "matplotlib", "embedded")
+        if not output.endswith((".png", ".svg")) or not os.path.isdir(
+            os.path.dirname(output) or "."
+        ):
+            raise UserError(
+                f"--output={output!r} must be a .png or .svg in a folder that is there."
+            )
     tries = [(source, {"patch_size": int(n), "image_size": image_size}) for n in sizes]
     rows: list[dict[str, Any]] = []
-    for model, options_of_model in [*tries, *((other, {}) for other in others)]:
-        results = evaluate(model, **options, **options_of_model)
+    for model, size in [*tries, *((other, {}) for other in others)]:
+        results = evaluate(model, **options, **size)
+        if "accuracy" not in results:
+            raise UserError(f"{model} has no accuracy: it does not tell classes of whole images.")
         rows.append({**results, "model": model})
     print(f"{'model':40} {'patch':>5} {'tokens':>6} {'accuracy, %':>11}")
     for row in rows:

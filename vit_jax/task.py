@@ -10,8 +10,6 @@ from ml_collections import ConfigDict
 
 from vit_jax.data.datasets import Dataset, create_dataset
 from vit_jax.data.mixture import mix
-from vit_jax.data.preprocess import parse
-from vit_jax.data.sized import at_size, spell
 from vit_jax.errors import UserError, naming
 from vit_jax.evaluators.create import OF_OUTPUTS, open_eval_data
 from vit_jax.models import flexible
@@ -144,18 +142,15 @@ def describe(config: ConfigDict, objective: Objective, dataset: Dataset) -> Desc
         num_tokens = getattr(op, "num_tokens", 0)
         if vocab_size is not None and num_tokens > vocab_size:
             raise UserError(f"model.vocab_size={vocab_size} must be {num_tokens} for {op}.")
-    shape, preprocess = dataset.element_spec[taken].shape, config.dataset.eval_preprocess
-    if config.train_step.patch_sizes:  # which divide images; the model's own need not
-        size = shape[0], shape[1]
-        whole = flexible.whole_patches(model, size)
-        preprocess = spell(at_size(parse(preprocess).ops, size, whole))
-        shape = (*whole, shape[2])
+    sizes, size = config.train_step.patch_sizes, dataset.image_shape[:2]
+    size = flexible.whole_patches(model, size) if sizes else size
     return Description(
         model={**config.model, "num_classes": objective.num_outputs},
-        image_shape=shape,
-        grid=None if taken == "text" else model.token_grid(shape[:2]),
+        image_shape=dataset.element_spec[taken].shape,
+        grid=None if taken == "text" else model.token_grid(size),
         class_names=objective.class_names,
-        eval_preprocess=preprocess,
+        eval_preprocess=config.dataset.eval_preprocess,
+        patch_size=sizes[0] if sizes else None,
         probabilities_by=objective.probabilities_by,
         values=Values(**objective.numbers) if objective.numbers else None,
     )

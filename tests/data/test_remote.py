@@ -279,6 +279,11 @@ def test_odd_columns_of_parquet(server):
     assert dataset.labels().tolist() == [0, 1] * 4
     with pytest.raises(UserError, match="example 4 of .*: the image is missing"):
         dataset.example(4, np.random.default_rng(0))
+    content, columns = io.BytesIO(), {"image": images, "label": ["a", "b", "a", "b"]}
+    parquet.write_table(pyarrow.table(columns), content)
+    server.files["/train-1.parquet"] = Served(content.getvalue())
+    with pytest.raises(UserError, match="files of 'train' differ in the type of label"):
+        opened(f"{server.address}/{{train-0,train-1}}.parquet")
 
 
 def test_a_server_without_parts_of_files(server):
@@ -378,6 +383,12 @@ def test_parquet_of_this_machine(tmp_path):
     for name in (str(tmp_path / "photos"), str(data), f"{data}/{{train-00,train-01}}.parquet"):
         assert values(opened(name)) == [(i, i % 3) for i in range(80)]
     assert values(opened(str(data), "test")) == [(i, i % 3) for i in range(80, 85)]
+    for split in ("train", "test"):  # as `refs/convert/parquet` has it, of one configuration
+        (folder := tmp_path / "converted/default" / split).mkdir(parents=True)
+        (folder / "0000.parquet").write_bytes(table(0, 20))
+    (tmp_path / "photos/assets").mkdir()
+    assert opened(str(tmp_path / "photos")).num_examples == 80
+    assert opened(str(tmp_path / "converted")).num_examples == 20
     unnamed = opened(str(one))  # as other libraries than `datasets` write it
     assert (unnamed.class_names, values(unnamed)[7]) == (("0", "1", "2"), (7, 1))
     size = sum(path.stat().st_size for path in data.iterdir())

@@ -12,7 +12,8 @@ import pytest
 
 from tests.data.test_arrow import png, values
 from vit_jax.data.datasets import create_dataset
-from vit_jax.data.remote import packed, splits_of
+from vit_jax.data.remote import splits_of
+from vit_jax.data.tars import find_tars
 from vit_jax.errors import UserError
 from vit_jax.files import paths
 
@@ -115,15 +116,15 @@ def test_names_and_json_are_labels_and_columns_too(tmp_path):
 
 
 def test_which_folders_hold_tars(root, tmp_path):
-    assert len(packed(str(root), ".tar")) == 3
+    assert len(find_tars(str(root))) == 3
     for split in ("Training", "seg_val"):
         write(tmp_path / "deep" / split / "0.tar", {})
-    paths = packed(str(tmp_path / "deep"), ".tar")
+    paths = find_tars(str(tmp_path / "deep"))
     assert splits_of("x", paths) == ["train", "val"]
     (tmp_path / "deep" / "Training" / "ant").mkdir()  # a folder of images beside its archive
-    assert packed(str(tmp_path / "deep"), ".tar") == []
-    assert packed(str(tmp_path / "nowhere"), ".tar") == []
-    assert packed("/x/{08..11}{a,b}.tar", ".tar")[::3] == ["/x/08a.tar", "/x/09b.tar", "/x/11a.tar"]
+    assert find_tars(str(tmp_path / "deep")) == []
+    assert find_tars(str(tmp_path / "nowhere")) == []
+    assert find_tars("/x/{08..11}{a,b}.tar")[::3] == ["/x/08a.tar", "/x/09b.tar", "/x/11a.tar"]
 
 
 def test_what_is_missing_or_damaged_is_named(root):

@@ -157,18 +157,24 @@ def test_a_run_is_resumed_and_evaluated_at_any_size(tmp_path: Path, script: tiny
     train_and_evaluate(tiny.config(**FLEXIBLE), str(copy))
     assert (copy / "params.npz").read_bytes() == (tmp_path / "run/params.npz").read_bytes()
     run = str(tmp_path / "run")
-    assert load_model(run).description.image_shape == (14, 14, 3)
-    of_eight = evaluate(run, patch_size=8, image_size=16)
-    assert of_eight["accuracy"] == pytest.approx(results["test/accuracy"])  # the first of the list
-    assert of_eight["tokens"] == 4
+    loaded = load_model(run)  # as in training, at the first of the sizes
+    assert (loaded.description.image_shape, loaded.description.grid) == ((16, 16, 3), (2, 2))
+    plain = evaluate(run)
+    assert plain["accuracy"] == pytest.approx(results["test/accuracy"])
+    assert plain["loss"] == pytest.approx(results["test/loss"], rel=1e-5)
+    assert (plain["tokens"], evaluate(run, patch_size=4)["tokens"]) == (4, 16)
+    tuned = {"pretrained__source": run, "pretrained__resize_patches": True}
+    tuned |= {"model__patch_size": 4, "pretrained__reset_head": False, "duration__steps": 1}
+    train_and_evaluate(tiny.config(schedule__learning_rate=0.0, **tuned), str(tmp_path / "tuned"))
+    same = partial(np.testing.assert_allclose, atol=1e-6)  # positions, too
+    tree = load_model(str(tmp_path / "tuned")).params
+    jax.tree.map(same, tree, load_model(run, patch_size=4).params)
     teacher = str(tmp_path / "teacher.npz")  # a model of one size, from now on
-    convert_checkpoint(run, teacher, format="npz", patch_size=4, image_size=16)
+    convert_checkpoint(run, teacher, format="npz", patch_size=4)
     distilled = {"objective__name": "soft_distillation", "objective__teacher": teacher}
     student = create_run(tiny.config(**FLEXIBLE | distilled), create_mesh())
     jax.eval_shape(student.train_step, *student.step_arguments())
-    done = script(
-        "patch_sizes.py", run, "--patch_sizes=4,8", "--image_size=16", f"--output={run}/sizes.png"
-    )
+    done = script("patch_sizes.py", run, "--patch_sizes=4,8", f"--output={run}/sizes.png")
     assert done.returncode == 0, done.stderr
     rows = [line.split() for line in done.stdout.splitlines() if line.startswith(run)]
     assert [row[1:3] for row in rows] == [["4", "16"], ["8", "4"]]
@@ -183,6 +189,7 @@ def test_a_run_is_resumed_and_evaluated_at_any_size(tmp_path: Path, script: tiny
             {"train_step__patch_sizes": (8, 4), "model__position_embedding": "relative"},
             "is for 2x2 tokens, not 4x4",
         ),
+        ({"train_step__patch_sizes": (8,), "model__patch_size": 32}, "is larger than the images"),
         (
             {
                 "train_step__patch_sizes": (8,),
@@ -196,3 +203,10 @@ def test_a_run_is_resumed_and_evaluated_at_any_size(tmp_path: Path, script: tiny
 def test_what_has_one_patch_size_is_refused(overrides: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         create_run(tiny.config(**overrides), create_mesh())
+
+
+def test_other_models_are_refused_by_name() -> None:
+    sizes = {"patch_size": 8, "hidden_size": 16, "num_layers": 1}
+    mixer = create_model("mixer", num_classes=3, **sizes, tokens_mlp_dim=8, channels_mlp_dim=8)
+    with pytest.raises(UserError, match="is of one patch size; use a Vision Transformer"):
+        at_patch_size(mixer, (16, 16), 4)

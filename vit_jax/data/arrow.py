@@ -141,7 +141,8 @@ def image_and_label(
 
 def is_image(field: Any) -> bool:
     """Whether a column has images as `datasets` stores them."""
-    kind = "struct<bytes: (large_)?binary, path: (large_)?string>"
+    content, path = "bytes: (large_)?binary", "path: (large_)?string"
+    kind = f"struct<({content}, {path}|{path}, {content})>"
     return bool(re.fullmatch(kind, str(field.type)))
 
 

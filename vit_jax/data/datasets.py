@@ -207,20 +207,22 @@ def _holds_prepared(folder: Path) -> bool:
     return any(any(folder.glob(f"{depth}/{_INFO_FILE}")) for depth in ("*", "*/*"))
 
 
-def _packed(name: str, data_dir: str, ending: str) -> list[str]:
-    """The files of an ending, if that is what a name means."""
-    if not name.lower().endswith(ending) and not _is_folder(name, data_dir):
-        return []
-    from vit_jax.data.remote import packed
+def _holds_tars(name: str, data_dir: str) -> bool:
+    if not name.lower().endswith(".tar") and not _is_folder(name, data_dir):
+        return False
+    from vit_jax.data.tars import find_tars
 
-    return packed(name, ending)
+    return bool(find_tars(name))
 
 
 def _holds_parquet(name: str, data_dir: str) -> bool:
     """Whether it means Parquet files of images; a single one may be a table."""
+    if not name.lower().endswith(".parquet") and not _is_folder(name, data_dir):
+        return False
     from vit_jax.data.parquet import holds_images
+    from vit_jax.data.remote import parquet_files
 
-    files = _packed(name, data_dir, ".parquet")
+    files = parquet_files(name)
     return len(files) > 1 or (bool(files) and holds_images(files[0]))
 
 
@@ -273,11 +275,7 @@ READERS = {
         has_maps=True,
     ),
     "idx": Reader(_holds_idx, _later("idx.open_idx")),
-    "tars": Reader(
-        lambda name, folder: bool(_packed(name, folder, ".tar")),
-        _later("tars.open_tars"),
-        columns=None,
-    ),
+    "tars": Reader(_holds_tars, _later("tars.open_tars"), columns=None),
     "digits": Reader(lambda name, _: name == "digits", _later("digits.open_digits")),
     "glyphs": Reader(
         lambda name, _: name.partition("(")[0].strip() in ("digits", "glyphs"),

@@ -93,7 +93,10 @@ def open_parquet(
         groups[split] = [(files[n], g) for n, g in parts]
         ends[split] = np.cumsum([footers[n].row_group(g).num_rows for n, g in parts], dtype=int)
         of_files = [labels[n] for n in numbers]
-        tables[split] = pyarrow.concat_tables(of_files, promote_options="permissive")
+        try:
+            tables[split] = pyarrow.concat_tables(of_files, promote_options="permissive")
+        except pyarrow.ArrowException as error:
+            raise UserError(f"{where}: files of {split!r} differ in the type of {key}.") from error
     lengths = {split: sum(footers[n].num_rows for n in ns) for split, ns in by_split.items()}
     places, splits = number_images(lengths)
     named = {split: tuple(addresses[n] for n in numbers) for split, numbers in by_split.items()}

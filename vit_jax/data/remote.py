@@ -53,23 +53,23 @@ def _choices(part: str) -> list[str]:
     return part[1:-1].split(",") if part.startswith("{") and part.endswith("}") else [part]
 
 
-def packed(name: str, ending: str) -> list[str]:
-    """The files of an ending in a folder, or in each of its subfolders, or those of a pattern.
-
-    Sorted; empty if `name` is something else.
-    """
+def parquet_files(name: str) -> list[str]:
+    """Those of a folder, of `data` in it, or below all its subfolders; or of a pattern; sorted."""
     path = os.path.abspath(os.path.expanduser(name))
-    if path.lower().endswith(ending):
+    if path.lower().endswith(".parquet"):
         return expand(path)
-    if not os.path.isdir(path):
-        return []
-    below = [os.path.join(path, name) for name in subfolders(path)]
-    files: list[str] = []
-    for folder in below or [path]:
-        names = sorted(glob.glob(f"*{ending}", root_dir=folder))
-        if not names or (below and subfolders(folder)):
+
+    def inside(folder: str) -> list[str]:
+        return sorted(glob.glob(f"{glob.escape(folder)}/*.parquet"))
+
+    if not os.path.isdir(path) or (files := inside(path) or inside(f"{path}/data")):
+        return files if os.path.isdir(path) else []
+    for folder in (f"{path}/{below}" for below in subfolders(path)):
+        found = inside(folder)  # of a configuration, or in the folders of its splits
+        found = found or [x for below in subfolders(folder) for x in inside(f"{folder}/{below}")]
+        if not found:
             return []
-        files += [os.path.join(folder, name) for name in names]
+        files += found
     return files
 
 
@@ -130,7 +130,7 @@ def find_files(name: str, cache_gib: float) -> list[RemoteFile]:
 
 
 def _local_files(where: str, name: str, limit: int) -> list[RemoteFile]:
-    paths, files = packed(name, ".parquet"), []
+    paths, files = parquet_files(name), []
     if os.path.isdir(root := os.path.abspath(os.path.expanduser(name))):
         _check_one_set(where, name, root, paths)
     if absent := [path for path in paths if not os.path.isfile(path)]:

@@ -12,6 +12,7 @@ The layout is that of github.com/webdataset/webdataset.
 import contextlib
 import dataclasses
 import functools
+import glob
 import json
 import logging
 import os
@@ -25,9 +26,9 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from vit_jax.data.folder import EXTENSIONS
+from vit_jax.data.folder import EXTENSIONS, subfolders
 from vit_jax.data.labelled import LabelledSource, Listing, rows_by
-from vit_jax.data.remote import Windows, announce, packed, splits_of, windows
+from vit_jax.data.remote import Windows, announce, expand, splits_of, windows
 from vit_jax.data.sources import Request, map_threads
 from vit_jax.errors import UserError, as_user_error, one_line
 from vit_jax.files import paths
@@ -115,6 +116,23 @@ class RemoteTarSource(TarSource):
         return windows(used, first[self.places["tar"]] + self.places["offset"] // CHUNK)
 
 
+def find_tars(name: str) -> list[str]:
+    """The tars that `dataset.name` refers to, sorted; empty if it is something else."""
+    path = os.path.abspath(os.path.expanduser(name))
+    if path.lower().endswith(".tar"):
+        return expand(path)
+    if not os.path.isdir(path):
+        return []
+    below = [os.path.join(path, name) for name in subfolders(path)]
+    tars: list[str] = []
+    for folder in below or [path]:
+        names = sorted(glob.glob("*.tar", root_dir=folder))
+        if not names or (below and subfolders(folder)):
+            return []
+        tars += [os.path.join(folder, tar) for tar in names]
+    return tars
+
+
 def open_tars(
     request: Request, files: Sequence[RemoteFile] = ()
 ) -> tuple[TarSource, tuple[str, ...]]:
@@ -124,7 +142,7 @@ def open_tars(
     images lack a label or a column, and see `Listing.open`.
     """
     where = f"dataset.name={unsigned(request.path)!r}"
-    tars = [unsigned(file.address) for file in files] or packed(request.path, ".tar")
+    tars = [unsigned(file.address) for file in files] or find_tars(request.path)
     if absent := [tar for tar in tars if not (files or os.path.exists(tar))]:
         raise UserError(f"{where}: {list_names(absent)} cannot be read: No such file.")
     if files:

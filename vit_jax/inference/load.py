@@ -55,7 +55,8 @@ def load_model(
       source: see `vit_jax.pretrained.load.read_source`.
       image_size: side in pixels, or (height, width), if different from the weights' own; position
         embeddings are interpolated.
-      patch_size: in pixels, if different from the weights' own: for those of FlexiViT.
+      patch_size: in pixels, if different from the weights' own: for those of FlexiViT. Of a run
+        with `train_step.patch_sizes` the first is the default.
       num_heads: of the attention, if not stored in the file.
       grid: rows and columns of the file's tokens, if not square.
       posemb: interpolation of positions, a key of `resize.METHODS`; `auto`: as the library whose
@@ -73,6 +74,8 @@ def load_model(
     size: Any = image_size
     if size is not None:
         size = tuple(size) if np.ndim(size) else (int(size), int(size))
+    own = stored.description.patch_size if stored.description else None
+    patch_size = own if patch_size is None else patch_size
     sizes = size, patch_size
     module, description, source_grid = _create(str(source), stored, grid, *sizes, dtype, preprocess)
     if stored.similarity:
@@ -87,9 +90,9 @@ def load_model(
         grid=description.grid,
         source_grid=source_grid,
         reset_head=False,
-        posemb="siglip2" if patch_size and posemb == "auto" else posemb,  # FlexiViT's, too
-        source_posemb=stored.posemb,
-        resize_patches=bool(patch_size),
+        posemb=posemb,
+        source_posemb=stored.posemb if patch_size is None else "siglip2",  # FlexiViT's, too
+        resize_patches=patch_size is not None,
         dropped=stored.dropped,
         changed=stored.changed,
     )
@@ -120,22 +123,24 @@ def _create(
         from vit_jax.pretrained.infer import infer_description  # for files of other projects
 
         with naming(source):
-            at = None if patch_size else size
+            at = size if patch_size is None else None
             description = infer_description(stored, grid=grid, image_size=at)
     grid, image_shape = description.grid, description.image_shape
     sizes = {key: value for key, value in description.model.items() if key not in _TRAINING}
     with reading(f"the description of {source}"):
         module = create_model(**sizes, dtype=dtype)
-        if patch_size:
-            module, _ = at_patch_size(module, size or (image_shape[0], image_shape[1]), patch_size)
+        if patch_size is not None:
+            taken: Any = size or image_shape[:2]
+            with naming(f"--patch_size={patch_size}"):
+                module, _ = at_patch_size(module, taken, patch_size)
         own = description.eval_preprocess
         own = own or (f"official_eval({image_shape[:2]})" if grid else "")
         # Every attribute, including those that a description leaves at their defaults.
         model = attributes(module, sizes["name"])
         description = dataclasses.replace(description, model=model, eval_preprocess=own)
-        if patch_size and size in (None, image_shape[:2]):
-            own_grid = module.token_grid((image_shape[0], image_shape[1]))
-            description = dataclasses.replace(description, grid=own_grid)
+        if patch_size is not None:
+            tokens = module.token_grid(taken)
+            description = dataclasses.replace(description, grid=tokens, patch_size=None)
         if not preprocess:
             check_no_code(source, own)
         if size is not None and grid is None:

@@ -299,10 +299,10 @@ class Model:
         and `predict`.
         """
         key = "zero_shot", tuple(texts), tuple(prompts)
-        if key not in self._steps:
+        if (classifier := self._steps.get(key)) is None:
+            classifier = self.with_classes(texts, prompts)
             self._steps.pop(self._steps.get("zero_shot"), None)  # it holds device memory
-            self._steps.update({"zero_shot": key, key: self.with_classes(texts, prompts)})
-        classifier = self._steps[key]
+            self._steps.update({"zero_shot": key, key: classifier})
         return classifier.predict(images, top=classifier.num_outputs)
 
     def with_classes(

@@ -60,6 +60,9 @@ class Description:
     probabilities_by: str = "softmax"  # or "sigmoid"; "none" if outputs are not classes
     similarity: Similarity | None = None  # of a tower's embedding, if its pair's is known
     values: Values | None = None  # of outputs that are numbers
+    # Of the model that is loaded by default, if its parameters are resized to it: `grid` and
+    # `model` are then of the parameters, see `models.flexible`.
+    patch_size: int | None = None
 
     def to_json(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
@@ -94,6 +97,7 @@ class Description:
             values=Values(**{**numbers, "names": tuple(map(str, numbers["names"]))})
             if (numbers := value.get("values"))
             else None,
+            patch_size=int(size) if (size := value.get("patch_size")) else None,
         )
 
 

@@ -13,6 +13,7 @@ from vit_jax.models.interpolation import half_pixel_linear, patch_resize
 from vit_jax.models.views import resize_positions
 
 _KERNEL = "embedding"  # [h, w, C, D]
+_ALONG = functools.partial(half_pixel_linear, antialias=True)
 
 
 def at_patch_size(
@@ -32,11 +33,16 @@ def at_patch_size(
     UserError: another model, patches that do not divide the image, or positions of one grid.
     """
     family = family_of(module)
-    if not family.tokens or getattr(module, "resnet_layers", None) is not None:
+    is_other = family.input != "image" or not family.tokens or hasattr(module, "decoder_num_layers")
+    if is_other or getattr(module, "resnet_layers", None) is not None:
         raise UserError(f"a {family.title} is of one patch size; use a Vision Transformer.")
-    other = module.clone(patch_size=patch_size)
-    new_grid = other.token_grid(image_size)
-    grid = module.token_grid(whole_patches(module, image_size))
+    other, whole = module.clone(patch_size=patch_size), whole_patches(module, image_size)
+    grid, new_grid = module.token_grid(whole), other.token_grid(image_size)
+    init = functools.partial(module.init, train=False)
+    image = jax.ShapeDtypeStruct((1, *whole, 3), jnp.float32)
+    params = jax.eval_shape(init, jax.random.key(0), image)["params"]
+    if "kernel" not in params.get(_KERNEL, {}):
+        raise UserError(f"a {family.title} is of one patch size; use a Vision Transformer.")
 
     def fit(params: Any) -> Any:
         kernel = params[_KERNEL]["kernel"]
@@ -47,20 +53,19 @@ def at_patch_size(
         params = {**params, _KERNEL: {**params[_KERNEL], "kernel": kernel}}
         if new_grid == grid:
             return params
-        return resize_positions(module, params, grid, new_grid, _antialiased)
+        return resize_positions(module, params, grid, new_grid, _ALONG)
 
-    image = jax.ShapeDtypeStruct((1, *whole_patches(module, image_size), 3), jnp.float32)
-    init = functools.partial(module.init, train=False)
-    params = jax.eval_shape(init, jax.random.key(0), image)["params"]
     jax.eval_shape(fit, params)  # raises its errors
     return other, fit
 
 
 def whole_patches(module: Any, image_size: tuple[int, int]) -> tuple[int, int]:
-    """The part of an image that the model's own patches fill: 224 of 240 pixels for 32."""
+    """The part of an image that the model's own patches fill: 224 of 240 pixels for 32.
+
+    UserError if not even one fits.
+    """
     height, width = module.pixels_per_token
-    return image_size[0] // height * height, image_size[1] // width * width
-
-
-def _antialiased(size_in: int, size_out: int) -> Any:
-    return half_pixel_linear(size_in, size_out, antialias=True)
+    whole = image_size[0] // height * height, image_size[1] // width * width
+    if not min(whole):
+        raise UserError(f"model.patch_size={module.patch_size} is larger than the images.")
+    return whole

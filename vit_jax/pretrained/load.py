@@ -93,7 +93,7 @@ def load_pretrained(
         source_grid=grid or known_grid(stored),
         dropped=stored.dropped,
         changed=stored.changed,
-        source_posemb=stored.posemb,
+        source_posemb=stored.posemb or ("siglip2" if _is_flexible(stored) else ""),
         **options,
     )
     logging.info("%s (%s):\n%s", source, stored.format, report_text(report))
@@ -191,6 +191,11 @@ def _choose_outputs(stored: Stored, outputs_of: Callable[..., np.ndarray]) -> No
         for name in () if np.array_equal(outputs, np.arange(num_outputs)) else heads:
             params[name] = params[name][..., outputs]
             stored.changed[name] = "outputs matched by class name"
+
+
+def _is_flexible(stored: Stored) -> bool:
+    """Whether it was trained at several patch sizes, for which positions were interpolated."""
+    return stored.description is not None and stored.description.patch_size is not None
 
 
 class _Ours(NamedTuple):

@@ -12,6 +12,7 @@ from vit_jax.data.ops import CentralCrop, Decode, Normalize, Resize, ResizeSmall
 from vit_jax.errors import UserError
 from vit_jax.models.create import MODELS, create_model, recognise
 from vit_jax.models.description import HALF, Description, InputSettings, Similarity
+from vit_jax.models.flexible import whole_patches
 from vit_jax.models.variants import SIZES
 
 Arrays = dict[str, np.ndarray]
@@ -155,10 +156,12 @@ def similarity(arrays: Mapping[str, Any]) -> Similarity | None:
 
 def check_description(description: Description, names: str = "class_names") -> Description:
     """UserError if it is inconsistent, KeyError: no such model; `names`: the key of classes."""
-    model, size = description.model, description.image_shape[:2]
+    model: Any = description.model
+    size: Any = description.image_shape[:2]
     if model["name"] not in MODELS:
         raise KeyError(model["name"])
     module = create_model(**{"num_classes": 0, **model})
+    size = whole_patches(module, size) if description.patch_size else size
     expected = module.token_grid(size) if description.grid else None
     if (grid := description.grid) != expected:
         raise UserError(f"it has {grid=}, but images of {size} have {expected} tokens.")
