@@ -10,10 +10,9 @@ configs/proj/flexivit/i21k_sup.py and i1k_deit3_distill.py). Or it is `quickstar
 the 300 scans of configs/quickstart.py, two minutes on two cores.
 
 Each update draws one of ten patch sizes from 48 to 8 pixels, for images of 240 pixels. The
-parameters are for patches of 32 pixels and a grid of 7x7, and are resized in the update: the file
-is a ViT/32 for 224 pixels, which --patch_size=N --image_size=240 of any script turns into a ViT/N.
-Evaluators in training use patches of 16 pixels, the first of train_step.patch_sizes;
-scripts/patch_sizes.py makes a table and a plot of all.
+parameters are for patches of 32 pixels and a grid of 7x7, and are resized in the update. Evaluators
+in training use patches of 16 pixels, the first of train_step.patch_sizes, and so does what loads
+the run, but with --patch_size=N; scripts/patch_sizes.py makes a table and a plot of all.
 
 * imagenet21k: 90 epochs, batches of 4096, the official code's crop and flip, RandAugment of 2
   operations at magnitude 10, mixup 0.2; sigmoid loss, head bias -10; Adam, rate 1e-3, 10,000 steps

@@ -34,10 +34,14 @@ def draw(rows: list[dict[str, Any]], path: str) -> None:
     axis = figure.subplots()
     for source in dict.fromkeys(row["model"] for row in rows):
         of_model = sorted(
-            (row["tokens"], row["accuracy"]) for row in rows if row["model"] == source
+            (row["tokens"], 100 * row["accuracy"], *row["interval"])
+            for row in rows
+            if row["model"] == source
         )
-        tokens, accuracies = zip(*of_model, strict=True)
-        axis.plot(tokens, [100 * x for x in accuracies], "o-", label=source)
+        tokens, accuracies, low, high = zip(*of_model, strict=True)
+        bars = [[y - a for y, a in zip(accuracies, low, strict=True)]]
+        bars += [[b - y for y, b in zip(accuracies, high, strict=True)]]
+        axis.errorbar(tokens, accuracies, bars, fmt="o-", capsize=3, label=source)
     axis.set_xscale("log", base=2)
     axis.set_xticks(counts := sorted({row["tokens"] for row in rows}), map(str, counts))
     axis.minorticks_off()
@@ -74,12 +78,12 @@ def main() -> None:
         results = evaluate(model, **options, **size)
         if "accuracy" not in results:
             raise UserError(f"{model} has no accuracy: it does not tell classes of whole images.")
-        rows.append({**results, "model": model})
+        share = wilson_interval(results["accuracy"], results["num_examples"])
+        rows.append({**results, "model": model, "interval": [100 * bound for bound in share]})
     print(f"{'model':40} {'patch':>5} {'tokens':>6} {'accuracy, %':>11}")
     for row in rows:
-        low, high = wilson_interval(row["accuracy"], row["num_examples"])
-        size = row.get("patch_size", "-")
-        accuracy = f"{100 * row['accuracy']:.2f} ({100 * low:.2f} to {100 * high:.2f})"
+        size, (low, high) = row.get("patch_size", "-"), row["interval"]
+        accuracy = f"{100 * row['accuracy']:.2f} ({low:.2f} to {high:.2f})"
         print(f"{row['model']:40} {size!s:>5} {row['tokens']:6} {accuracy:>11}")
     if output:
         draw(rows, output)
