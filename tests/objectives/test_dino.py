@@ -26,7 +26,7 @@ from vit_jax.models.flops import jaxpr_flops
 from vit_jax.models.views import tokens_function
 from vit_jax.objectives import dino
 from vit_jax.objectives.dino import STUDENT, TEACHER, Dino
-from vit_jax.objectives.ibot import Ibot
+from vit_jax.objectives.ibot import Ibot, gram_loss
 from vit_jax.objectives.objective import Task
 from vit_jax.parameters.sharding import batch_sharding, create_mesh
 from vit_jax.pretrained.arrays import write_safetensors
@@ -191,7 +191,28 @@ def config_of(name, **overrides):
     config.objective.update(**HEAD, warmup_teacher_steps=4, frozen_prototypes_steps=2)
     if name == "ibot":
         config.objective.update(centering="sinkhorn_knopp", koleo_weight=0.1, separate_head=True)
+        config.objective.update(gram_weight=2.0, gram_every_steps=3)  # and what DINOv3 does
     return config
+
+
+def test_the_loss_of_grams_is_that_of_the_authors_code():
+    """dinov3/loss/gram_loss.py of images, normalized, with negative similarities."""
+    rng = np.random.default_rng(0)
+    student, anchor = (rng.standard_normal((4, 9, 8)).astype(np.float32) + 0.5 for _ in range(2))
+    assert np.mean(gram_loss(student, anchor)) == pytest.approx(0.157668695, rel=1e-6)
+
+
+def test_the_anchor_is_the_teacher_of_every_third_update():
+    with jax.set_mesh(mesh := create_mesh(devices=jax.devices()[:1])):
+        objective = create_run(config_of("ibot"), mesh).objective
+    params = {"student": {"x": jnp.ones(2)}}
+    buffers, anchors = objective.start_buffers(params), []
+    for step in range(1, 7):
+        buffers = objective.update(buffers, {"student": {"x": jnp.full(2, 10.0 * step)}}, {})
+        anchors.append((buffers["gram_teacher"]["x"][0], buffers["teacher"]["x"][0]))
+    assert [anchor for anchor, _ in anchors[:2]] == [1.0, 1.0]
+    assert all(anchor == anchors[2][1] for anchor, _ in anchors[2:5])
+    assert anchors[5][0] == anchors[5][1]
 
 
 def test_a_run_is_resumed_to_the_bit_and_its_teacher_is_the_result(tmp_path):
