@@ -16,9 +16,10 @@ Or it is `quickstart`: a small model on the drawn letters, on two cores.
 
 For batches of 64 to 256 on one machine. From main_dino.py: the rate, 5e-4 * batch / 256 after a
 tenth of warm-up (10 of its 100 epochs), AdamW with weight decay from 0.04 to 0.4, clipping at 3,
-stochastic depth 0.1, prototypes frozen for a hundredth of the run, and the teacher's momentum, from 0.9995 on,
-which its help recommends for batches of 256. From DINOv2's ssl_default_config.yaml: the teacher's
-temperature, from 0.04 to 0.07 in three tenths of the run, and with `dinov2` the crops' areas.
+stochastic depth 0.1, prototypes frozen for a hundredth of the run, and the teacher's momentum, from
+0.9995 on, which its help recommends for batches of 256. From DINOv2's ssl_default_config.yaml: the
+teacher's temperature, from 0.04 to 0.07 in three tenths of the run, and with `dinov2` the crops'
+areas.
 From weights: a tenth of the rate, layer-wise decay 0.9 (DINOv2's) and no frozen prototypes, our
 choice. No accuracy of these recipes was measured yet. `quickstart` has what was best for a smaller
 model in a few minutes; from some thousand updates on it is ahead of masked autoencoders
