@@ -34,14 +34,10 @@ def draw(rows: list[dict[str, Any]], path: str) -> None:
     axis = figure.subplots()
     for source in dict.fromkeys(row["model"] for row in rows):
         of_model = sorted(
-            (row["tokens"], 100 * row["accuracy"], *row["interval"])
-            for row in rows
-            if row["model"] == source
+            (r["tokens"], r["percent"], *r["bars"]) for r in rows if r["model"] == source
         )
-        tokens, accuracies, low, high = zip(*of_model, strict=True)
-        bars = [[y - a for y, a in zip(accuracies, low, strict=True)]]
-        bars += [[b - y for y, b in zip(accuracies, high, strict=True)]]
-        axis.errorbar(tokens, accuracies, bars, fmt="o-", capsize=3, label=source)
+        tokens, percent, *bars = zip(*of_model, strict=True)
+        axis.errorbar(tokens, percent, bars, fmt="o-", capsize=3, label=source)
     axis.set_xscale("log", base=2)
     axis.set_xticks(counts := sorted({row["tokens"] for row in rows}), map(str, counts))
     axis.minorticks_off()
@@ -66,25 +62,25 @@ def main() -> None:
         )
     if output:  # fail now if it cannot be drawn
         import_extra("a plot", "matplotlib", "embedded")
-        if not output.endswith((".png", ".svg")) or not os.path.isdir(
-            os.path.dirname(output) or "."
-        ):
-            raise UserError(
-                f"--output={output!r} must be a .png or .svg in a folder that is there."
-            )
+        has_folder = os.path.isdir(os.path.dirname(output) or ".")
+        if not has_folder or not output.endswith((".png", ".svg")):
+            raise UserError(f"--output={output!r} must be a .png or .svg in an existing folder.")
     tries = [(source, {"patch_size": int(n), "image_size": image_size}) for n in sizes]
     rows: list[dict[str, Any]] = []
     for model, size in [*tries, *((other, {}) for other in others)]:
         results = evaluate(model, **options, **size)
         if "accuracy" not in results:
             raise UserError(f"{model} has no accuracy: it does not tell classes of whole images.")
-        share = wilson_interval(results["accuracy"], results["num_examples"])
-        rows.append({**results, "model": model, "interval": [100 * bound for bound in share]})
-    print(f"{'model':40} {'patch':>5} {'tokens':>6} {'accuracy, %':>11}")
+        percent = 100 * results["accuracy"]
+        low, high = (100 * x for x in wilson_interval(results["accuracy"], results["num_examples"]))
+        bars = percent - low, high - percent
+        rows.append({**results, "model": model, "percent": percent, "bars": bars})
+    print(f"{'model':40} {'patch':>5} {'tokens':>6} accuracy, %")
     for row in rows:
-        size, (low, high) = row.get("patch_size", "-"), row["interval"]
-        accuracy = f"{100 * row['accuracy']:.2f} ({low:.2f} to {high:.2f})"
-        print(f"{row['model']:40} {size!s:>5} {row['tokens']:6} {accuracy:>11}")
+        percent, (below, above) = row["percent"], row["bars"]
+        accuracy = f"{percent:.2f} ({percent - below:.2f} to {percent + above:.2f})"
+        patch = str(row.get("patch_size", "-"))
+        print(f"{row['model']:40} {patch:>5} {row['tokens']:6} {accuracy}")
     if output:
         draw(rows, output)
 

@@ -152,7 +152,8 @@ RANGES: dict[str, tuple[Callable[[float], bool], str]] = {
     "at least 0": (
         lambda number: number >= 0,
         r"loader\.num_\w+|evaluators\..+\.(every_steps|batch_size)|log\.every_seconds|gradient\..+"
-        r"|mix\..+_alpha|early_stopping\.min_delta|lora\.rank|optimizer\.(final_)?weight_decay|objective\.gram_\w+"
+        r"|mix\..+_alpha|early_stopping\.min_delta|lora\.rank|optimizer\.(final_)?weight_decay"
+        r"|objective\.gram_\w+"
         r"|processes\.(step|start)_timeout_seconds|schedule\.learning_rate",
     ),
     "at least 1": (

@@ -58,12 +58,14 @@ def parquet_files(name: str) -> list[str]:
     path = os.path.abspath(os.path.expanduser(name))
     if path.lower().endswith(".parquet"):
         return expand(path)
+    if not os.path.isdir(path):
+        return []
 
     def inside(folder: str) -> list[str]:
         return sorted(glob.glob(f"{glob.escape(folder)}/*.parquet"))
 
-    if not os.path.isdir(path) or (files := inside(path) or inside(f"{path}/data")):
-        return files if os.path.isdir(path) else []
+    if files := inside(path) or inside(f"{path}/data"):
+        return files
     for folder in (f"{path}/{below}" for below in subfolders(path)):
         found = inside(folder)  # of a configuration, or in the folders of its splits
         found = found or [x for below in subfolders(folder) for x in inside(f"{folder}/{below}")]

@@ -145,10 +145,9 @@ def _tokenize(beside: Beside, is_siglip: bool, clean: str, length: int) -> str:
     if path is None or clean == "unknown":
         return ""
     name = str(path.absolute() if isinstance(path, Path) else path)
-    is_gemma = (
-        is_siglip and path.name == "tokenizer.json"
-    )  # which keeps capitals; SigLIP 2 has none
-    usual = "lowercase" if is_gemma else _TOKENIZERS[path.name]
+    usual = _TOKENIZERS[path.name]
+    if is_siglip and path.name == "tokenizer.json":  # Gemma's, with capitals; SigLIP 2 saw none
+        usual = "lowercase"
     return f"tokenize('caption', {name!r}, {length}, {clean or usual!r})"
 
 
