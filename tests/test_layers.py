@@ -50,7 +50,7 @@ LAYERS: dict[int, tuple[str, ...]] = {
         "vit_jax.multihost",
         "vit_jax.objectives",
     ),
-    2: ("vit_jax.kinds", "vit_jax.trees"),
+    2: ("vit_jax.kinds", "vit_jax.patches", "vit_jax.trees"),
     1: ("vit_jax.errors",),
     0: ("vit_jax.wording",),
 }

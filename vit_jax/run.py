@@ -3,8 +3,10 @@
 The `ConfigDict` ends here: one section per call, and only typed keyword arguments below.
 """
 
+import copy
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -15,7 +17,8 @@ from ml_collections import ConfigDict
 
 from vit_jax.config import check_config
 from vit_jax.data.datasets import Dataset
-from vit_jax.data.pipeline import batch_spec, check_repeated_augmentation
+from vit_jax.data.pipeline import batch_spec, check_repeated_augmentation, needed_keys
+from vit_jax.data.preprocess import parse
 from vit_jax.errors import naming
 from vit_jax.evaluators.create import Evaluation, check_metrics, create_evaluations
 from vit_jax.hardware.chips import find_chip
@@ -35,6 +38,7 @@ from vit_jax.parameters.sharding import (
 from vit_jax.start import Start, create_start, place_array
 from vit_jax.task import (
     at_patch_size,
+    check_shapes,
     create_task,
     describe,
     feature_of,
@@ -139,11 +143,14 @@ class Run:
         )
 
     def step_arguments(self) -> tuple[Any, Any, dict[str, jax.ShapeDtypeStruct]]:
-        """Shapes of state, constants and batch, with the shardings used in training."""
-        spec, sharding = batch_spec(self.dataset, self.batch_size), batch_sharding(self.mesh)
+        """Shapes of state, constants and the largest batch, with the shardings of training."""
+        specs = [batch_spec(dataset, self.batch_size) for dataset in self.dataset.of_lengths()]
+        spec = max(specs, key=lambda spec: sum(math.prod(one.shape) for one in spec.values()))
         batch = {
-            key: jax.ShapeDtypeStruct(spec[key].shape, spec[key].dtype, sharding=sharding)
-            for key in (*self.objective.example_keys, "mask")
+            key: jax.ShapeDtypeStruct(
+                spec[key].shape, spec[key].dtype, sharding=batch_sharding(self.mesh)
+            )
+            for key in needed_keys(self.objective.example_keys, spec)
         }
         return self.abstract_state, self.abstract_constants, batch
 
@@ -181,9 +188,9 @@ class Run:
 
         trained = jax.eval_shape(self.start.merge, state.params)
         fixed = merge_trees(state.buffers, self.abstract_constants)
-        spec = batch_spec(self.dataset, 1)
+        specs = [batch_spec(dataset, 1) for dataset in self.dataset.of_lengths()]
         losses = [functools.partial(loss, objective) for objective in self.choices]
-        flops = [train_flops(each, trained, fixed, spec, rng) for each in losses]
+        flops = [train_flops(one, trained, fixed, x, rng) for one in losses for x in specs]
         return self.passes * sum(flops) / len(flops)
 
 
@@ -217,6 +224,7 @@ def create_run(
     start_is = "pre-trained" if config.pretrained.source else "random"
     check_polyak_decay(config.train_step.polyak_decay, total_steps, start_is)
     objective = create_objective(create_task(config, dataset, total_steps), **config.objective)
+    check_shapes(config, objective, dataset)
     sizes, image_size = config.train_step.patch_sizes, dataset.image_shape[:2]
     with naming(f"train_step.patch_sizes={sizes}"):
         choices = [at_patch_size(objective, image_size, size) for size in sizes]
@@ -280,9 +288,17 @@ def to_plain(config: ConfigDict) -> dict[str, Any]:
 
 
 def complete_config(config: ConfigDict, workdir: str) -> ConfigDict:
-    """Adds what `pretrained.source` determines, see `pretrained.adopt`; UserError if missing."""
-    if not config.pretrained.source:
-        return config
-    from vit_jax.pretrained.adopt import adopt  # imports readers of many formats
+    """Adds what `pretrained.source` determines, see `pretrained.adopt`; UserError if missing.
 
-    return adopt(config, workdir, rescales=not OBJECTIVES[config.objective.name].predicts_pixels)
+    And for images in shapes of their own the grid of the positions, a square unless it is set.
+    """
+    if config.pretrained.source:
+        from vit_jax.pretrained.adopt import adopt  # imports readers of many formats
+
+        rescales = not OBJECTIVES[config.objective.name].predicts_pixels
+        config = adopt(config, workdir, rescales=rescales)
+    op = parse(config.dataset.preprocess).patchify
+    if op and "position_grid" in config.model and config.model.position_grid is None:
+        config = copy.deepcopy(config)
+        config.model.position_grid = op.square
+    return config

@@ -128,6 +128,23 @@ def at_patch_size(objective: Objective, image_size: tuple[int, int], patch_size:
     return other
 
 
+def check_shapes(config: ConfigDict, objective: Objective, dataset: Dataset) -> None:
+    """Raises UserError for images in shapes of their own that a part of the run cannot take."""
+    op, name = dataset.preprocess.patchify, config.objective.name
+    if op is None:
+        return
+    models = [model for model in objective.models.values() if family_of(model).input == "image"]
+    flexible.check_any_shape(models[0])
+    if not objective.any_shape:
+        raise UserError(f"objective.name={name!r} is for images of one shape, without patchify.")
+    if op.patch_size != models[0].patch_size:
+        raise UserError(f"{op} must have model.patch_size={models[0].patch_size}.")
+    for key in ("mix.mixup_alpha", "mix.cutmix_alpha", "train_step.patch_sizes"):
+        section, _, field = key.partition(".")
+        if value := config[section][field]:
+            raise UserError(f"{key}={value} is for images of one shape, without patchify.")
+
+
 def describe(config: ConfigDict, objective: Objective, dataset: Dataset) -> Description:
     """The description of the objective's model; UserError if the data do not fit its input."""
     model = objective.model
@@ -146,7 +163,7 @@ def describe(config: ConfigDict, objective: Objective, dataset: Dataset) -> Desc
     size = flexible.whole_patches(model, size) if sizes else size
     return Description(
         model={**config.model, "num_classes": objective.num_outputs},
-        image_shape=dataset.element_spec[taken].shape,
+        image_shape=dataset.element_spec[taken].shape if taken == "text" else dataset.image_shape,
         grid=None if taken == "text" else model.token_grid(size),
         class_names=objective.class_names,
         eval_preprocess=config.dataset.eval_preprocess,

@@ -26,6 +26,7 @@ def test_every_op_can_be_written_and_pickled():
         "normalize": "0.5, std=(1, 2, 3)",
         "dino_crops": "16, 8, 2",
         "block_masks": "(4, 5)",
+        "patchify": "(9, 16), 4",
     }
     for name, op in preprocess.OPS.items():
         chain = parse(f"{name}({arguments.get(name, '')})")

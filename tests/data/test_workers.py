@@ -22,6 +22,9 @@ class Noise:
     num_examples: int = 40
     balance: float = 0.0
 
+    def of_lengths(self):
+        return [self]
+
     @property
     def element_spec(self):
         return {

@@ -136,7 +136,8 @@ def test_an_object_has_the_colours_and_the_middle_the_foreground() -> None:
     patches = 0.1 * rng.normal(size=(2, 6, 8, 16))
     patches[:, 2:4, 2:6, 0] += 3.0
     patches[:, 2:4, 2:4, 1] += 1.0
-    colors, is_object = principal_colors(patches.reshape(2, 48, 16), (6, 8))
+    found = principal_colors(patches.reshape(2, 48, 16), [(6, 8)] * 2)
+    colors, is_object = map(np.stack, found)
     expected = np.zeros((2, 6, 8), bool)
     expected[:, 2:4, 2:6] = True
     np.testing.assert_array_equal(is_object, expected)
@@ -150,5 +151,5 @@ def test_a_patch_is_like_its_kind() -> None:
     patches = np.zeros((2, 6, 3))
     patches[:, :, 0] = 1.0
     patches[:, 4, 0], patches[:, 4, 1] = 0.0, 2.0
-    cosines = patch_similarity(patches, (2, 3), (1, 1))
+    cosines = patch_similarity(patches, [(2, 3)] * len(patches), (1, 1))
     np.testing.assert_array_equal(cosines, np.float64([[[0, 0, 0], [0, 1, 0]]] * 2))

@@ -71,6 +71,8 @@ class Dataset:
     def summary(self) -> str:
         """What it is, in a line."""
         size, images = "x".join(map(str, self.image_shape)), counted(self.num_examples, "image")
+        if op := self.preprocess.patchify:
+            size = f"{' or '.join(map(str, op.lengths))} patches of {op.patch_size} at most"
         classes = f"{counted(self.num_classes, 'class')}: {list_names(self.class_names)}"
         labels = classes if self.class_names else "no labels"
         return f"Data: {self.name} {self.split}, {images} of {size}, {labels}."
@@ -92,9 +94,24 @@ class Dataset:
 
     @property
     def image_shape(self) -> tuple[int, int, int]:
-        """[H, W, C] of a preprocessed image."""
-        height, width, channels = self.element_spec["image"].shape
+        """[H, W, C] of a preprocessed image; of images in shapes of their own that of a square."""
+        shape = self.element_spec["image"].shape
+        if op := self.preprocess.patchify:
+            rows, columns, size = *op.square, op.patch_size
+            return rows * size, columns * size, shape[1] // size**2
+        height, width, channels = shape
         return height, width, channels
+
+    def of_lengths(self) -> list[Dataset]:
+        """For each length of rows of patches that batches may have; this one without several."""
+        op, chain = self.preprocess.patchify, self.preprocess
+        if op is None or len(op.lengths) == 1:
+            return [self]
+
+        place = chain.ops.index(op)
+        of = [dataclasses.replace(op, num_tokens=length) for length in op.lengths]
+        chains = [Chain((*chain.ops[:place], one, *chain.ops[place + 1 :])) for one in of]
+        return [dataclasses.replace(self, preprocess=one) for one in chains]
 
     @functools.cached_property
     def fingerprint(self) -> str:

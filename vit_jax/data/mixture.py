@@ -71,6 +71,10 @@ class Mixture(Dataset):
     def labels(self) -> np.ndarray:
         raise UserError("objective.class_weights and dataset.mixture: set one of them.")
 
+    def of_lengths(self) -> list[Dataset]:
+        parts = zip(*(part.of_lengths() for part in self.parts), strict=True)
+        return [dataclasses.replace(self, parts=row, preprocess=row[0].preprocess) for row in parts]
+
     def balanced(self, balance: float) -> Dataset:
         if balance:
             raise UserError(f"dataset.balance={balance} and dataset.mixture: set one of them.")
@@ -94,6 +98,8 @@ def mix(first: Dataset, others: Iterable[tuple[Dataset, float]]) -> Mixture:
         if specs[0] != specs[1]:
             text = f"{key}: examples of {part.name!r} are {specs[1]}, of {first.name!r} {specs[0]}"
             raise UserError(f"{text}; give it ops of its own that end alike.")
+        if len(part.of_lengths()) != len(first.of_lengths()):
+            raise UserError(f"{key}: as many lengths of patchify for {part.name!r}, please.")
         theirs, ours = _tokenizers(part), _tokenizers(first)
         if theirs != ours:
             raise UserError(f"{key}: {part.name!r} is read by {theirs}, {first.name!r} by {ours}.")

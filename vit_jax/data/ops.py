@@ -316,6 +316,27 @@ class InceptionCrop(RandomBox):
 
 
 @dataclasses.dataclass(frozen=True)
+class RandomArea(MovingOp):
+    """Crops a random box of a share of the image's area, and `ratio` times its aspect ratio."""
+
+    area: tuple[float, float] = (0.3, 1.0)
+    ratio: tuple[float, float] = (0.75, 1.33)
+
+    def __post_init__(self) -> None:
+        check_range("area", self.area, 1.0)
+        check_range("ratio", self.ratio)
+
+    def move(self, image: np.ndarray, rng: Rng, _method: Method, _fill: float) -> np.ndarray:
+        share, stretch = rng.uniform(*self.area), math.exp(rng.uniform(*np.log(self.ratio)))
+        scales = math.sqrt(share / stretch), math.sqrt(share * stretch)
+        sides = zip(image.shape[:2], scales, strict=True)
+        height, width = (min(max(round(side * scale), 1), side) for side, scale in sides)
+        spare = _margins(image, (height, width))
+        top, left = (int(rng.integers(0, most, endpoint=True)) for most in spare)
+        return crop(image, top, left, height, width)
+
+
+@dataclasses.dataclass(frozen=True)
 class FlipLr(MovingOp):
     """Mirrors left and right with probability one half."""
 
@@ -380,6 +401,72 @@ class Normalize(ScalingOp):
 
     def apply(self, image: np.ndarray, _rng: Rng) -> np.ndarray:
         mean, std = np.asarray(self.mean, np.float32), np.asarray(self.std, np.float32)
-        if image.dtype != np.uint8 or max(mean.size, std.size) not in (1, image.shape[2]):
+        channels = image.shape[-1]
+        if image.ndim == 2 and channels % 3 == 0:  # patches, each pixel by pixel
+            mean, std = (np.resize(x, channels) if x.size == 3 else x for x in (mean, std))
+        if image.dtype != np.uint8 or max(mean.size, std.size) not in (1, channels):
             raise ValueError(f"{self} takes uint8, a channel per number, not {describe(image)}")
         return (image / np.float32(255) - mean) / std
+
+
+_MOST_LENGTHS = 5  # a program for each
+
+
+@dataclasses.dataclass(frozen=True)
+class Patchify(Op):
+    """Resizes to at most `num_tokens` patches, nearly keeping the aspect ratio, and cuts them out.
+
+    As SigLIP 2's NaFlex (2502.14786, section 2.4; transformers' `Siglip2ImageProcessor`): both
+    sides are whole patches, and small images are enlarged. The image becomes uint8 [N, p * p * C],
+    patches line by line and then zeros, and the example gets `grid`, its rows and columns. Of
+    several numbers each batch of the training draws one; evaluations take the first.
+    """
+
+    num_tokens: int | tuple[int, ...]
+    patch_size: int = 16
+    method: Method = "pillow_bilinear"
+
+    def __post_init__(self) -> None:
+        check_sides(patch_size=self.patch_size)
+        if not 1 <= len(self.lengths) <= _MOST_LENGTHS or min(self.lengths) < 1:
+            most = f"a positive number, or up to {_MOST_LENGTHS} of them"
+            raise ValueError(f"num_tokens={self.num_tokens!r} must be {most}")
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """The numbers of tokens of a batch's rows."""
+        return self.num_tokens if isinstance(self.num_tokens, tuple) else (self.num_tokens,)
+
+    @property
+    def square(self) -> tuple[int, int]:
+        """Rows and columns of the largest square."""
+        side = math.isqrt(self.lengths[0])
+        return side, side
+
+    def __call__(self, example: Example, _rng: Rng) -> Example:
+        image, size, most = example["image"], self.patch_size, self.lengths[0]
+        if maps := MAPS.keys() & example.keys():
+            raise UserError(f"preprocess: {self} has no patches of {min(maps)}.")
+        rows, columns = grid_within(most, size, *image.shape[:2])
+        image = resize(image, rows * size, columns * size, self.method)
+        cells = image.reshape(rows, size, columns, size, -1).swapaxes(1, 2)
+        patches = cells.reshape(rows * columns, -1)  # [h * w, p * p * C]
+        patches = np.pad(patches, ((0, most - len(patches)), (0, 0)))
+        return {**example, "image": patches, "grid": np.array([rows, columns], np.int32)}
+
+
+@functools.lru_cache(maxsize=2**16)
+def grid_within(most: int, size: int, height: int, width: int) -> tuple[int, int]:
+    """Rows and columns of the largest image of that aspect ratio with at most so many patches.
+
+    Both sides are rounded up to whole patches; bisection of the scale as in transformers.
+    """
+    low, high, tolerance, grid = 1e-6, 100.0, 1e-5, (1, 1)
+    while high - low >= tolerance:
+        scale = (low + high) / 2
+        rows, columns = (max(math.ceil(side * scale / size), 1) for side in (height, width))
+        if rows * columns <= most:
+            low, grid = scale, (rows, columns)
+        else:
+            high = scale
+    return grid

@@ -12,7 +12,7 @@ import collections
 import contextlib
 import functools
 import hashlib
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import grain
@@ -147,9 +147,15 @@ def batch_spec(dataset: Examples, batch_size: int) -> dict[str, ArraySpec]:
     return {key: ArraySpec((batch_size, *one.shape), one.dtype) for key, one in spec.items()}
 
 
-def _build(dataset: Examples, seed: int, draw: Callable[[int], Rows], step: int) -> Batch:
-    """Batch `step`: its examples, each with random numbers from (seed, its position)."""
+def _build(
+    datasets: Sequence[Examples], seed: int, draw: Callable[[int], Rows], step: int
+) -> Batch:
+    """Batch `step`: its examples, each with random numbers from (seed, its position).
+
+    Of several datasets, which differ in the lengths of rows of patches, one is drawn.
+    """
     indices, positions, mask = draw(step)
+    dataset = datasets[int(_keys((seed, "length"), step)[0] % len(datasets))]
     spec = dataset.element_spec
     batch = {key: np.empty((len(mask), *one.shape), one.dtype) for key, one in spec.items()}
     for row, (index, position) in enumerate(zip(indices.tolist(), positions.tolist(), strict=True)):
@@ -170,7 +176,7 @@ def _build(dataset: Examples, seed: int, draw: Callable[[int], Rows], step: int)
 
 @contextlib.contextmanager
 def host_batches(
-    dataset: Examples,
+    datasets: Sequence[Examples],
     seed: int,
     draw: Callable[[int], Rows],
     steps: range,
@@ -186,7 +192,7 @@ def host_batches(
     """
     buffer_size = max(num_threads, prefetch) if num_threads else 0
     options = grain.ReadOptions(num_threads=num_threads, prefetch_buffer_size=buffer_size)
-    make = functools.partial(_build, dataset, seed, draw)
+    make = functools.partial(_build, datasets, seed, draw)
     data = grain.MapDataset.source(steps).map(make).to_iter_dataset(options)
     if num_workers and steps:
         from vit_jax.data.workers import in_processes  # needed by few runs
@@ -241,7 +247,8 @@ def train_batches(
     elif isinstance(dataset, Mixture):
         pick = functools.partial(_mixed, dataset, seed)
     draw = functools.partial(_train_rows, pick, batch_size, rows, repeated_augmentation)
-    return host_batches(dataset, seed, draw, range(start_step, total_steps), **loader)
+    steps = range(start_step, total_steps)
+    return host_batches(dataset.of_lengths(), seed, draw, steps, **loader)
 
 
 def eval_batches(
@@ -254,7 +261,7 @@ def eval_batches(
     rows = np.arange(batch_size) if rows is None else rows
     draw = functools.partial(_eval_rows, dataset.num_examples, batch_size, rows)
     num_batches = -(-dataset.num_examples // batch_size)
-    return host_batches(dataset, 0, draw, range(num_batches), **loader)
+    return host_batches([dataset], 0, draw, range(num_batches), **loader)
 
 
 def local_rows(sharding: Sharding, batch_size: int) -> np.ndarray:
@@ -278,6 +285,11 @@ def to_device(batch: Batch, sharding: Sharding, batch_size: int) -> DeviceBatch:
         return jax.make_array_from_callback((batch_size, *local.shape[1:]), sharding, shard)
 
     return {name: place(local) for name, local in batch.items()}
+
+
+def needed_keys(keys: Collection[str], batch: Mapping[str, Any]) -> tuple[str, ...]:
+    """Those of a batch to transfer: `keys`, `mask`, and with patches the grids of their images."""
+    return (*keys, "mask", *({"grid"} & batch.keys() if "image" in keys else ()))
 
 
 @contextlib.contextmanager
@@ -307,7 +319,7 @@ def device_batches(
     queue: collections.deque[DeviceBatch] = collections.deque()
     ahead = 0
     for batch in batches:
-        chosen = {key: batch[key] for key in (*keys, "mask")} if keys else batch
+        chosen = {key: batch[key] for key in needed_keys(keys, batch)} if keys else batch
         queue.append(to_device(chosen, sharding, batch_size))
         if len(queue) > ahead:
             yield queue.popleft()

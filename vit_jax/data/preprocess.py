@@ -23,7 +23,17 @@ import numpy as np
 
 from vit_jax.data import ops, torchvision_ops
 from vit_jax.data.augment import RandAug, RandomErasing
-from vit_jax.data.ops import IMAGENET_MEAN, IMAGENET_STD, Example, ImageOp, Op, Rng, Size, pair
+from vit_jax.data.ops import (
+    IMAGENET_MEAN,
+    IMAGENET_STD,
+    Example,
+    ImageOp,
+    Op,
+    Patchify,
+    Rng,
+    Size,
+    pair,
+)
 from vit_jax.data.sources import describe
 from vit_jax.data.text import Tokenize
 from vit_jax.errors import UserError, one_line
@@ -98,6 +108,7 @@ OPS: dict[str, Callable[..., Any]] = {
     "corner_crop": ops.CornerCrop,
     "random_crop": ops.RandomCrop,
     "inception_crop": ops.InceptionCrop,
+    "random_area": ops.RandomArea,
     "random_resized_crop": torchvision_ops.RandomResizedCrop,
     "flip_lr": ops.FlipLr,
     "random_affine": ops.RandomAffine,
@@ -112,6 +123,7 @@ OPS: dict[str, Callable[..., Any]] = {
     "block_masks": torchvision_ops.BlockMasks,
     "value_range": ops.ValueRange,
     "normalize": ops.Normalize,
+    "patchify": Patchify,
     "tokenize": Tokenize,
 }
 
@@ -176,6 +188,11 @@ class Chain:
         """Columns of the dataset that the ops read."""
         return tuple(dict.fromkeys(column for op in self.ops for column in op.columns))
 
+    @property
+    def patchify(self) -> Patchify | None:
+        """The op that keeps the shapes of images, if there is one."""
+        return next((op for op in self.ops if isinstance(op, Patchify)), None)
+
     def __call__(self, example: Example, rng: Rng) -> Example:
         """Applies the ops; ValueError if an image cannot be decoded, or is too small."""
         if isinstance(example["image"], bytes) and not isinstance(self.ops[0], ops.Decode):
@@ -204,6 +221,8 @@ def parse(spec: str) -> Chain:
         except UserError as error:
             raise UserError(f"preprocess {spec!r} expands to {error}") from None
     for op, following in itertools.zip_longest(chain, chain[1:]):
+        if isinstance(op, Patchify) and not isinstance(following, ops.ScalingOp | None):
+            raise UserError(f"preprocess {spec!r}: only scaling of values may follow patchify.")
         if getattr(op, "reduced", False) and not isinstance(following, ops.RandomBox):
             raise UserError(f"preprocess {spec!r}: a random crop must follow decode(reduced=True).")
     return Chain(tuple(chain))
@@ -300,6 +319,8 @@ def _cast(name: str, value: Any, hint: Any) -> Any:
             return value
         raise TypeError(f"{name}={value!r} must be one of {', '.join(map(str, members))}")
     elif typing.get_origin(hint) is tuple:
+        if isinstance(value, list | tuple) and members[-1] is ...:
+            members = members[:1] * len(value)
         if isinstance(value, list | tuple) and len(value) == len(members):
             return tuple(_cast(name, v, member) for v, member in zip(value, members, strict=True))
     elif hint is float and type(value) is int:

@@ -135,7 +135,7 @@ def open_eval_data(
                     needs=needed,
                 )
                 dataset.check_keys(section["name"], needed)
-            if dataset.image_shape != image_shape:
+            if dataset.image_shape != image_shape and not dataset.preprocess.patchify:
                 raise UserError(
                     f"evaluators.{key} reads images of {dataset.image_shape}, but training uses "
                     f"{image_shape}; make dataset.eval_preprocess="

@@ -44,7 +44,7 @@ class ZeroShotEvaluator:
             return class_vectors(objective.embed_texts(params, tokens), len(names))
 
         def outputs(params: Any, batch: Any) -> dict[str, jax.Array]:
-            images = objective.embed_images(params["towers"], batch["image"])  # [B, D]
+            images = objective.embed_images(params["towers"], batch)  # [B, D]
             best = jnp.argmax(images @ params["classes"].T, axis=-1)
             return {"hit": jnp.asarray(best == batch["label"], jnp.float32)}
 

@@ -4,11 +4,12 @@ L: blocks, B: images, H: heads, N: tokens, those of the grid last.
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
 from vit_jax.errors import UserError
+
+Grid = tuple[int, int]  # rows and columns of tokens
 
 
 def principal_filters(kernel: np.ndarray, count: int = 28) -> tuple[np.ndarray, np.ndarray]:
@@ -45,7 +46,9 @@ def position_similarity(embeddings: np.ndarray, grid: tuple[int, int]) -> np.nda
     return (places @ places.T).reshape(rows, columns, rows, columns)
 
 
-def principal_colors(patches: np.ndarray, grid: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
+def principal_colors(
+    patches: Sequence[np.ndarray], grids: Sequence[Grid]
+) -> tuple[list[np.ndarray], list[np.ndarray]]:
     """Patches of several images as colours (DINOv2, 2304.07193, figure 1).
 
     The first principal component of all patches divides them at 0; the side that has less of the
@@ -53,25 +56,33 @@ def principal_colors(patches: np.ndarray, grid: tuple[int, int]) -> tuple[np.nda
     blue, so that a colour means the same in all images.
 
     Args:
-      patches: features [B, P, D].
-      grid: rows and columns of patches.
+      patches: features of each image, [P, D].
+      grids: its rows and columns of patches.
 
     Returns:
-      Colours in [0, 1], [B, rows, columns, 3], black in the background, and the foreground, bool.
+      Of each image colours in [0, 1], [rows, columns, 3], black in the background, and which
+      patches are in the foreground, bool [rows, columns].
     """
-    x = np.asarray(patches, np.float64).reshape(-1, patches.shape[-1])  # [B * P, D]
-    border = np.ones((len(patches), *grid), bool)
-    border[:, 1:-1, 1:-1] = False
+    x = np.concatenate(patches).astype(np.float64)  # [B * P, D]
+    borders = [np.ones(grid, bool) for grid in grids]
+    for one in borders:
+        one[1:-1, 1:-1] = False
+    border = np.concatenate([one.ravel() for one in borders])
     first = _scores(x, 1)[:, 0]
     is_object = first > 0
-    if is_object[border.ravel()].mean() > is_object.mean():
+    if is_object[border].mean() > is_object.mean():
         is_object = ~is_object
     colors = np.zeros((len(x), 3))
     if is_object.any():
         scores = _scores(x[is_object], 3)
         low, high = np.percentile(scores, (1, 99), axis=0)
         colors[is_object] = np.clip((scores - low) / np.maximum(high - low, 1e-12), 0, 1)
-    return colors.reshape(len(patches), *grid, 3), is_object.reshape(border.shape)
+    ends = np.cumsum([len(one) for one in patches])[:-1]
+    colored = zip(np.split(colors, ends), np.split(is_object, ends), grids, strict=True)
+    colors_of, objects = zip(
+        *((x.reshape(*grid, 3), one.reshape(grid)) for x, one, grid in colored), strict=True
+    )
+    return list(colors_of), list(objects)
 
 
 def _scores(x: np.ndarray, count: int) -> np.ndarray:
@@ -82,11 +93,13 @@ def _scores(x: np.ndarray, count: int) -> np.ndarray:
     return x @ (directions * signs)
 
 
-def patch_similarity(patches: np.ndarray, grid: tuple[int, int], place: tuple[int, int]) -> Any:
-    """Cosines of one patch of the first image with all patches [B, P, D]: [B, rows, columns]."""
-    x = np.asarray(patches, np.float64)
-    x = x / np.maximum(np.linalg.norm(x, axis=-1, keepdims=True), 1e-12)
-    return (x @ x[0, place[0] * grid[1] + place[1]]).reshape(len(x), *grid)
+def patch_similarity(
+    patches: Sequence[np.ndarray], grids: Sequence[Grid], place: tuple[int, int]
+) -> list[np.ndarray]:
+    """Cosines of one patch of the first image with all of each, [P, D] -> [rows, columns]."""
+    unit = [x / np.maximum(np.linalg.norm(x, axis=-1, keepdims=True), 1e-12) for x in patches]
+    one = unit[0][place[0] * grids[0][1] + place[1]]
+    return [(x @ one).reshape(grid) for x, grid in zip(unit, grids, strict=True)]
 
 
 def mean_distance(

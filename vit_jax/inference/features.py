@@ -18,6 +18,7 @@ from vit_jax.files.paths import replacing, to_path
 from vit_jax.inference.images import example_names, find_images, input_chain
 from vit_jax.inference.load import load_model
 from vit_jax.models.features import check_features, feature_function
+from vit_jax.objectives.objective import of_batches
 
 
 def extract_features(
@@ -35,8 +36,9 @@ def extract_features(
 ) -> dict[str, tuple[int, ...]]:
     """Loads a model and writes features of images to an `.npz`.
 
-    It has a float32 array [N, ...] per feature; `names` [N], the location of each image; and for
-    a dataset `labels` [N] int32 and `class_names`.
+    It has a float32 array [N, ...] per feature; `names` [N], the location of each image; for a
+    dataset `labels` [N] int32 and `class_names`; for images in shapes of their own `grid` [N, 2],
+    rows and columns of patches.
 
     Args:
       source: of the model, see `load_model`, which takes `model_options`.
@@ -69,8 +71,14 @@ def extract_features(
         source_of_files = FolderSource(encoded, {}, "")
         data = Dataset("images", "", source_of_files, chain, (), on_bad_image or model.on_bad_image)
     data = data.check()
-    inputs = jax.ShapeDtypeStruct((data.num_examples, *data.image_shape), np.float32)
-    specs = dict(jax.eval_shape(feature_function(model.module, names), model.params, inputs))
+    inputs = {
+        key: jax.ShapeDtypeStruct((data.num_examples, *spec.shape), spec.dtype)
+        for key, spec in data.element_spec.items()
+    }
+    function = of_batches(feature_function(model.module, names))
+    specs = dict(jax.eval_shape(function, model.params, inputs))
+    if "grid" in inputs:
+        specs["grid"] = inputs["grid"]
     others = {"names": np.array(example_names(data.source))}
     if split:
         label = data.element_spec["label"]

@@ -21,10 +21,11 @@ from vit_jax.errors import UserError, naming
 from vit_jax.files.paths import read_file
 from vit_jax.models.create import create_model
 from vit_jax.models.description import Description
+from vit_jax.patches import Patches
 
 
-def input_chain(description: Description) -> tuple[Chain, ArraySpec]:
-    """The ops from a stored image to the model's input, without those of other columns; its spec.
+def input_chain(description: Description) -> tuple[Chain, dict[str, ArraySpec]]:
+    """The ops from a stored image to the model's input, without those of other columns; its specs.
 
     UserError for invalid ops, or if their output is not the size that the model takes.
     """
@@ -32,15 +33,20 @@ def input_chain(description: Description) -> tuple[Chain, ArraySpec]:
     chain = Chain(tuple(op for op in parse(spec).ops if not op.columns))
     black = np.zeros(description.image_shape, np.uint8)
     try:
-        image = chain({"image": black}, np.random.default_rng(0))["image"]
+        example = chain({"image": black}, np.random.default_rng(0))
     except ValueError as error:
         raise UserError(f"preprocess {spec!r}: {error}") from error
-    if image.shape != description.image_shape:
+    shape, channels = example["image"].shape, description.image_shape[2]
+    if op := chain.patchify:
+        if op.patch_size != (size := description.model["patch_size"]) or channels != 3:
+            raise UserError(f"preprocess {spec!r}: {op} must have patch_size={size}, 3 channels.")
+    elif shape != description.image_shape:
         raise UserError(
-            f"preprocess {spec!r} gives images of {image.shape}, but the model takes "
+            f"preprocess {spec!r} gives images of {shape}, but the model takes "
             f"{description.image_shape}; set --preprocess or --image_size."
         )
-    return chain, ArraySpec(image.shape, image.dtype)
+    keys = ("image", "grid") if op else ("image",)
+    return chain, {key: ArraySpec(example[key].shape, example[key].dtype) for key in keys}
 
 
 def input_range(description: Description) -> tuple[np.ndarray, np.ndarray]:
@@ -67,6 +73,9 @@ def at_image_size(description: Description, size: tuple[int, int]) -> Descriptio
     """
     before = description.image_shape
     with naming(f"--image_size={size[0]},{size[1]}"):
+        if parse(description.eval_preprocess).patchify:
+            text = "the model takes images in shapes of their own"
+            raise UserError(f"{text}; --preprocess sets how many patches, or 'resize(H, W)'.")
         if min(size) < 1:
             raise UserError("both sides must be positive.")
         grid = create_model(**{"num_classes": 0, **description.model}).token_grid(size)
@@ -108,8 +117,7 @@ class Images:
         if not len(self._images):
             raise UserError("no images given.")
         self._channels = description.image_shape[2]
-        self._chain, spec = input_chain(description)
-        self.element_spec = {"image": spec}
+        self._chain, self.element_spec = input_chain(description)
 
     @property
     def num_examples(self) -> int:
@@ -129,7 +137,8 @@ class Images:
             self.failures[index] = f"preprocess gives {describe(image)}, not {describe(spec)}"
         except (ValueError, OSError, cv2.error) as error:
             self.failures[index] = str(getattr(error, "strerror", None) or error)
-        return {"image": np.zeros(spec.shape, spec.dtype)}
+        specs = self.element_spec.items()
+        return {key: np.full(one.shape, key == "grid", one.dtype) for key, one in specs}
 
     def _stored(self, index: int) -> bytes | np.ndarray:
         """The image as input of the first op."""
@@ -148,16 +157,20 @@ class Images:
 
 
 class Inputs:
-    """Model inputs as examples for the pipeline: floats [B, H, W, C], or text tokens [B, T]."""
+    """Model inputs as examples for the pipeline: float images, or text tokens [B, T]."""
 
-    def __init__(self, inputs: np.ndarray):
-        self._inputs, self._key = inputs, "text" if inputs.ndim == 2 else "image"
+    def __init__(self, inputs: np.ndarray | Patches):
+        if isinstance(inputs, Patches):
+            self._arrays = {"image": np.asarray(inputs.pixels), "grid": np.asarray(inputs.grid)}
+        else:
+            self._arrays = {"text" if inputs.ndim == 2 else "image": np.asarray(inputs)}
         self.failures: dict[int, str] = {}
-        self.element_spec = {self._key: ArraySpec(inputs.shape[1:], inputs.dtype)}
+        arrays = self._arrays.items()
+        self.element_spec = {key: ArraySpec(x.shape[1:], x.dtype) for key, x in arrays}
 
     @property
     def num_examples(self) -> int:
-        return len(self._inputs)
+        return len(next(iter(self._arrays.values())))
 
     def example(self, index: int, _rng: np.random.Generator) -> dict[str, Any]:
-        return {self._key: self._inputs[index]}
+        return {key: array[index] for key, array in self._arrays.items()}

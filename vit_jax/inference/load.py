@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from vit_jax.console import ensure_logging
-from vit_jax.data.preprocess import check_no_code
+from vit_jax.data.preprocess import check_no_code, parse
 from vit_jax.data.sized import size_of
 from vit_jax.errors import UserError, naming
 from vit_jax.files.paths import reading
@@ -23,7 +23,7 @@ from vit_jax.inference.images import at_image_size, input_range
 from vit_jax.inference.model import Model
 from vit_jax.models.create import VARIANTS, create_model
 from vit_jax.models.description import Description
-from vit_jax.models.flexible import at_patch_size
+from vit_jax.models.flexible import at_patch_size, check_any_shape
 from vit_jax.parameters.table import abstract_params
 from vit_jax.pretrained.fit.adapt import adapt_params
 from vit_jax.pretrained.formats.stored import Stored
@@ -155,6 +155,13 @@ def _create(
             logging.warning("%s.", text)
         if preprocess:
             description = dataclasses.replace(description, eval_preprocess=preprocess)
+        if grid is not None and parse(description.eval_preprocess).patchify:
+            with naming(source):
+                check_any_shape(module)
+            own_grid = module.position_grid or description.grid
+            module = module.clone(position_grid=own_grid)
+            sizes = {**description.model, "position_grid": own_grid}
+            description = dataclasses.replace(description, model=sizes)
     return module, description, grid
 
 

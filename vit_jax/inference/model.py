@@ -7,7 +7,7 @@ import functools
 import logging
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ import numpy as np
 from vit_jax.console import watched
 from vit_jax.data.datasets import Dataset, create_dataset
 from vit_jax.data.pipeline import Examples
-from vit_jax.data.preprocess import encode_texts
+from vit_jax.data.preprocess import encode_texts, parse
 from vit_jax.errors import UserError, methods_with_short_errors, naming
 from vit_jax.evaluators.create import EvaluatorKeys
 from vit_jax.evaluators.stream import Reader, compile_outputs, stream_outputs
@@ -32,11 +32,15 @@ from vit_jax.models.features import check_features, feature_function
 from vit_jax.models.look import look
 from vit_jax.objectives.classification import PROBABILITIES
 from vit_jax.objectives.create import OBJECTIVES
-from vit_jax.objectives.objective import of_batches, scale_images
+from vit_jax.objectives.objective import images_of, of_batches
 from vit_jax.parameters.sharding import BATCH_AXES, create_mesh, replicated
 from vit_jax.parameters.table import abstract_params
+from vit_jax.patches import Patches
 from vit_jax.trees import flatten_names, unflatten_names
 from vit_jax.wording import list_names
+
+# What an example has besides its image, by the names of `Model.stream`.
+ALONG = {"labels": "label", "grid": "grid"}
 
 
 @methods_with_short_errors
@@ -93,10 +97,11 @@ class Model:
                 "features: scripts/probe.py, scripts/extract_features.py."
             )
 
-    def preprocess(self, images: Any) -> np.ndarray:
+    def preprocess(self, images: Any) -> Any:
         """The model's input: float32 [B, H, W, C]; one image is a batch of one.
 
-        For a text model its tokens, int32 [B, T]. UserError if an image cannot be read.
+        For a text model its tokens, int32 [B, T]; for images in shapes of their own `Patches`.
+        UserError if an image cannot be read.
         """
         if self.is_text:
             texts = [images] if isinstance(images, str) else list(images)
@@ -108,9 +113,10 @@ class Model:
             return encode_texts(self.description.eval_preprocess, texts)
         examples = Images(images if _is_batch(images) else [images], self.description)
         rng = np.random.default_rng(0)
-        pixels = [examples.example(i, rng)["image"] for i in range(examples.num_examples)]
+        rows = [examples.example(i, rng) for i in range(examples.num_examples)]
         _raise_first_failure(examples)
-        return np.asarray(scale_images(jnp.asarray(np.stack(pixels))), np.float32)
+        batch = {key: jnp.stack([row[key] for row in rows]) for key in examples.element_spec}
+        return jax.tree.map(np.asarray, images_of(batch))
 
     def logits(self, images: Any, *, batch_size: int = 32) -> np.ndarray:
         """Float32 [B, K]."""
@@ -204,7 +210,7 @@ class Model:
     ) -> Iterator[dict[str, np.ndarray]]:
         """Features of examples, batch by batch on all devices: `{name: float32 [n, ...]}`.
 
-        If `labels` is among the names, also the examples' labels, int32.
+        If `labels` or `grid` are among the names, also these of the examples, int32.
 
         Args:
           names: of `models/features.py`.
@@ -212,11 +218,11 @@ class Model:
           batch_size: over all devices; rounded up to a multiple of their number.
           key: for errors.
         """
-        features, head = [name for name in names if name != "labels"], self.text_head
+        features, head = [name for name in names if name not in ALONG], self.text_head
         if head is None or features != ["logits"]:
             features = check_features(self.module, features, key)
-        function, labels = feature_function(self.module, features), "labels" in names
-        parts = self._outputs(("features", *names), function, examples, batch_size, labels=labels)
+        function, along = feature_function(self.module, features), ALONG.keys() & set(names)
+        parts = self._outputs(("features", *names), function, examples, batch_size, along=along)
         if head and "logits" in features:
             return ({**part, "logits": np.asarray(head.logits(part["logits"]))} for part in parts)
         return parts
@@ -367,7 +373,11 @@ class Model:
         if self.is_text:
             is_input = getattr(images, "dtype", None) == np.int32
             return Inputs(np.asarray(images) if is_input else self.preprocess(images))
-        if isinstance(images, np.ndarray | jax.Array) and np.issubdtype(images.dtype, np.floating):
+        if isinstance(images, Patches):
+            examples: Any = Inputs(images)
+        elif isinstance(images, np.ndarray | jax.Array) and np.issubdtype(
+            images.dtype, np.floating
+        ):
             size, (black, white) = self.description.image_shape, input_range(self.description)
             low, high = np.minimum(black, white), np.maximum(black, white)
             span = high - low  # tolerance for noise
@@ -378,7 +388,7 @@ class Model:
                 given += f", {np.min(images):.4g} to {np.max(images):.4g}" if images.size else ""
                 text = f"float images must be model inputs, {wanted}, not {given}"
                 raise UserError(f"{text}; `preprocess` takes uint8 pixels of any size.")
-            examples: Any = Inputs(np.asarray(images))
+            examples = Inputs(np.asarray(images))
         else:
             examples = Images(images if _is_batch(images) else [images], self.description)
         if not examples.num_examples:
@@ -392,7 +402,7 @@ class Model:
         examples: Any,
         batch_size: int,
         *,
-        labels: bool = False,
+        along: Collection[str] = (),
     ) -> Iterator[dict[str, np.ndarray]]:
         """Outputs of `function(params, images)`, compiled once per `key`."""
         if key not in self._steps:
@@ -400,7 +410,7 @@ class Model:
 
             def step(params: Any, batch: Any) -> dict[str, jax.Array]:
                 outputs = apply(params, batch)
-                return {**outputs, "labels": batch["label"]} if labels else outputs
+                return {**outputs, **{name: batch[ALONG[name]] for name in along}}
 
             self._steps[key] = compile_outputs(step, self.mesh)
         reader = self.reader(examples, batch_size)
@@ -423,13 +433,17 @@ class Model:
     def _sizes(self) -> str:
         size, grid = self.description.image_shape, self.description.grid
         count = sum(leaf.size for leaf in jax.tree.leaves(self.params))
+        op = parse(self.description.eval_preprocess).patchify
         taken = f"texts of {size[0]} tokens"
         if grid is not None:
             taken = f"images {'x'.join(map(str, size))}, tokens {grid[0]}x{grid[1]}"
+            taken = f"images of any shape in {op.lengths[0]} patches at most" if op else taken
         return f"{count:,} parameters, {taken}, {self.num_outputs} outputs"
 
 
 def _is_batch(images: Any) -> bool:
+    if isinstance(images, Patches):
+        return True
     ndim = getattr(images, "ndim", 1 if isinstance(images, Iterable) else 0)
     return ndim in (1, 4) and not isinstance(images, str | bytes)
 

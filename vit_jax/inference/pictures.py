@@ -94,28 +94,31 @@ def draw_distances(distances: np.ndarray, uniform: float) -> Any:
     return figure
 
 
-def draw_rollout(images: np.ndarray, maps: np.ndarray, names: Sequence[str]) -> Any:
-    """Images [B, H, W, C] in [0, 1], each next to its overlay with a map [B, rows, columns]."""
+Arrays = Sequence[np.ndarray]  # of images, which may differ in shape
+
+
+def draw_rollout(images: Arrays, maps: Arrays, names: Sequence[str]) -> Any:
+    """Images [H, W, C] in [0, 1], each next to its overlay with a map [rows, columns]."""
     title, label = "Attention rollout: what the output attends to", "attention, times the mean"
     return _overlays(images, maps, names, title, f"{label} of the image")[0]
 
 
-def draw_colors(images: np.ndarray, colors: np.ndarray, names: Sequence[str]) -> Any:
-    """Images [B, H, W, C] in [0, 1], each next to its patches' colours [B, rows, columns, 3]."""
+def draw_colors(images: Arrays, colors: Arrays, names: Sequence[str]) -> Any:
+    """Images [H, W, C] in [0, 1], each next to its patches' colours [rows, columns, 3]."""
     figure, _, cells = _beside(images, names, "Principal components of the patches", margins=0.2)
-    height, width = images.shape[1:3]
-    for cell, color in zip(cells, colors, strict=True):
+    for cell, image, color in zip(cells, images, colors, strict=True):
+        height, width = image.shape[:2]
         cell.imshow(color, interpolation="none", extent=(0, width, height, 0))
     return figure
 
 
 def draw_similarity(
-    images: np.ndarray, maps: np.ndarray, names: Sequence[str], place: tuple[int, int]
+    images: Arrays, maps: Arrays, names: Sequence[str], place: tuple[int, int]
 ) -> Any:
     """Images, each next to its overlay with cosines; a mark on the patch of the first image."""
     title = f"Similarity to the patch in row {place[0] + 1}, column {place[1] + 1} of the first"
     figure, axes = _overlays(images, maps, names, title, "cosine")
-    sizes = zip(place, images.shape[1:3], maps.shape[1:], strict=True)
+    sizes = zip(place, images[0].shape[:2], maps[0].shape, strict=True)
     y, x = ((i + 0.5) * pixels / cells for i, pixels, cells in sizes)
     for axis in axes.flat[:2]:
         axis.plot(x, y, "o", markersize=7, markerfacecolor="none", color="#00d0ff")
@@ -123,7 +126,7 @@ def draw_similarity(
 
 
 def _overlays(
-    images: np.ndarray, maps: np.ndarray, names: Sequence[str], title: str, label: str
+    images: Arrays, maps: Arrays, names: Sequence[str], title: str, label: str
 ) -> tuple[Any, Any]:
     """The figure and its axes."""
     figure, axes, cells = _beside(images, names, title)
@@ -135,13 +138,12 @@ def _overlays(
 
 
 def _beside(
-    images: np.ndarray, names: Sequence[str], title: str, margins: float = _MARGINS
+    images: Arrays, names: Sequence[str], title: str, margins: float = _MARGINS
 ) -> tuple[Any, Any, Any]:
     """A figure of images, its axes, and of these the empty ones next to the images."""
     pairs = 1 if len(images) == 1 else 2
     rows = -(-len(images) // pairs)
-    aspect = images.shape[1] / images.shape[2]
-    height = rows * ((_WIDTH / (2 * pairs) - _GAP) * aspect + 0.24) + margins
+    height = rows * ((_WIDTH / (2 * pairs) - _GAP) * _tallest(images) + 0.24) + margins
     figure, axes = sheet(rows, 2 * pairs, height, title)
     cells = axes.reshape(-1, 2)[: len(images)]
     for (plain, _), image, name in zip(cells, images, names, strict=True):
@@ -150,12 +152,17 @@ def _beside(
     return figure, axes, cells[:, 1]
 
 
-def draw_heads(images: np.ndarray, maps: np.ndarray, names: Sequence[str]) -> Any:
-    """Images [B, H, W, C] in [0, 1], each with overlays of its heads [B, heads, rows, columns]."""
-    count = maps.shape[1]
+def _tallest(images: Arrays) -> float:
+    """The largest height / width, which a picture has room for."""
+    return max(image.shape[0] / image.shape[1] for image in images)
+
+
+def draw_heads(images: Arrays, maps: Arrays, names: Sequence[str]) -> Any:
+    """Images [H, W, C] in [0, 1], each with overlays of its heads [heads, rows, columns]."""
+    count = len(maps[0])
     lines = -(-count // 8)
     columns = max(-(-count // lines), 4) + 1
-    cell_height = (_WIDTH / columns - _GAP) * images.shape[1] / images.shape[2] + 0.2
+    cell_height = (_WIDTH / columns - _GAP) * _tallest(images) + 0.2
     height = len(images) * (lines * cell_height + 0.16) + _MARGINS
     title = f"Attention in the last block, {counted(count, 'head')}"
     figure, axes = sheet(len(images) * lines, columns, height, title)
@@ -212,9 +219,9 @@ def fitted(name: str, inches: float, size: float) -> str:
     return ends(bisect.bisect(range(len(text)), inches, key=lambda n: width(ends(n))) - 1)
 
 
-def color_range(maps: np.ndarray) -> tuple[float, float]:
+def color_range(maps: Arrays) -> tuple[float, float]:
     """Map values of the darkest and the brightest overlay colours; `CLIPPED` % are brighter."""
-    low, high = np.percentile(maps, (0, 100 - CLIPPED))
+    low, high = np.percentile(np.concatenate([x.ravel() for x in maps]), (0, 100 - CLIPPED))
     return float(low), float(max(high, low + 1e-6))
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 import functools
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from vit_jax.data.preprocess import parse
 from vit_jax.errors import UserError, import_extra
 from vit_jax.files.paths import to_path
 from vit_jax.inference import analysis, pictures
@@ -133,24 +134,23 @@ def of_images(
     if "attention" not in can_show(model.module):
         missing = "the model has no attention"
         return dict.fromkeys(("attention_distance", "rollout", "heads"), lambda: missing)
-    grid, prefix_tokens = model.description.grid, model.module.prefix_tokens
+    prefix_tokens = model.module.prefix_tokens
     has_token = "cls" in prefix_tokens
 
     few, few_names = spread(images, DRAWN), spread(names, DRAWN)
 
-    def maps_of(function: Callable[..., np.ndarray]) -> np.ndarray:
-        """[B, ..., rows, columns]; in batches, as the weights of all would fill the memory."""
-        parts = (model.attention(part, batch_size=batch_size) for part in _parts(few, batch_size))
-        return np.concatenate([function(part, grid, class_token=has_token) for part in parts])
+    def maps_of(function: Callable[..., np.ndarray]) -> list[np.ndarray]:
+        """[..., rows, columns] of each image."""
+        weights = attention_of_each(model, few, batch_size)
+        return [function(x, grid, class_token=has_token)[0] for x, grid in weights]
 
     def flow() -> Any:
-        maps = maps_of(analysis.rollout)
-        maps /= maps.mean(axis=(1, 2), keepdims=True)
+        maps = [x / x.mean() for x in maps_of(analysis.rollout)]
         return draw_rollout(photos(model, few), maps, few_names)
 
     def heads() -> Any:
-        num_tokens = len(prefix_tokens) + grid[0] * grid[1]
-        maps = num_tokens * maps_of(analysis.class_token_attention)
+        maps = maps_of(analysis.class_token_attention)
+        maps = [(len(prefix_tokens) + x[0].size) * x for x in maps]
         return pictures.draw_heads(photos(model, few), maps, few_names)
 
     def distances() -> Any:
@@ -169,21 +169,23 @@ def of_patches(
     """The drawings of the patches' features after the last norm; for `place` see `visualize`."""
     if "patches" not in available_features(model.module):
         return dict.fromkeys(("pca", "similarity"), lambda: "the model has no patches")
-    grid = model.description.grid
+    grids = grids_of(model, images)
+    grid = grids[0]
     place = (grid[0] // 2, grid[1] // 2) if place is None else (place[0] - 1, place[1] - 1)
     if not all(0 <= i < size for i, size in zip(place, grid, strict=True)):
         raise UserError(f"--patch={place[0] + 1},{place[1] + 1} is not in {grid[0]}x{grid[1]}.")
 
     @functools.cache
-    def patches() -> np.ndarray:
-        return model.features(images, "patches", batch_size=batch_size)
+    def patches() -> list[np.ndarray]:
+        rows = model.features(images, "patches", batch_size=batch_size)
+        return [x[: r * c] for x, (r, c) in zip(rows, grids, strict=True)]
 
     def pca() -> Any:
-        colors, _ = analysis.principal_colors(patches(), grid)
+        colors, _ = analysis.principal_colors(patches(), grids)
         return pictures.draw_colors(photos(model, images), colors, names)
 
     def similarity() -> Any:
-        cosines = analysis.patch_similarity(patches(), grid, place)
+        cosines = analysis.patch_similarity(patches(), grids, place)
         return pictures.draw_similarity(photos(model, images), cosines, names, place)
 
     return {"pca": pca, "similarity": similarity}
@@ -193,26 +195,57 @@ def head_distances(
     model: Model, images: Sequence[Any], batch_size: int
 ) -> tuple[np.ndarray, float]:
     """Attention distance of each head, [L, H] pixels, and that of uniform attention."""
-    grid = model.description.grid
     pixels = model.module.pixels_per_token
-    sums = [  # in batches, as for maps
-        len(part)
-        * analysis.mean_distance(model.attention(part, batch_size=batch_size), grid, pixels)
-        for part in _parts(images, batch_size)
-    ]
-    return np.sum(sums, axis=0) / len(images), analysis.uniform_distance(grid, pixels)
+    distances, uniform = zip(
+        *(
+            (analysis.mean_distance(x, grid, pixels), analysis.uniform_distance(grid, pixels))
+            for x, grid in attention_of_each(model, images, batch_size)
+        ),
+        strict=True,
+    )
+    return np.mean(distances, axis=0), float(np.mean(uniform))
 
 
-def photos(model: Model, images: Sequence[Any]) -> np.ndarray:
-    """The images as the model sees them, [B, H, W, C] in [0, 1], finer if its input is small."""
-    height, width, _ = model.description.image_shape
+def grids_of(model: Model, images: Sequence[Any]) -> list[tuple[int, int]]:
+    """Rows and columns of tokens of each image."""
+    if not parse(model.description.eval_preprocess).patchify:
+        return [model.description.grid] * len(images)
+    return [(int(rows), int(columns)) for rows, columns in model.preprocess(list(images)).grid]
+
+
+def attention_of_each(
+    model: Model, images: Sequence[Any], batch_size: int
+) -> Iterator[tuple[np.ndarray, tuple[int, int]]]:
+    """The weights of an image, [L, 1, H, N, N], and its grid.
+
+    In batches, as the weights of all would fill the memory.
+    """
+    prefix = len(model.module.prefix_tokens)
+    for part in _parts(images, batch_size):
+        weights = model.attention(part, batch_size=batch_size)
+        for i, grid in enumerate(grids_of(model, part)):
+            count = prefix + grid[0] * grid[1]
+            yield weights[:, i : i + 1, :, :count, :count], grid
+
+
+def photos(model: Model, images: Sequence[Any]) -> Sequence[np.ndarray]:
+    """The images as the model sees them, [H, W, C] in [0, 1], finer if its input is small."""
+    height, width, channels = model.description.image_shape
+    black, white = input_range(model.description)
+    if op := parse(model.description.eval_preprocess).patchify:
+        shown, size = [], op.patch_size
+        inputs = model.preprocess(list(images))
+        for pixels, (rows, columns) in zip(inputs.pixels, inputs.grid, strict=True):
+            x = pixels[: rows * columns].reshape(rows, columns, size, size, channels)
+            x = x.swapaxes(1, 2).reshape(rows * size, columns * size, channels)
+            shown.append(np.clip((x - black) / (white - black), 0, 1))
+        return shown
     scale = max(1, round(256 / max(height, width)))  # about 256 pixels on the longer side
     try:
         large = at_image_size(model.description, (scale * height, scale * width))
         inputs = dataclasses.replace(model, description=large).preprocess(images)
     except UserError:  # its preprocessing has a fixed size
         inputs = model.preprocess(images)
-    black, white = input_range(model.description)
     return np.clip((inputs - black) / (white - black), 0, 1)
 
 

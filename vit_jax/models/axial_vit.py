@@ -22,13 +22,13 @@ class LineBlock(vit.Encoder1DBlock):
 
     of_columns: bool = False
 
-    def _attend(self, x: jax.Array, bias: Any, *, train: bool) -> jax.Array:
+    def _attend(self, x: jax.Array, bias: Any, lengths: Any, *, train: bool) -> jax.Array:
         """MSA of each line of tokens: [B, h*w, D] -> [B, h*w, D]."""
         shape, (height, width) = x.shape, self.config.grid
         x = jnp.reshape(x, (-1, height, width, shape[-1]))  # [B, h, w, D]
         x = jnp.swapaxes(x, 1, 2) if self.of_columns else x
         lines = jnp.reshape(x, (-1, *x.shape[2:]))  # [B*h, w, D] or [B*w, h, D]
-        x = jnp.reshape(super()._attend(lines, bias, train=train), x.shape)
+        x = jnp.reshape(super()._attend(lines, bias, lengths, train=train), x.shape)
         return jnp.reshape(jnp.swapaxes(x, 1, 2) if self.of_columns else x, shape)
 
 
@@ -66,6 +66,7 @@ _BLOCK = rf"{vit.BLOCKS}(?:_(?P<block>\d+))?/(?:row|column)"
 FAMILY = dataclasses.replace(
     vit.FAMILY,
     module=AxialVisionTransformer,
+    any_shape=False,
     title="Axial-ViT (arXiv 2010.11929, appendix D.6)",
     acronym="Axial",
     rows=(*vit.FAMILY.rows, *vit.attention_rows(_BLOCK)),

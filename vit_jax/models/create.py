@@ -174,6 +174,8 @@ def _check_attributes(family: Family, module: Any) -> None:
             raise UserError(f"model.{key}={value!r} must be an int of at least 1.")
         if key.endswith("_rate") and not 0.0 <= value < 1.0:
             raise UserError(f"model.{key}={value} must be in [0, 1).")
+    if getattr(module, "position_grid", None) is not None and not family.any_shape:
+        raise UserError(f"model.position_grid: a {family.title} has the positions of its images.")
     if "patch_size" in family.keys:
         patch_shape(module.patch_size)
     family.check(module)

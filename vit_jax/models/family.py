@@ -82,6 +82,7 @@ class Family:
       tokens: the submodule whose output is all tokens after the last norm, [B, N, D]; "": none.
       last_norm: (model) -> that norm, named as within `tokens`; None if a model has none there.
       sequence: the parameter, and its axis, whose length is the number of tokens; None: any number.
+      any_shape: whether it takes images in shapes of their own (`vit_jax/patches.py`).
       conventions: attributes that change the output for the same parameters.
       head_conventions: those that change the head's input.
       objective: the one that trains it from scratch.
@@ -102,6 +103,7 @@ class Family:
     tokens: str = ""
     last_norm: Callable[[Any], nn.Module | None] = lambda _: None
     sequence: tuple[str, int] | None = None
+    any_shape: bool = False
     conventions: tuple[str, ...] = ()
     head_conventions: tuple[str, ...] = ()
     objective: str = "classification"

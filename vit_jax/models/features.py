@@ -21,6 +21,8 @@ by row), D: hidden size.
 |                  |        | one                                                             |
 | `block_3_gap`    | [D]    | the mean over the grid's of `block_3_tokens`                    |
 
+Of images in shapes of their own, tokens and patches after the real ones are 0.
+
 A model without tokens (a ResNet) has `logits`, `pre_logits` and `gap`, its mean over the feature
 map, which is the head's input; one without blocks of equal shape has no `block_3`.
 """
@@ -34,7 +36,9 @@ import jax.numpy as jnp
 
 from vit_jax.errors import UserError
 from vit_jax.models.create import clone_with, family_of
+from vit_jax.models.layers import token_mean
 from vit_jax.models.look import capture
+from vit_jax.patches import Layout, layout_of
 from vit_jax.wording import nearest
 
 _BLOCK = re.compile(r"block_(\d+)(_tokens|_gap|_normed)?")
@@ -95,7 +99,8 @@ def feature_function(
         logits, captured = capture(module, params, images, sources.values())
         outputs = {path.split("/")[-2]: v for path, v in captured.items() if "__call__" in path}
         outputs["logits"] = logits
-        values = {name: _feature(module, name, outputs[sources[name]]) for name in sources}
+        layout = layout_of(images)
+        values = {name: _feature(module, name, outputs[sources[name]], layout) for name in sources}
         norm: Any = family.last_norm(module)
         for name in [name for name in values if name.endswith("_normed")]:
             values[name] = norm.apply({"params": params[family.tokens][norm.name]}, values[name])
@@ -130,10 +135,13 @@ def _module_of(module: Any, feature: str) -> str:
     return f"{family.block_name}_{match[1]}" if match else family.tokens
 
 
-def _feature(module: Any, name: str, output: jax.Array) -> jax.Array:
+def _feature(module: Any, name: str, output: jax.Array, layout: Layout | None) -> jax.Array:
     prefix = module.prefix_tokens
-    is_whole = name in ("logits", "pre_logits") or name.endswith(("tokens", "normed"))
-    if is_whole or not family_of(module).tokens:
+    if name in ("logits", "pre_logits") or not family_of(module).tokens:
+        return output
+    mask = layout.mask(output.shape[1]) if layout else None
+    output = output if mask is None else jnp.where(mask[..., None], output, 0.0)
+    if name.endswith(("tokens", "normed")):
         return output
     if name == "patches":
         return output[:, len(prefix) :]  # [B, P, D]
@@ -141,5 +149,5 @@ def _feature(module: Any, name: str, output: jax.Array) -> jax.Array:
         return output[:, prefix.index(name)]  # [B, D]
     if name.endswith("gap") or not prefix:
         # Means over many tokens are computed in float32 whatever the model's dtype.
-        return jnp.mean(output[:, len(prefix) :], axis=1, dtype=jnp.float32)  # [B, D]
+        return token_mean(output[:, len(prefix) :], layout, jnp.float32)  # [B, D]
     return output[:, 0]  # [B, D], the class token after a block

@@ -1,4 +1,7 @@
-"""A Vision Transformer at other patch sizes, with the same parameters (FlexiViT, 2212.08013)."""
+"""A Vision Transformer with the same parameters at other patch sizes (FlexiViT, 2212.08013).
+
+And which take images in shapes of their own (NaFlex, 2502.14786).
+"""
 
 import functools
 from collections.abc import Callable
@@ -57,6 +60,19 @@ def at_patch_size(
 
     jax.eval_shape(fit, params)  # raises its errors
     return other, fit
+
+
+def check_any_shape(module: Any) -> None:
+    """Raises UserError for a model that cannot take images in shapes of their own, as `Patches`."""
+    family, reason = family_of(module), ""
+    if not family.any_shape or getattr(module, "resnet_layers", None) is not None:
+        reason = f"a {family.title} takes images of one shape; use a Vision Transformer"
+    elif module.outputs_per != "image":
+        reason = f"model.classifier={module.classifier!r} is for images of one shape; use 'gap'"
+    elif module.position_embedding == "relative" or getattr(module, "relative_bias", False):
+        reason = "relative positions are of one shape; use model.position_embedding='learned'"
+    if reason:
+        raise UserError(f"patchify: {reason}.")
 
 
 def whole_patches(module: Any, image_size: tuple[int, int]) -> tuple[int, int]:

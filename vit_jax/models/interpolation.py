@@ -1,6 +1,44 @@
 """Matrices [out, in] that interpolate along one axis: positions, or the pixels of a patch."""
 
+from typing import Any
+
 import numpy as np
+
+# Weights of the cells at these distances, in numpy or JAX.
+
+
+def triangle(x: Any) -> Any:
+    """1 at 0, linear down to 0 at 1."""
+    return (1.0 - x).clip(0.0)
+
+
+def keys_cubic(x: Any) -> Any:
+    """Keys' cubic with a = -1/2, up to 2."""
+    near, far = x.clip(0.0, 1.0), x.clip(1.0, 2.0)  # each is 0 where the other is not
+    return (1.5 * near - 2.5) * near**2 + 1.0 + ((-0.5 * far + 2.5) * far - 4.0) * far + 2.0
+
+
+# How positions are interpolated in a call: by these weights, antialiased or not, and whether to the
+# smallest square around the grid, so that both axes have one scale (timm's `ar_preserving`).
+POSITION_RESIZES: dict[str, tuple[Any, bool, bool]] = {
+    "bilinear": (triangle, True, False),  # SigLIP 2
+    "bicubic": (keys_cubic, True, False),  # timm's NaFlexViT
+    "bicubic_square": (keys_cubic, True, True),
+    "linear_square": (triangle, False, True),
+}
+
+
+def weights_at(kind: str, index: Any, size: Any, square: Any, size_in: int) -> Any:
+    """Weights of `size_in` cells for cell `index` of `size`: [B, N], [B, 1] -> [B, N, size_in].
+
+    `square`: the longer side of the grid, [B, 1]; `kind` of `POSITION_RESIZES`.
+    """
+    kernel, antialias, is_square = POSITION_RESIZES[kind]
+    ratio = size_in / (square if is_square else size)  # [B, 1]
+    centres = ((index + 0.5) * ratio)[..., None]
+    distances = abs(np.arange(size_in, dtype=np.float32)[None, None] + 0.5 - centres)
+    weights = kernel(distances / ratio.clip(1.0)[..., None] if antialias else distances)
+    return weights / weights.sum(-1, keepdims=True)
 
 
 def corner_aligned_linear(size_in: int, size_out: int) -> np.ndarray:
@@ -12,7 +50,7 @@ def corner_aligned_linear(size_in: int, size_out: int) -> np.ndarray:
 def half_pixel_linear(size_in: int, size_out: int, antialias: bool = False) -> np.ndarray:
     """`jax.image.resize(..., "bilinear", antialias=antialias)` along one axis, [out, in]."""
     width = max(size_in / size_out, 1.0) if antialias else 1.0
-    return _normalised(np.maximum(0.0, 1.0 - _half_pixel_distances(size_in, size_out) / width))
+    return _normalised(triangle(_half_pixel_distances(size_in, size_out) / width))
 
 
 def patch_resize(size_in: int, size_out: int) -> np.ndarray:
@@ -32,9 +70,7 @@ def antialiased_cubic(size_in: int, size_out: int) -> np.ndarray:
     Same as PyTorch's `mode="bicubic", antialias=True, align_corners=False`, and PIL.
     """
     x = _half_pixel_distances(size_in, size_out) / max(size_in / size_out, 1.0)
-    near = (1.5 * x - 2.5) * x**2 + 1.0
-    far = ((-0.5 * x + 2.5) * x - 4.0) * x + 2.0
-    return _normalised(np.where(x < 1.0, near, np.where(x < 2.0, far, 0.0)))
+    return _normalised(keys_cubic(x))
 
 
 def repeating_cubic(size_in: int, size_out: int, offset: float = 0.0) -> np.ndarray:

@@ -15,6 +15,7 @@ from vit_jax.models.kernels.elementwise import gelu as gelu
 from vit_jax.models.kernels.elementwise import normalize, per_feature, random_words, residual
 from vit_jax.models.kernels.products import convolve_patches, dot_general
 from vit_jax.models.tokens import patch_shape
+from vit_jax.patches import Layout, Patches
 
 # What the forward pass saves; the backward pass recomputes the rest.
 REMAT_POLICIES: dict[str, Any] = {
@@ -38,7 +39,7 @@ def head(num_classes: int, bias: float, name: str = "head") -> nn.Module:
     return nn.Dense(num_classes, kernel_init=zeros, bias_init=constant, name=name)
 
 
-def per_pixel(model: Any, x: jax.Array, grid: tuple[int, int], shape: tuple[int, ...]) -> jax.Array:
+def per_pixel(model: Any, x: jax.Array, images: Any) -> jax.Array:
     """A dense model's logits of patches, [B, h*w, K], to those of all pixels, [B, H, W, K].
 
     Linear between the centres of the patches, as PyTorch's `interpolate(mode="bilinear")`. Other
@@ -46,7 +47,9 @@ def per_pixel(model: Any, x: jax.Array, grid: tuple[int, int], shape: tuple[int,
     """
     if model.outputs_per != "pixel" or not model.num_classes:
         return x
-    rows, columns = (half_pixel_linear(*sizes) for sizes in zip(grid, shape[1:3], strict=True))
+    shape, cell = images.shape[1:3], model.pixels_per_token
+    grid = shape[0] // cell[0], shape[1] // cell[1]
+    rows, columns = (half_pixel_linear(*sizes) for sizes in zip(grid, shape, strict=True))
     x = jnp.reshape(x, (x.shape[0], *grid, x.shape[-1]))  # [B, h, w, K]
     x = jnp.einsum("Hh,bhwk->bHwk", jnp.asarray(rows, x.dtype), x, precision="highest")
     return jnp.einsum("Ww,bHwk->bHWk", jnp.asarray(columns, x.dtype), x, precision="highest")
@@ -60,6 +63,39 @@ def embed_patches(
     sizes = model.hidden_size, patch, patch, "VALID"
     conv = functools.partial(nn.Conv, conv_general_dilated=convolve_patches, dtype=model.dtype)
     return conv(*sizes, name=name, **options)(jnp.asarray(images, model.dtype))
+
+
+def embed_tokens(
+    model: Any, images: jax.Array | Patches, **options: Any
+) -> tuple[jax.Array, tuple[int, int], Layout | None]:
+    """x_p E of equation 1, [B, N, D]; the grid of the positions, and a layout if it is another.
+
+    `images` [B, H, W, C], or in shapes of their own.
+    """
+    if isinstance(images, Patches):
+        if model.position_grid is None:
+            raise UserError(
+                "model.position_grid=None; images in shapes of their own need the rows and columns "
+                "of the positions, such as (16, 16)."
+            )
+        (batch_size, count, _), (height, width) = images.pixels.shape, patch_shape(model.patch_size)
+        columns = jnp.reshape(images.pixels, (batch_size, count * height, width, -1))
+        x = embed_patches(model, columns, **options)[:, :, 0]  # [B, N, D]
+        return x, model.position_grid, images.layout
+    x = embed_patches(model, images, **options)  # [B, h, w, D]
+    grid = (x.shape[1], x.shape[2])
+    x = jnp.reshape(x, (x.shape[0], -1, x.shape[-1]))
+    if model.position_grid in (None, grid):
+        return x, grid, None
+    grids = jnp.broadcast_to(jnp.array([grid], jnp.int32), (x.shape[0], 2))
+    return x, model.position_grid, Layout(grids, x.shape[1], is_padded=False)
+
+
+def token_mean(x: jax.Array, layout: Layout | None, dtype: Any = None) -> jax.Array:
+    """Over the tokens that are real: [B, N, D] -> [B, D]."""
+    mask = layout.mask(x.shape[1]) if layout else None
+    where = None if mask is None else mask[..., None]
+    return jnp.mean(x, axis=1, where=where, dtype=dtype)
 
 
 class LayerNorm(nn.Module):
@@ -196,7 +232,7 @@ def loop_of(module: Any) -> dict[str, Any]:
 def apply_blocks(
     create_block: Callable[..., nn.Module],
     x: jax.Array,
-    *shared: jax.Array,
+    *shared: Any,
     name: str,
     train: bool,
     num_layers: int,

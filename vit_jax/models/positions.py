@@ -11,6 +11,9 @@
 | `sincos2d`                           | sines and cosines of column and row, added at the stem   |
 | `none`                               | nothing: the image is a bag of patches                   |
 
+For images in shapes of their own (`vit_jax/patches.py`) the positions of a grid, learned or fixed,
+are interpolated for each image; relative ones are not.
+
 The paper does not say what becomes of the class token. In 1-D and relative attention it is a token
 like others, as in equation 1: without offsets from it, it would see a bag of patches. In 2-D it has
 no position. Relative embeddings are those of a block, for all of its heads: also our choice.
@@ -27,9 +30,11 @@ import numpy as np
 
 from vit_jax.errors import UserError
 from vit_jax.models.family import FIRST, Row, Shapes
+from vit_jax.models.interpolation import weights_at
 from vit_jax.models.kernels.attention import BIASED
 from vit_jax.models.kernels.products import product
 from vit_jax.models.tokens import sincos2d
+from vit_jax.patches import Layout
 
 POSITION_EMBEDDINGS = (
     "learned",
@@ -48,26 +53,55 @@ AT_STEM, SHARED, RELATIVE = "posembed_input", "posembed_shared", "relative_posit
 class AddPositionEmbs(nn.Module):
     """Adds a learned embedding per token, E_pos of equation 1: [B, N, D] -> [B, N, D].
 
-    With the `grid` (rows, columns) of the last tokens, it consists of that of the column and that
-    of the row, D/2 numbers each.
+    Attributes:
+      grid: (rows, columns) of the last tokens, or of those that a `layout` interpolates.
+      by_axis: it consists of that of the column and that of the row, D/2 numbers each.
+      resize: of `POSITION_RESIZES`.
     """
 
     stddev: float = 0.02
     dtype: Any = jnp.float32
-    grid: tuple[int, int] | None = None
+    grid: tuple[int, int] = (0, 0)
+    by_axis: bool = False
+    resize: str = "bilinear"
 
     @nn.compact
-    def __call__(self, x: jax.Array) -> jax.Array:
+    def __call__(self, x: jax.Array, layout: Layout | None = None) -> jax.Array:
         init = nn.initializers.normal(self.stddev)
-        if self.grid is None:
-            pos_embedding = self.param("pos_embedding", init, (1, *x.shape[1:]))
-            return x + jnp.asarray(pos_embedding, self.dtype)
-        height, width = self.grid
-        columns = self.param("x_embedding", init, (width, x.shape[-1] // 2))
-        rows = self.param("y_embedding", init, (height, x.shape[-1] // 2))
-        cells = jnp.concatenate([jnp.tile(columns, (height, 1)), jnp.repeat(rows, width, 0)], 1)
-        prefix = x.shape[1] - height * width
-        return x + jnp.asarray(jnp.pad(cells, ((prefix, 0), (0, 0))), self.dtype)[None]
+        (height, width), (num_tokens, hidden_size) = self.grid, x.shape[1:]
+        if layout is not None:
+            num_tokens += height * width - layout.num_patches
+        if self.by_axis:
+            columns = self.param("x_embedding", init, (width, hidden_size // 2))
+            rows = self.param("y_embedding", init, (height, hidden_size // 2))
+            cells = jnp.concatenate([jnp.tile(columns, (height, 1)), jnp.repeat(rows, width, 0)], 1)
+            positions = jnp.pad(cells, ((num_tokens - height * width, 0), (0, 0)))[None]
+        else:
+            positions = self.param("pos_embedding", init, (1, num_tokens, hidden_size))
+        positions = jnp.asarray(positions, self.dtype)
+        if layout is not None:
+            positions = interpolate(positions, self.grid, layout, self.resize)
+        return x + positions
+
+
+def interpolate(
+    positions: jax.Array, grid: tuple[int, int], layout: Layout, kind: str
+) -> jax.Array:
+    """Positions of a grid, the last of [1, T, D], for each image: [B, T', D].
+
+    T' is T for the patches of `layout` in place of those of the grid.
+    """
+    (height, width), (rows, columns) = grid, layout.cells()  # [B, N] each
+    sizes = layout.grid[:, :1], layout.grid[:, 1:]
+    longer = jnp.maximum(*sizes)
+    of_rows = weights_at(kind, rows, sizes[0], longer, height)  # [B, N, h]
+    of_columns = weights_at(kind, columns, sizes[1], longer, width)  # [B, N, w]
+    weights = of_rows[..., None] * of_columns[:, :, None]  # [B, N, h, w]
+    weights = jnp.reshape(weights, (*rows.shape, height * width)).astype(positions.dtype)
+    prefix, cells = jnp.split(positions[0], [positions.shape[1] - height * width])
+    cells = jnp.einsum("bnp,pd->bnd", weights, cells, precision="highest")
+    prefix = jnp.broadcast_to(prefix[None], (cells.shape[0], *prefix.shape))
+    return jnp.concatenate([prefix, cells], axis=1)
 
 
 def relative_scores(query: jax.Array, embedding: jax.Array) -> jax.Array:
@@ -83,13 +117,14 @@ def relative_scores(query: jax.Array, embedding: jax.Array) -> jax.Array:
 
 
 def _add(config: Any, name: str) -> AddPositionEmbs:
-    grid = config.grid if config.position_embedding.startswith("learned2d") else None
-    return AddPositionEmbs(config.position_stddev, config.dtype, grid, name=name)
+    by_axis, resize = config.position_embedding.startswith("learned2d"), config.position_resize
+    sizes = config.position_stddev, config.dtype, config.grid
+    return AddPositionEmbs(*sizes, by_axis, resize, name=name)
 
 
 def add_at_stem(
-    config: Any, x: jax.Array, positions: Any = None
-) -> tuple[jax.Array, tuple[jax.Array, ...]]:
+    config: Any, x: jax.Array, positions: Any = None, layout: Layout | None = None
+) -> tuple[jax.Array, tuple[Any, ...]]:
     """Tokens [B, N, D] with the positions of the stem, and ([1, N, D],) if blocks share theirs.
 
     Called in the encoder's compact `__call__`; `config` is a `BlockConfig`, and `positions`
@@ -98,15 +133,22 @@ def add_at_stem(
     kind, _, place = config.position_embedding.partition("_")
     if positions is None and kind == "sincos2d":
         table = sincos2d(config.grid, x.shape[-1])  # [1, h*w, D]
-        positions = np.pad(table, ((0, 0), (x.shape[1] - table.shape[1], 0), (0, 0)))  # [1, N, D]
+        prefix = x.shape[1] - (layout.num_patches if layout else table.shape[1])
+        positions = np.pad(table, ((0, 0), (prefix, 0), (0, 0)))  # [1, N, D]
+        if layout is not None:
+            arguments = config.grid, layout, config.position_resize
+            positions = interpolate(jnp.asarray(positions, config.dtype), *arguments)
     if positions is not None:
         return x + jnp.asarray(positions, config.dtype), ()
     if place == "shared":
-        return x, (_add(config, SHARED)(jnp.zeros((1, *x.shape[1:]), config.dtype)),)
-    return (_add(config, AT_STEM)(x) if kind.startswith("learned") and not place else x), ()
+        zeros = jnp.zeros((1, *x.shape[1:]), config.dtype)
+        return x, (_add(config, SHARED)(zeros, layout),)
+    return (_add(config, AT_STEM)(x, layout) if kind.startswith("learned") and not place else x), ()
 
 
-def add_in_block(config: Any, x: jax.Array, shared: jax.Array | None) -> tuple[jax.Array, Any]:
+def add_in_block(
+    config: Any, x: jax.Array, shared: jax.Array | None, layout: Layout | None = None
+) -> tuple[jax.Array, Any]:
     """Tokens [B, N, D] with the positions of a block, and what gives its relative scores or None.
 
     Called in the block's compact `__call__`; `shared` [1, N, D] is from `add_at_stem`.
@@ -117,7 +159,7 @@ def add_in_block(config: Any, x: jax.Array, shared: jax.Array | None) -> tuple[j
         embed = nn.Embed(*sizes, embedding_init=init, name=RELATIVE)
         return x, functools.partial(relative_scores, embedding=embed.embedding)  # [2 N - 1, d]
     if config.position_embedding.endswith("_layers"):
-        return _add(config, AT_STEM)(x), None
+        return _add(config, AT_STEM)(x, layout), None
     return (x if shared is None else x + shared), None
 
 

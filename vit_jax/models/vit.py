@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from vit_jax.errors import UserError
 from vit_jax.models import family, layers, resnet
 from vit_jax.models.family import BLOCK, FIRST, HEAD, LAST, Family, ModelBase, Row, Shapes
+from vit_jax.models.interpolation import POSITION_RESIZES
 from vit_jax.models.kernels.attention import NAMES, AttentionFn, MultiHeadDotProductAttention
 from vit_jax.models.positions import (
     POSITION_EMBEDDINGS,
@@ -24,6 +25,7 @@ from vit_jax.models.positions import (
     infer_positions,
     position_rows,
 )
+from vit_jax.patches import Layout, Patches
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,7 +41,8 @@ class BlockConfig:
     attention: str = "auto"
     position_embedding: str = "learned"
     position_stddev: float = 0.02
-    grid: tuple[int, int] = (0, 0)  # rows and columns of the last tokens
+    position_resize: str = "bilinear"
+    grid: tuple[int, int] = (0, 0)  # rows and columns of the last tokens' positions
     dtype: Any = jnp.float32
 
     @classmethod
@@ -51,13 +54,13 @@ class BlockConfig:
     def norm(self, name: str | None = None) -> nn.Module:
         return layers.LayerNorm(epsilon=self.layer_norm_epsilon, dtype=self.dtype, name=name)
 
-    def msa(self, *, train: bool, bias: Any = None) -> nn.Module:
-        """Equations 5 to 8; for `bias` see `AttentionFn`."""
+    def msa(self, *, train: bool, bias: Any = None, lengths: Any = None) -> nn.Module:
+        """Equations 5 to 8; for `bias` and `lengths` see `AttentionFn`."""
         return MultiHeadDotProductAttention(
             num_heads=self.num_heads,
             dropout_rate=self.attention_dropout_rate,
             deterministic=not train,
-            attention_fn=AttentionFn(self.attention, train, bias),
+            attention_fn=AttentionFn(self.attention, train, bias, lengths),
             dtype=self.dtype,
         )
 
@@ -90,13 +93,21 @@ class Encoder1DBlock(nn.Module):
 
     @nn.compact
     def __call__(
-        self, x: jax.Array, drop_rate: Any = None, positions: Any = None, *, train: bool
+        self,
+        x: jax.Array,
+        drop_rate: Any = None,
+        positions: Any = None,
+        layout: Layout | None = None,
+        *,
+        train: bool,
     ) -> jax.Array:
         """`positions` [1, N, D] are those that blocks share, if any."""
         c = self.config
-        x, bias = add_in_block(c, x, positions)  # the paper's model adds its own at the stem
+        x, bias = add_in_block(
+            c, x, positions, layout
+        )  # the paper's model adds its own at the stem
         y = c.norm()(x)
-        y = self._attend(y, bias, train=train)
+        y = self._attend(y, bias, layout and layout.lengths(x.shape[1]), train=train)
         y = layers.Dropout(c.dropout_rate)(y, deterministic=not train)
         x = layers.add_branch(x, y, drop_rate, train=train)
 
@@ -104,9 +115,9 @@ class Encoder1DBlock(nn.Module):
         y = MlpBlock(c)(y, train=train)
         return layers.add_branch(x, y, drop_rate, train=train)
 
-    def _attend(self, x: jax.Array, bias: Any, *, train: bool) -> jax.Array:
+    def _attend(self, x: jax.Array, bias: Any, lengths: Any, *, train: bool) -> jax.Array:
         """MSA of all tokens, [B, N, D] -> [B, N, D]; other models have lines of them."""
-        return self.config.msa(train=train, bias=bias)(x, sow_weights=True)
+        return self.config.msa(train=train, bias=bias, lengths=lengths)(x, sow_weights=True)
 
 
 class Encoder(nn.Module):
@@ -120,10 +131,13 @@ class Encoder(nn.Module):
     block: type[nn.Module] = Encoder1DBlock
 
     @nn.compact
-    def __call__(self, x: jax.Array, positions: Any = None, *, train: bool) -> jax.Array:
-        """`positions` [1, N, D] are added; None: those of the config."""
+    def __call__(
+        self, x: jax.Array, positions: Any = None, layout: Layout | None = None, *, train: bool
+    ) -> jax.Array:
+        """`positions` [1, N, D] are added; None: those of the config, as `layout` places them."""
         c = self.config
-        x, shared = add_at_stem(c, x, positions)
+        x, shared = add_at_stem(c, x, positions, layout)
+        shared = shared if layout is None else (*(shared or (None,)), layout)
         x = layers.Dropout(c.dropout_rate)(x, deterministic=not train)
         x = layers.apply_blocks(
             functools.partial(self.block, c),
@@ -145,11 +159,12 @@ class MAPHead(nn.Module):
     config: BlockConfig
 
     @nn.compact
-    def __call__(self, x: jax.Array, *, train: bool) -> jax.Array:
+    def __call__(self, x: jax.Array, lengths: Any = None, *, train: bool) -> jax.Array:
+        """For `lengths` see `AttentionFn`."""
         c = dataclasses.replace(self.config, dropout_rate=0.0, attention_dropout_rate=0.0)
         probe = self.param("probe", nn.initializers.xavier_uniform(), (1, 1, x.shape[-1]))
         probe = jnp.tile(jnp.asarray(probe, c.dtype), (x.shape[0], 1, 1))  # [B, 1, D]
-        x = c.msa(train=train)(probe, x)  # [B, 1, D]
+        x = c.msa(train=train, lengths=lengths)(probe, x)  # [B, 1, D]
         return (x + MlpBlock(c)(c.norm()(x), train=train))[:, 0]  # [B, D]
 
 
@@ -187,6 +202,9 @@ class VisionTransformer(ModelBase):
       head_norm: a batch norm without scale and bias in front of the head (MAE's linear probe,
         2111.06377, appendix A.1; DINOv2's segmentation).
       position_embedding: `learned`, or another of the table in `positions.py`.
+      position_grid: rows and columns of the positions, which are interpolated to those of the
+        images; None: those of the images. Needed for images in shapes of their own.
+      position_resize: how: `bilinear` (SigLIP 2), or another of `POSITION_RESIZES`.
       position_stddev: of learned positions at the start: 0.02 in the official code, 1 / sqrt(D) in
         big_vision.
       gelu: `tanh` as in Google's models, or `exact` as in timm and Hugging Face
@@ -212,6 +230,8 @@ class VisionTransformer(ModelBase):
     head_bias_init: float = 0.0
     head_norm: bool = False
     position_embedding: str = "learned"
+    position_grid: tuple[int, int] | None = None
+    position_resize: str = "bilinear"
     position_stddev: float = 0.02
     gelu: str = "tanh"
     layer_norm_epsilon: float = 1e-6
@@ -243,46 +263,51 @@ class VisionTransformer(ModelBase):
 
     @nn.compact
     def __call__(
-        self, images: jax.Array, *, train: bool, corruption: dict[str, jax.Array] | None = None
+        self,
+        images: jax.Array | Patches,
+        *,
+        train: bool,
+        corruption: dict[str, jax.Array] | None = None,
     ) -> jax.Array:
         """Images in [-1, 1], [B, H, W, C] -> float32 logits [B, K], [B, N, K] or [B, H, W, K].
 
         `corruption` is for masked patch prediction, see `corrupt`.
         """
-        x = jnp.asarray(images, self.dtype)
+        x: Any = images
         if self.resnet_layers is not None:
+            x = jnp.asarray(images, self.dtype)
             width = 64 * self.resnet_width_factor
             parts = resnet.ResNetLayers(self.resnet_batch_norm, train, self.dtype)
             x = resnet.resnet_features(x, self.resnet_layers, width, parts)  # [B, H/d, W/d, C']
 
-        x = layers.embed_patches(self, x)  # x_p E of equation 1, [B, h, w, D]
-        batch_size, height, width, hidden_size = x.shape
-        x = jnp.reshape(x, (batch_size, height * width, hidden_size))  # [B, h*w, D]
+        x, grid, layout = layers.embed_tokens(self, x)  # x_p E of equation 1, [B, h*w, D]
         if corruption is not None:
             x = corrupt(self, x, **corruption)
 
         tokens = [
-            jnp.tile(jnp.asarray(token, self.dtype), (batch_size, 1, 1))  # [B, 1, D]
+            jnp.tile(jnp.asarray(token, self.dtype), (x.shape[0], 1, 1))  # [B, 1, D]
             for token in map(self._token, self.prefix_tokens)
         ]
         x = jnp.concatenate([*tokens, x], axis=1)  # [B, N, D]
-        config = BlockConfig.of(self, grid=(height, width))
+        config = BlockConfig.of(self, grid=grid)
         encoder = Encoder(config, **layers.loop_of(self), block=self.block, name="Transformer")
-        x = self._classify(self._pool(encoder(x, train=train), train=train), train=train)
-        return layers.per_pixel(self, x, (height, width), images.shape)
+        x = encoder(x, layout=layout, train=train)
+        x = self._classify(self._pool(x, layout, train=train), train=train)
+        return layers.per_pixel(self, x, images)
 
     def _token(self, name: str) -> jax.Array:
         """A learned token, [1, 1, D]."""
         return self.param(name, nn.initializers.zeros_init(), (1, 1, self.hidden_size))
 
-    def _pool(self, x: jax.Array, *, train: bool) -> jax.Array:
+    def _pool(self, x: jax.Array, layout: Layout | None, *, train: bool) -> jax.Array:
         """[B, N, D] -> [B, D], or all tokens, or the patches [B, P, D]."""
         if self.classifier == "token":
             return x[:, 0]
         if self.classifier == "gap":
-            return jnp.mean(x, axis=1)
+            return layers.token_mean(x, layout)
         if self.classifier == "map":
-            return MAPHead(BlockConfig.of(self))(x, train=train)
+            lengths = layout and layout.lengths(x.shape[1])
+            return MAPHead(BlockConfig.of(self))(x, lengths, train=train)
         return x[:, len(self.prefix_tokens) :] if self.outputs_per == "pixel" else x
 
     def _classify(self, x: jax.Array, *, train: bool) -> jax.Array:
@@ -301,6 +326,7 @@ class VisionTransformer(ModelBase):
 
 
 HEAD_NORM_EPSILON = 1e-6
+ANY_SHAPE = ("position_grid", "position_resize")  # attributes for images in shapes of their own
 BLOCKS = "Transformer/encoderblock"
 _BLOCK = rf"{BLOCKS}(?:_(?P<block>\d+))?"
 ATTENTION = "MultiHeadDotProductAttention_0"
@@ -392,6 +418,7 @@ FAMILY = Family(
         "classifier": ("token", "gap", "map")
         + ("unpooled", "token_unpooled", "dense", "token_dense"),
         "position_embedding": POSITION_EMBEDDINGS,
+        "position_resize": POSITION_RESIZES,
         "gelu": ("tanh", "exact"),
         "attention": NAMES,
         "remat": layers.REMAT_POLICIES,
@@ -402,6 +429,7 @@ FAMILY = Family(
     tokens="Transformer",
     last_norm=lambda model: BlockConfig.of(model).norm("encoder_norm"),
     sequence=(POSITIONS, 1),
-    conventions=("position_embedding", "gelu", "layer_norm_epsilon"),
+    any_shape=True,
+    conventions=("position_embedding", "gelu", "layer_norm_epsilon", *ANY_SHAPE),
     head_conventions=("classifier",),
 )

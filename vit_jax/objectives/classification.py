@@ -10,7 +10,7 @@ import optax
 from vit_jax.errors import UserError
 from vit_jax.kinds import check_known
 from vit_jax.objectives.class_weights import create_class_weights
-from vit_jax.objectives.objective import Batch, Metrics, Objective, Task, masked_mean, scale_images
+from vit_jax.objectives.objective import Batch, Metrics, Objective, Task, images_of, masked_mean
 
 
 def sigmoid_cross_entropy(logits: jax.Array, targets: jax.Array) -> jax.Array:
@@ -57,7 +57,7 @@ class _LabelObjective(Objective):
     Evaluation is without label smoothing and weights, to compare recipes.
     """
 
-    any_patch_size = True
+    any_patch_size = any_shape = True
 
     def __init__(self, task: Task, *, class_weights: str | Sequence[Any] = ""):
         """
@@ -141,7 +141,7 @@ class Classification(_LabelObjective):
 
     def loss(self, params: Any, batch: Batch, rng: jax.Array) -> tuple[jax.Array, Metrics]:
         """Mean loss over the real examples, and `accuracy`; both are scalars."""
-        logits, _, seen = self.apply_train(params, scale_images(batch["image"]), rng)
+        logits, _, seen = self.apply_train(params, images_of(batch), rng)
         values = self.train_values(logits, batch)
         means = {name: masked_mean(value, batch["mask"]) for name, value in values.items()}
         return means.pop("loss"), {**means, **seen}
@@ -206,7 +206,7 @@ class MultiLabel(_LabelObjective):
 
     def loss(self, params: Any, batch: Batch, rng: jax.Array) -> tuple[jax.Array, Metrics]:
         """Mean over the real examples."""
-        logits, _, seen = self.apply_train(params, scale_images(batch["image"]), rng)
+        logits, _, seen = self.apply_train(params, images_of(batch), rng)
         targets = jnp.asarray(batch["label"], jnp.float32)
         if "other_label" in batch:
             weight = batch["label_weight"][:, None]

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from vit_jax.errors import UserError
-from vit_jax.objectives.objective import Batch, Metrics, Objective, Task, masked_mean, scale_images
+from vit_jax.objectives.objective import Batch, Metrics, Objective, Task, images_of, masked_mean
 from vit_jax.objectives.ring import sigmoid_losses
 
 IMAGE, TEXT = "img", "txt"  # prefixes of the towers' parameters, as in big_vision
@@ -29,6 +29,7 @@ class Contrastive(Objective):
     """
 
     example_keys = ("image", "text")
+    any_shape = True
     measures = ("loss", "accuracy")
     spans_batch = True
     prefix = TEXT
@@ -87,20 +88,20 @@ class Contrastive(Objective):
         params = {name: jnp.full((1,), value) for name, value in self._first.items()}
         params[TEXT] = self.model.init(rng, batch["text"], train=False)["params"]
         if IMAGE not in self.constants:
-            images, rng = scale_images(batch["image"]), jax.random.fold_in(rng, 1)
+            images, rng = images_of(batch), jax.random.fold_in(rng, 1)
             params[IMAGE] = self._image.module.init(rng, images, train=False)["params"]
         return params
 
     def embed(self, params: Any, batch: Batch, rng: Any = None) -> Any:
         """Unit vectors of images and texts, float32 [B, D] each; dropout if a key is given."""
         return {
-            IMAGE: self.embed_images(params, batch["image"], rng),
+            IMAGE: self.embed_images(params, batch, rng),
             TEXT: self.embed_texts(params, batch["text"], rng),
         }
 
-    def embed_images(self, params: Any, images: jax.Array, rng: Any = None) -> jax.Array:
-        """[B, H, W, C] -> [B, D]."""
-        images = self._image.to_input(scale_images(images))
+    def embed_images(self, params: Any, batch: Batch, rng: Any = None) -> jax.Array:
+        """Of the images of a batch: [B, D]."""
+        images = self._image.to_input(images_of(batch))
         rng = None if IMAGE in self.constants else rng
         return _embed(self._image.module, params[IMAGE], images, rng)
 

@@ -24,6 +24,8 @@ class Distillation(Classification):
     The teacher's parameters are the constant `teacher`.
     """
 
+    any_shape = False
+
     def __init__(self, task: Task, *, teacher: str = "", weight: float = 0.5, **kwargs: Any):
         """
         Args:

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from vit_jax.errors import UserError
+from vit_jax.patches import Patches
 from vit_jax.trees import merge_trees
 
 Batch = dict[str, jax.Array]
@@ -70,6 +71,7 @@ class Objective:
     own_parameters: Mapping[str, tuple[str | None, ...]] = {}
     start: dict[str, Any]  # {name: tree of host arrays} of parameters with initial values
     any_patch_size: bool = False  # whether `task.at_patch_size` is for it
+    any_shape: bool = False  # whether it is for images in shapes of their own
     fit: Callable[[Any], Any] | None = None  # parameters to those of `model`, if they differ
     values: Callable[..., Metrics]  # `measures` from the outputs of `model`, and a batch
 
@@ -110,7 +112,7 @@ class Objective:
 
     def init(self, rng: jax.Array, batch: Batch) -> Any:
         """Random parameters for batches of these shapes."""
-        images = scale_images(batch["image"])
+        images = images_of(batch)
         return self.below_prefix(self.model.init(rng, images, train=False)["params"])
 
     def start_buffers(self, params: Any) -> dict[str, Any]:
@@ -177,7 +179,7 @@ class Objective:
 
     def predict(self, params: Any, batch: Batch) -> jax.Array:
         """Outputs of `model` in evaluation, for the images of a batch."""
-        return self.apply(params, scale_images(batch["image"]))
+        return self.apply(params, images_of(batch))
 
     def evaluate(self, params: Any, batch: Batch) -> Metrics:
         """`measures` of every example, [B] float32 each; deterministic; here `values`."""
@@ -202,10 +204,16 @@ def scale_images(images: jax.Array) -> jax.Array:
     return images
 
 
+def images_of(batch: Batch, key: str = "image") -> Any:
+    """The scaled images of a batch, [B, H, W, C], or `Patches` of images in their own shapes."""
+    images = scale_images(batch[key])
+    return Patches(images, batch["grid"]) if key == "image" and "grid" in batch else images
+
+
 def of_batches(
     function: Callable[[Any, jax.Array], Any], key: str = "image", prefix: str = ""
 ) -> Callable[[Any, Batch], Any]:
     """Turns a function of (params, model input) into one of (params, batch)."""
     return lambda params, batch: function(
-        params[prefix] if prefix else params, scale_images(batch[key])
+        params[prefix] if prefix else params, images_of(batch, key)
     )

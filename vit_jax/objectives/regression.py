@@ -14,7 +14,7 @@ import optax
 
 from vit_jax.errors import UserError
 from vit_jax.kinds import check_known
-from vit_jax.objectives.objective import Batch, Metrics, Objective, Task, masked_mean, scale_images
+from vit_jax.objectives.objective import Batch, Metrics, Objective, Task, images_of, masked_mean
 
 # Of differences in standard deviations.
 _DISTANCES: dict[str, Callable[[jax.Array], jax.Array]] = {
@@ -28,7 +28,7 @@ class Regression(Objective):
     """The mean loss over all numbers of an image."""
 
     example_keys = ("image", "target")
-    any_patch_size = True
+    any_patch_size = any_shape = True
     probabilities_by = "none"
 
     def __init__(self, task: Task, *, distance: str = "l2"):
@@ -65,7 +65,7 @@ class Regression(Objective):
 
     def loss(self, params: Any, batch: Batch, rng: jax.Array) -> tuple[jax.Array, Metrics]:
         """The mean over the real examples."""
-        outputs, _, seen = self.apply_train(params, scale_images(batch["image"]), rng)
+        outputs, _, seen = self.apply_train(params, images_of(batch), rng)
         return masked_mean(self.values(outputs, batch)["loss"], batch["mask"]), seen
 
     def measure(self, params: Any, batch: Batch) -> Metrics:

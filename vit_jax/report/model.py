@@ -20,7 +20,7 @@ from vit_jax.inference.evaluation_tables import confusion_matrix
 from vit_jax.inference.images import example_names
 from vit_jax.inference.load import load_model
 from vit_jax.inference.model import Model
-from vit_jax.inference.pictures import CLIPPED, color_range, overlay
+from vit_jax.inference.pictures import CLIPPED, Arrays, color_range, overlay
 from vit_jax.inference.visualize import of_images, of_parameters, photos, spread
 from vit_jax.report.page import Html, chart, note, picture, table, tag
 from vit_jax.report.runs import Run, data_title, percent, tail
@@ -212,8 +212,8 @@ def _photo(pixels: np.ndarray, *, alt: str, caption: object, class_: str = "pict
     return picture(data, kind="jpeg", alt=alt, caption=caption, class_=class_)
 
 
-def _rollouts(photos: np.ndarray, maps: np.ndarray, names: list[str]) -> list[Html]:
-    """Photos [B, H, W, C] in [0, 1], each next to its overlay with a map [B, rows, columns]."""
+def _rollouts(photos: Arrays, maps: Arrays, names: list[str]) -> list[Html]:
+    """Photos [H, W, C] in [0, 1], each next to its overlay with a map [rows, columns]."""
     ends, figures = color_range(maps), []
     for photo, weights, name in zip(photos, maps, names, strict=True):
         shown = np.broadcast_to(photo, (*photo.shape[:2], 3))

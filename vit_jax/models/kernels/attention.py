@@ -33,6 +33,7 @@ def reference(
     value: jax.Array,
     *,
     bias: jax.Array | None = None,
+    lengths: jax.Array | None = None,
     module: Any = None,
     dropout_rng: Any = None,
     dropout_rate: float = 0.0,
@@ -45,6 +46,7 @@ def reference(
 
     Args:
       bias: [B, H, N, N], added to the scores.
+      lengths: see `AttentionFn`.
       module: sows the weights [B, H, N, N] as the intermediate `attention_weights`.
       dropout_rng, dropout_rate: of the weights.
     """
@@ -52,6 +54,7 @@ def reference(
     query = query / jnp.sqrt(head_dim).astype(dtype)
     scores = jnp.einsum("bqhd,bkhd->bhqk", query, key)  # [B, H, N, N]
     scores = scores if bias is None else scores + bias
+    scores = masked(scores, lengths)
     weights = jax.nn.softmax(scores.astype(jnp.float32))  # equation 6
     if module is not None:
         module.sow("intermediates", "attention_weights", weights)
@@ -61,23 +64,38 @@ def reference(
     return jnp.einsum("bhqk,bkhd->bqhd", weights, value)  # equation 7
 
 
+def masked(scores: jax.Array, lengths: jax.Array | None) -> jax.Array:
+    """Scores [B, H, N, N] with -inf for the keys after the first `lengths` [B] of each image."""
+    if lengths is None:
+        return scores
+    index = jnp.reshape(jnp.arange(scores.shape[-1]), (1, 1, 1, -1))
+    return jnp.where(index < jnp.reshape(lengths, (-1, 1, 1, 1)), scores, -jnp.inf)
+
+
 def xla(
-    query: jax.Array, key: jax.Array, value: jax.Array, *, bias: jax.Array | None = None
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    *,
+    bias: jax.Array | None = None,
+    lengths: jax.Array | None = None,
 ) -> jax.Array:
     """Products over [B, H, N, d]; softmax in float32, the weights in the dtype of the values.
 
-    `bias` [B, H, N, N] is added to the scores.
+    `bias` [B, H, N, N] is added to the scores; for `lengths` see `AttentionFn`.
     """
     query = query / math.sqrt(query.shape[-1])
     query, key, value = (jnp.swapaxes(x, 1, 2) for x in (query, key, value))  # [B, H, N, d]
     scores = product("bhqd,bhkd->bhqk", query, key)
-    scores = scores if bias is None else scores + bias
+    scores = masked(scores if bias is None else scores + bias, lengths)
     weights = jax.nn.softmax(scores).astype(value.dtype)
     out = product("bhqk,bhkd->bhqd", weights, value).astype(value.dtype)
     return jnp.swapaxes(out, 1, 2)
 
 
-def chunked(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
+def chunked(
+    query: jax.Array, key: jax.Array, value: jax.Array, *, lengths: jax.Array | None = None
+) -> jax.Array:
     """Like `xla`, a few heads at a time: their scores stay in the cache of a CPU.
 
     The backward pass recomputes them. On a mesh each device would compute the heads of all.
@@ -92,13 +110,19 @@ def chunked(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
 
     @functools.partial(jax.checkpoint, prevent_cse=False)
     def heads(_: None, qkv: Any) -> tuple[None, jax.Array]:
-        query, key, value = qkv
-        weights = jax.nn.softmax(product("hqd,hkd->hqk", query, key)).astype(value.dtype)
+        query, key, value, *real = qkv
+        scores = product("hqd,hkd->hqk", query, key)
+        if real:
+            scores = masked(scores[:, None], *real)[:, 0]
+        weights = jax.nn.softmax(scores).astype(value.dtype)
         return None, product("hqk,hkd->hqd", weights, value).astype(value.dtype)
 
     query = query / math.sqrt(width)
+    parts = [chunks(query), chunks(key), chunks(value)]
+    if lengths is not None:
+        parts.append(jnp.reshape(jnp.repeat(lengths, num_heads), (-1, chunk)))
     # Two at a time: the softmax of one overlaps with the products of the other.
-    _, out = jax.lax.scan(heads, None, (chunks(query), chunks(key), chunks(value)), unroll=2)
+    _, out = jax.lax.scan(heads, None, tuple(parts), unroll=2)
     return jnp.swapaxes(jnp.reshape(out, (batch, num_heads, num_queries, width)), 1, 2)
 
 
@@ -143,11 +167,14 @@ class AttentionFn:
       name: one of `NAMES`; with a bias one of `BIASED`.
       train: whether a backward pass follows.
       bias: queries [B, N, H, d] -> [B, H, N, N], which is added to the scores.
+      lengths: int32 [B]; the keys of an image after the first so many are padding, which no query
+        sees. Outputs of padding are finite.
     """
 
     name: str
     train: bool
     bias: Callable[[jax.Array], jax.Array] | None = None
+    lengths: Any = dataclasses.field(default=None, compare=False)  # linen hashes attributes
 
     def __call__(
         self,
@@ -172,6 +199,8 @@ class AttentionFn:
             name = "xla"  # a single query, as in a MAP head: nothing to gain
         if self.bias is not None:
             options["bias"] = self.bias(query)
+        if self.lengths is not None:
+            options["lengths"] = self.lengths
         return saved(ATTENTIONS[name](query, key, value, **options), "attention")
 
     def of_tokens(self, x: jax.Array, params: Any, num_heads: int) -> jax.Array | None:
@@ -191,13 +220,17 @@ class AttentionFn:
         names = ("query", "key", "value")
         layers = {name: {"bias": zeros, **params[name]} for name in names}
         name = self._resolve(shape, x.dtype)
+        real = {} if self.lengths is None else {"lengths": self.lengths}
         out = None
         if name == "cudnn" and device_has("biases_in_products"):
-            out = ATTENTIONS["cudnn"](*(_dense(x, name, **layers[name]) for name in names))
+            out = ATTENTIONS["cudnn"](*(_dense(x, name, **layers[name]) for name in names), **real)
         elif name == "pallas" and not device_has("three_products"):
             from vit_jax.models.kernels.attention_tpu import joint
 
-            out = joint(x, *([layers[name][part] for name in names] for part in ("kernel", "bias")))
+            kernels, biases = (
+                [layers[name][part] for name in names] for part in ("kernel", "bias")
+            )
+            out = joint(x, kernels, biases, self.lengths)
         return None if out is None else saved(jnp.reshape(out, shape), "attention")
 
     def _resolve(self, shape: tuple[int, ...], dtype: Any) -> str:

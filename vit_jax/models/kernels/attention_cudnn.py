@@ -28,14 +28,19 @@ def _library() -> Any:
 
 
 def cudnn(
-    query: jax.Array, key: jax.Array, value: jax.Array, *, implementation: Any = "cudnn"
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    *,
+    lengths: jax.Array | None = None,
+    implementation: Any = "cudnn",
 ) -> jax.Array:
     """Scores never leave the chip. Heads of 8, 16, ... features."""
     if _library() is None:
-        return xla(query, key, value)
+        return xla(query, key, value, lengths=lengths)
     attention = functools.partial(jax.nn.dot_product_attention, implementation=implementation)
     try:
-        return _of_any_length(attention, query, key, value)
+        return _of_any_length(attention, query, key, value, lengths)
     except RuntimeError as error:  # of JAX, while tracing: heads too large, no cuDNN
         raise UserError(
             f"model.attention='cudnn': {one_line(error)} Use model.attention=xla."
@@ -43,11 +48,22 @@ def cudnn(
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _of_any_length(attention: Callable[..., jax.Array], *qkv: jax.Array) -> jax.Array:
-    return attention(*qkv)
+def _of_any_length(
+    attention: Callable[..., jax.Array],
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    *real: Any,
+) -> jax.Array:
+    return _attend(attention, *real)(query, key, value)
 
 
-def _with_gradient(attention: Callable[..., jax.Array], *qkv: jax.Array) -> Any:
+def _attend(attention: Callable[..., jax.Array], lengths: Any) -> Callable[..., jax.Array]:
+    """Of queries, keys and values. With lengths cuDNN's outputs of padding are zero."""
+    return functools.partial(attention, query_seq_lengths=lengths, key_value_seq_lengths=lengths)
+
+
+def _with_gradient(attention: Callable[..., jax.Array], *arguments: Any) -> Any:
     """JAX (0.10 to 0.12) mistakes its own placeholder for a bias, whose tokens must be even."""
     library = _library()
     check = library.check_is_flash_attention
@@ -58,9 +74,10 @@ def _with_gradient(attention: Callable[..., jax.Array], *qkv: jax.Array) -> Any:
 
     library.check_is_flash_attention = without_bias
     try:
-        return jax.vjp(attention, *qkv)
+        *qkv, lengths = arguments
+        return jax.vjp(_attend(attention, lengths), *qkv)
     finally:
         library.check_is_flash_attention = check
 
 
-_of_any_length.defvjp(_with_gradient, lambda _, gradient, d_out: gradient(d_out))
+_of_any_length.defvjp(_with_gradient, lambda _, gradient, d_out: (*gradient(d_out), None))

@@ -116,9 +116,16 @@ class _Heads:
         """Some lanes; zeros where there is no token."""
         return _replaced(ref[:, lanes], self.num_tokens, 0)
 
-    def exp_scores(self, scores: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """exp(scores - maximum) [keys, queries], and 1 / its sum over the keys [1, queries]."""
-        scores = _replaced(scores, self.num_tokens, -jnp.inf)
+    def exp_scores(self, scores: jax.Array, length: Any) -> tuple[jax.Array, jax.Array]:
+        """exp(scores - maximum) [keys, queries], and 1 / its sum over the keys [1, queries].
+
+        `length`: of the keys that are seen, a number that the chip reads; None: all tokens.
+        """
+        if length is None:
+            scores = _replaced(scores, self.num_tokens, -jnp.inf)
+        else:
+            index = jax.lax.broadcasted_iota(jnp.int32, scores.shape, 0)
+            scores = jnp.where(index < length, scores, -jnp.inf)
         exp = jnp.exp(scores - jnp.max(scores, axis=0, keepdims=True))
         return exp, 1.0 / jnp.sum(exp, axis=0, keepdims=True)
 
@@ -167,9 +174,15 @@ def _thirds(ref: Any, width: int) -> list[Any]:
     return [ref.at[:, pl.ds(i * width, width)] for i in range(3)]
 
 
-def _attention_forward(heads: _Heads, joint: bool, *refs: Any) -> None:
+def _length(lengths_ref: Any) -> Any:
+    """Of the image of this program; None if all tokens of all images are real."""
+    return None if lengths_ref is None else lengths_ref[pl.program_id(0)]
+
+
+def _attention_forward(heads: _Heads, joint: bool, lengths_ref: Any, *refs: Any) -> None:
     """Of queries, keys, values (if `joint`, of one block of all three) and the output."""
     *qkv_refs, o_ref = refs
+    length = _length(lengths_ref)
     q_ref, k_ref, v_ref = _thirds(qkv_refs[0], heads.width) if joint else qkv_refs
 
     def work(lanes: Any) -> Iterator[Callable[[], None]]:
@@ -179,7 +192,7 @@ def _attention_forward(heads: _Heads, joint: bool, *refs: Any) -> None:
 
         def second(head: int, scores: jax.Array) -> None:
             own, _ = heads.lanes[head]
-            exp, scale = heads.exp_scores(scores)
+            exp, scale = heads.exp_scores(scores, length)
             exp = _with_zeros(exp.astype(values.dtype), 0, heads.rows - heads.keys)
             out = _product(values[own], exp, 1, 0) * scale
             outs[head].append(out.astype(values.dtype))
@@ -193,7 +206,7 @@ def _attention_forward(heads: _Heads, joint: bool, *refs: Any) -> None:
     heads.for_each(work, arrays=1)
 
 
-def _attention_backward(heads: _Heads, joint: bool, *refs: Any) -> None:
+def _attention_backward(heads: _Heads, joint: bool, lengths_ref: Any, *refs: Any) -> None:
     """Of queries, keys, values, the output's gradient and theirs.
 
     If `joint`, of one block of all three, the output's gradient, that of the block and its sum over
@@ -206,6 +219,7 @@ def _attention_backward(heads: _Heads, joint: bool, *refs: Any) -> None:
     else:
         q_ref, k_ref, v_ref, do_ref, *d_refs = refs
         sum_refs = []
+    length = _length(lengths_ref)
 
     def work(lanes: Any) -> Iterator[Callable[[], None]]:
         q, k, v, do = (heads.load(ref, lanes) for ref in (q_ref, k_ref, v_ref, do_ref))
@@ -217,7 +231,7 @@ def _attention_backward(heads: _Heads, joint: bool, *refs: Any) -> None:
 
         def second(head: int, tile: slice, scores: jax.Array, d_weights: jax.Array) -> None:
             own, _ = heads.lanes[head]
-            exp, scale = heads.exp_scores(scores)
+            exp, scale = heads.exp_scores(scores, length)
             weights = exp * scale  # [keys, queries]
             delta = jnp.sum(weights * d_weights, axis=0, keepdims=True)
             d_scores = weights * (d_weights - delta)
@@ -267,6 +281,7 @@ def _call(
     outputs: Sequence[Any],
     head_dim: int,
     interpret: bool,
+    lengths: jax.Array | None,
     *,
     joint: bool = False,
 ) -> Any:
@@ -278,7 +293,7 @@ def _call(
     def block(array: Any) -> pl.BlockSpec:
         _, length, lanes = array.shape
         shape = (None, heads.rows if length == num_tokens else length, lanes * width // total)
-        return pl.BlockSpec(shape, lambda i, j: (i, 0, j))
+        return pl.BlockSpec(shape, lambda i, j, *_: (i, 0, j))
 
     num_products = 2 if kernel is _attention_forward else 4
     cost = pl.CostEstimate(  # of the mathematics, without padding
@@ -286,22 +301,32 @@ def _call(
         transcendentals=x.size * num_tokens // head_dim,
         bytes_accessed=sum(a.size * a.dtype.itemsize for a in (*arrays, *outputs)),
     )
+    scalars = [] if lengths is None else [lengths]
+    call = functools.partial(kernel, dataclasses.replace(heads, width=width), joint)
     return pl.pallas_call(
-        functools.partial(kernel, dataclasses.replace(heads, width=width), joint),
-        grid=(batch_size, total // width),
-        in_specs=[block(array) for array in arrays],
-        out_specs=[block(output) for output in outputs],
+        call if scalars else functools.partial(call, None),
+        grid_spec=pltpu.PrefetchScalarGridSpec(
+            num_scalar_prefetch=len(scalars),
+            grid=(batch_size, total // width),
+            in_specs=[block(array) for array in arrays],
+            out_specs=[block(output) for output in outputs],
+        ),
         out_shape=[jax.ShapeDtypeStruct(output.shape, output.dtype) for output in outputs],
         name=kernel.__name__.strip("_"),
         cost_estimate=cost,
         compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "parallel")),
         interpret=interpret,
-    )(*arrays)
+    )(*scalars, *arrays)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def attention(
-    head_dim: int, interpret: bool, query: jax.Array, key: jax.Array, value: jax.Array
+    head_dim: int,
+    interpret: bool,
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    lengths: jax.Array | None = None,
 ) -> jax.Array:
     """softmax(q k^T) v of all heads: three times [B, N, H * d] -> [B, N, H * d].
 
@@ -310,42 +335,57 @@ def attention(
       interpret: run in Pallas' interpreter, on any platform.
       query: divided by sqrt(d).
       key, value: of the same shape.
+      lengths: int32 [B], how many keys of each image are seen; None: all.
     """
-    [out] = _call(_attention_forward, query, (query, key, value), [query], head_dim, interpret)
+    arrays = query, key, value
+    [out] = _call(_attention_forward, query, arrays, [query], head_dim, interpret, lengths)
     return out
 
 
-def _backward(head_dim: int, interpret: bool, qkv: Any, d_out: jax.Array) -> Any:
-    return tuple(_call(_attention_backward, d_out, (*qkv, d_out), qkv, head_dim, interpret))
+def _backward(head_dim: int, interpret: bool, residuals: Any, d_out: jax.Array) -> Any:
+    *qkv, lengths = residuals
+    arrays = *qkv, d_out
+    d_qkv = _call(_attention_backward, d_out, arrays, qkv, head_dim, interpret, lengths)
+    return *d_qkv, None
 
 
 attention.defvjp(lambda *arguments: (attention(*arguments), arguments[2:]), _backward)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def joint_attention(head_dim: int, interpret: bool, qkv: jax.Array, bias: jax.Array) -> jax.Array:
+def joint_attention(
+    head_dim: int,
+    interpret: bool,
+    qkv: jax.Array,
+    bias: jax.Array,
+    lengths: jax.Array | None = None,
+) -> jax.Array:
     """`attention` of qkv + bias, [B, N, 3 * H * d] and [B, 1, 3 * H * d] -> [B, N, H * d].
 
     The columns are those of queries, keys and values of the first of `num_groups` groups of heads,
     then of the next. The bias is float32. Its gradient, one per image, is summed by the kernel:
     XLA would read that of qkv once more.
     """
-    return _joint_forward(head_dim, interpret, qkv, bias)[0]
+    return _joint_forward(head_dim, interpret, qkv, bias, lengths)[0]
 
 
-def _joint_forward(head_dim: int, interpret: bool, qkv: jax.Array, bias: jax.Array) -> Any:
+def _joint_forward(
+    head_dim: int, interpret: bool, qkv: jax.Array, bias: jax.Array, lengths: jax.Array | None
+) -> Any:
     # As the kernel reads it: otherwise remat would add the bias and write it again.
     qkv = saved(qkv + bias.astype(qkv.dtype), "dense")
     out = jax.ShapeDtypeStruct((*qkv.shape[:2], qkv.shape[2] // 3), qkv.dtype)
-    [out] = _call(_attention_forward, out, [qkv], [out], head_dim, interpret, joint=True)
-    return out, qkv
+    options = head_dim, interpret, lengths
+    [out] = _call(_attention_forward, out, [qkv], [out], *options, joint=True)
+    return out, (qkv, lengths)
 
 
-def _joint_backward(head_dim: int, interpret: bool, qkv: jax.Array, d_out: jax.Array) -> Any:
+def _joint_backward(head_dim: int, interpret: bool, residuals: Any, d_out: jax.Array) -> Any:
+    qkv, lengths = residuals
     sums = jax.ShapeDtypeStruct((len(qkv), 1, qkv.shape[2]), jnp.float32)
     arrays, outputs = [qkv, d_out], [qkv, sums]
-    gradients = _call(_attention_backward, d_out, arrays, outputs, head_dim, interpret, joint=True)
-    return tuple(gradients)
+    options = head_dim, interpret, lengths
+    return *_call(_attention_backward, d_out, arrays, outputs, *options, joint=True), None
 
 
 joint_attention.defvjp(_joint_forward, _joint_backward)

@@ -20,7 +20,9 @@ from vit_jax.models.kernels.products import dot_general
 _MAX_BLOCK = 512  # tokens of `splash`: larger blocks leave no room for the backward pass
 
 
-def pallas(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
+def pallas(
+    query: jax.Array, key: jax.Array, value: jax.Array, *, lengths: jax.Array | None = None
+) -> jax.Array:
     """Our kernel, see `attention_pallas`: scores never leave the chip."""
     _, num_tokens, num_heads, head_dim = query.shape
     if not attention_pallas.fits(num_tokens, num_heads, head_dim, query.dtype.itemsize):
@@ -28,16 +30,23 @@ def pallas(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
             f"model.attention='pallas' does not fit {num_tokens} tokens with heads of "
             f"{head_dim}; use 'splash' or 'xla'."
         )
-    return _by_columns(attention_pallas.attention, query, key, value)
+    return _by_columns(attention_pallas.attention, query, key, value, lengths)
 
 
-def splash(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
+def splash(
+    query: jax.Array, key: jax.Array, value: jax.Array, *, lengths: jax.Array | None = None
+) -> jax.Array:
     """JAX's kernel for longer sequences: with patches of 16, images of 736 pixels and more."""
-    return _by_columns(_splash, query, key, value)
+    return _by_columns(_splash, query, key, value, lengths)
 
 
 def _splash(
-    head_dim: int, interpret: bool, query: jax.Array, key: jax.Array, value: jax.Array
+    head_dim: int,
+    interpret: bool,
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    lengths: jax.Array | None,
 ) -> jax.Array:
     """As `attention_pallas.attention`; block by block, so that scores [N, N] never exist."""
     batch_size, num_tokens, width = query.shape
@@ -68,18 +77,22 @@ def _splash(
         interpret=interpret,
     )
     # Tokens attend only within their segment; the padding is another one.
-    segment = (jnp.arange(rows) >= num_tokens).astype(jnp.int32)
-    see = splash_attention.SegmentIds(segment, segment)
-    out = jax.vmap(lambda q, k, v: kernel(q, k, v, see))(*map(by_head, (query, key, value)))
+    lengths = jnp.full(batch_size, num_tokens) if lengths is None else lengths
+    segments = (jnp.arange(rows)[None] >= lengths[:, None]).astype(jnp.int32)  # [B, rows]
+    see = splash_attention.SegmentIds(segments, segments)
+    out = jax.vmap(kernel)(*map(by_head, (query, key, value)), see)
     return jnp.reshape(jnp.swapaxes(out[:, :, :num_tokens], 1, 2), query.shape)
 
 
-def joint(x: jax.Array, kernels: Any, biases: Any) -> jax.Array | None:
+def joint(
+    x: jax.Array, kernels: Any, biases: Any, lengths: jax.Array | None = None
+) -> jax.Array | None:
     """Our TPU kernel on one product for queries, keys and values, as in equation 5.
 
     Args:
       x: [B, N, D].
       kernels, biases: three times [D, H, d] and [H, d].
+      lengths: see `AttentionFn`.
 
     Returns:
       [B, N, D]; None if the kernel does not take them.
@@ -105,7 +118,8 @@ def joint(x: jax.Array, kernels: Any, biases: Any) -> jax.Array | None:
         x = _with_unfused_gradient(x) if device_has("unfused_joint_gradient") else x
         qkv = dot_general(x, kernel.astype(x.dtype), (((2,), (0,)), ((), ())))
         bias = jnp.tile(by_groups(*biases).astype(jnp.float32), (batch_size, 1, 1))
-    return _on_each_device(attention_pallas.joint_attention, (qkv, bias), num_heads, head_dim)
+    arrays = qkv, bias
+    return _on_each_device(attention_pallas.joint_attention, arrays, lengths, num_heads, head_dim)
 
 
 @jax.custom_vjp
@@ -120,7 +134,11 @@ _with_unfused_gradient.defvjp(
 
 
 def _by_columns(
-    kernel: Callable[..., jax.Array], query: jax.Array, key: jax.Array, value: jax.Array
+    kernel: Callable[..., jax.Array],
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    lengths: jax.Array | None,
 ) -> jax.Array:
     """A kernel for arrays [B, N, H * d], of whose queries it wants to be divided by sqrt(d)."""
     num_heads, head_dim = query.shape[2:]
@@ -129,11 +147,16 @@ def _by_columns(
     qkv = (jnp.reshape(x, (*x.shape[:2], -1)) for x in (query, key, value))
     # As the kernel reads them: otherwise remat would add the biases and write them again.
     arrays = tuple(saved(x, "dense") for x in qkv)
-    return jnp.reshape(_on_each_device(kernel, arrays, num_heads, head_dim), query.shape)
+    out = _on_each_device(kernel, arrays, lengths, num_heads, head_dim)
+    return jnp.reshape(out, query.shape)
 
 
 def _on_each_device(
-    kernel: Callable[..., jax.Array], arrays: tuple[jax.Array, ...], num_heads: int, head_dim: int
+    kernel: Callable[..., jax.Array],
+    arrays: tuple[jax.Array, ...],
+    lengths: jax.Array | None,
+    num_heads: int,
+    head_dim: int,
 ) -> jax.Array:
     """Runs a kernel on the images and heads of each device: XLA cannot partition it.
 
@@ -145,9 +168,10 @@ def _on_each_device(
         sizes = {"batch": len(arrays[0]), "heads": num_heads}
         batch, heads = (_mesh_axes(axis, size, mesh) for axis, size in sizes.items())
         spec = PartitionSpec(batch, None, heads)
+        specs = *(spec,) * len(arrays), PartitionSpec(batch)
         # The kernel does not declare over which axes its outputs vary.
-        call = jax.shard_map(call, in_specs=(spec,) * len(arrays), out_specs=spec, check_vma=False)
-    return call(*arrays)
+        call = jax.shard_map(call, in_specs=specs, out_specs=spec, check_vma=False)
+    return call(*arrays, lengths)
 
 
 def _mesh_axes(logical: str, size: int, mesh: Any) -> tuple[str, ...] | None:

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from vit_jax.models import vit
 from vit_jax.models.family import FIRST, LAST, Row, dense_rows
 from vit_jax.models.layers import head
+from vit_jax.patches import Layout
 
 
 class DistilledVisionTransformer(vit.VisionTransformer):
@@ -25,9 +26,9 @@ class DistilledVisionTransformer(vit.VisionTransformer):
     prefix_tokens = ("cls", "dist")
     head_input = ""  # there are two
 
-    def _pool(self, x: jax.Array, *, train: bool) -> jax.Array:
+    def _pool(self, x: jax.Array, layout: Layout | None, *, train: bool) -> jax.Array:
         """Class and distillation token: [B, N, D] -> [B, 2, D]."""
-        del train
+        del layout, train
         return x[:, :2]
 
     def _classify(self, x: jax.Array, *, train: bool) -> jax.Array:

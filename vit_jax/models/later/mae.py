@@ -47,7 +47,9 @@ class PartialEncoder(vit.Encoder):
     grid: tuple[int, int] = (0, 0)
 
     @nn.compact
-    def __call__(self, x: jax.Array, kept: Any = None, *, train: bool) -> jax.Array:
+    def __call__(  # type: ignore[override]
+        self, x: jax.Array, kept: Any = None, *, train: bool
+    ) -> jax.Array:
         """`kept` [B, N]: numbers of the tokens to encode; None: all."""
         positions = FixedPositions(self.grid, name="posembed_input")(x.shape[-1])
         if kept is not None:
@@ -74,7 +76,7 @@ class MaskedAutoencoder(vit.VisionTransformer):
     kind = "mae"
 
     @nn.compact
-    def __call__(
+    def __call__(  # type: ignore[override]
         self, images: jax.Array, *, train: bool, corruption: dict[str, jax.Array] | None = None
     ) -> jax.Array:
         """[B, H, W, C] -> logits [B, K] float32; with `corruption` pixels [B, P, h*w*C] float32.
@@ -164,6 +166,7 @@ _DECODER = (
 FAMILY = dataclasses.replace(
     vit.FAMILY,
     module=MaskedAutoencoder,
+    any_shape=False,
     title="masked autoencoder (MAE, arXiv 2111.06377)",
     acronym="MAE",
     rows=(

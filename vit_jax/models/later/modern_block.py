@@ -18,6 +18,7 @@ from vit_jax.models.kernels.attention import AttentionFn
 from vit_jax.models.kernels.elementwise import per_feature, scale_features
 from vit_jax.models.later.rotary import MixedAngles, rotate
 from vit_jax.models.layers import Dense, LayerNorm, add_branch, dot_general, gelu
+from vit_jax.patches import Layout
 
 # timm's truncated normal is cut at +-2, a hundred deviations: a normal.
 INIT = nn.initializers.normal(0.02)
@@ -115,33 +116,42 @@ class Attention(nn.Module):
     """Multi-head self-attention, equations 5 to 8 of the paper: [B, N, D] -> [B, N, D].
 
     In this order, each if it is on: queries and keys are normalised (2302.05442), turned by
-    `angles` [h*w, 1, d / 2] (`rotary.py`); scores get a relative bias; all heads of a token are
-    normalised together before the last product (sub-LN, 2210.06423).
+    `angles` [B or 1, h*w, 1, d / 2] (`rotary.py`); scores get a relative bias; all heads of a token
+    are normalised together before the last product (sub-LN, 2210.06423).
     """
 
     config: ModernConfig
 
     @nn.compact
-    def __call__(self, x: jax.Array, angles: Any = None, *, train: bool) -> jax.Array:
+    def __call__(
+        self, x: jax.Array, angles: Any = None, layout: Layout | None = None, *, train: bool
+    ) -> jax.Array:
         c = self.config
         batch_size, num_tokens, hidden_size = x.shape
         heads = (c.num_heads, hidden_size // c.num_heads)
         dense = functools.partial(
             nn.DenseGeneral, dtype=c.dtype, kernel_init=INIT, dot_general=dot_general
         )
-        x = self._attend(jnp.asarray(x, c.dtype), angles, dense, heads, train)  # [B, N, H, d]
+        x = jnp.asarray(x, c.dtype)
+        x = self._attend(x, angles, layout, dense, heads, train)  # [B, N, H, d]
         if c.attention_norm:
             x = c.norm("norm")(jnp.reshape(x, (batch_size, num_tokens, -1)))  # [B, N, D]
             x = jnp.reshape(x, (batch_size, num_tokens, *heads))  # [B, N, H, d]
         return dense(hidden_size, axis=(-2, -1), use_bias=c.dense_bias, name="out")(x)
 
     def _attend(
-        self, x: jax.Array, angles: Any, dense: Any, heads: tuple[int, int], train: bool
+        self,
+        x: jax.Array,
+        angles: Any,
+        layout: Layout | None,
+        dense: Any,
+        heads: tuple[int, int],
+        train: bool,
     ) -> jax.Array:
         """Equations 5 to 7: [B, N, D] -> [B, N, H, d]."""
-        c = self.config
+        c, lengths = self.config, layout and layout.lengths(x.shape[1])
         if not (self.is_initializing() or c.qk_norm or c.rope != "none" or c.relative_bias):
-            attend = AttentionFn(c.attention, train)
+            attend = AttentionFn(c.attention, train, lengths=lengths)
             out = attend.of_tokens(x, self.variables["params"], c.num_heads)
             if out is not None:
                 return out
@@ -152,14 +162,14 @@ class Attention(nn.Module):
         if c.qk_norm:
             query, key = c.norm("query_norm")(query), c.norm("key_norm")(key)
         if c.rope == "mixed":
-            angles = MixedAngles(c, name="rope")(*heads)  # [h*w, H, d / 2]
+            angles = MixedAngles(c, name="rope")(*heads, layout)  # [B or 1, h*w, H, d / 2]
         if angles is not None:
             query, key = rotate(query, angles), rotate(key, angles)
         bias: Any = None
         if c.relative_bias:
             table = RelativeBias(name="relative_bias")(c.grid, c.num_heads, x.shape[1])
             bias = functools.partial(lambda table, _: table, table)
-        return AttentionFn(c.attention, train, bias)(query, key, value, module=self)
+        return AttentionFn(c.attention, train, bias, lengths)(query, key, value, module=self)
 
 
 class MlpBlock(nn.Module):
@@ -196,11 +206,17 @@ class ModernBlock(nn.Module):
 
     @nn.compact
     def __call__(
-        self, x: jax.Array, drop_rate: Any = None, angles: Any = None, *, train: bool
+        self,
+        x: jax.Array,
+        drop_rate: Any = None,
+        angles: Any = None,
+        layout: Layout | None = None,
+        *,
+        train: bool,
     ) -> jax.Array:
         """`angles` are those that blocks share, if any; see `Attention`."""
-        c = self.config
-        msa = functools.partial(Attention(c, name=vit.ATTENTION), angles=angles, train=train)
+        c, attention = self.config, Attention(self.config, name=vit.ATTENTION)
+        msa = functools.partial(attention, angles=angles, layout=layout, train=train)
         for layer in (msa, MlpBlock(c, name="MlpBlock_0")):
             norm = c.norm()
             y = norm(layer(x)) if c.norm_after else layer(norm(x))
@@ -215,7 +231,7 @@ class ModernEncoder(nn.Module):
     blocks: Callable[..., jax.Array]  # `apply_blocks` with its settings
 
     @nn.compact
-    def __call__(self, x: jax.Array, *shared: jax.Array, train: bool) -> jax.Array:
+    def __call__(self, x: jax.Array, *shared: Any, train: bool) -> jax.Array:
         c = self.config
         x = c.norm("pre_norm")(x) if c.pre_norm else x
         block = functools.partial(ModernBlock, c)

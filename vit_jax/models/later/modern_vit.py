@@ -19,11 +19,13 @@ import jax.numpy as jnp
 from vit_jax.errors import UserError
 from vit_jax.models import layers, vit
 from vit_jax.models.family import FIRST, HEAD, LAST, Family, ModelBase, Row, Shapes, axis_of
+from vit_jax.models.interpolation import POSITION_RESIZES
 from vit_jax.models.kernels.attention import BIASED, NAMES
 from vit_jax.models.later.modern_block import INIT, ModernConfig, ModernEncoder
 from vit_jax.models.later.rotary import ROPES, axial_angles
 from vit_jax.models.positions import AddPositionEmbs
 from vit_jax.models.vit import BLOCKS
+from vit_jax.patches import Layout, Patches
 
 # PyTorch's for convolutions: uniform within 1 / sqrt(inputs).
 _PATCH_INIT = nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform")
@@ -37,6 +39,7 @@ class ModernVisionTransformer(ModelBase):
       class_token: whether there is one.
       num_registers: further learned tokens ("Vision Transformers Need Registers", 2309.16588).
       position_embedding: `learned`, or `none`.
+      position_grid, position_resize: as in `VisionTransformer`.
       relative_bias: BEiT's of the scores (2106.08254).
       rope: rotary positions, of the table in `rotary.py`.
       rope_base, rope_grid, rope_offset: of their frequencies and coordinates, see there.
@@ -76,6 +79,8 @@ class ModernVisionTransformer(ModelBase):
     class_token: bool = True
     num_registers: int | None = None
     position_embedding: str = "learned"
+    position_grid: tuple[int, int] | None = None
+    position_resize: str = "bilinear"
     relative_bias: bool = False
     rope: str = "none"
     rope_base: float = 100.0
@@ -124,22 +129,28 @@ class ModernVisionTransformer(ModelBase):
 
     @nn.compact
     def __call__(
-        self, images: jax.Array, *, train: bool, corruption: dict[str, jax.Array] | None = None
+        self,
+        images: jax.Array | Patches,
+        *,
+        train: bool,
+        corruption: dict[str, jax.Array] | None = None,
     ) -> jax.Array:
         """Scaled images [B, H, W, C] -> float32 logits [B, K], or [B, H, W, K].
 
         `corruption`: see `vit.corrupt`.
         """
-        x = layers.embed_patches(self, images, use_bias=self.patch_bias, kernel_init=_PATCH_INIT)
-        grid = (x.shape[1], x.shape[2])
+        options = {"use_bias": self.patch_bias, "kernel_init": _PATCH_INIT}
+        x, grid, layout = layers.embed_tokens(self, images, **options)  # [B, h*w, D]
         config = ModernConfig.of(self, grid=grid)
-        x = jnp.reshape(x, (x.shape[0], -1, self.hidden_size))  # [B, h*w, D]
         if corruption is not None:
             x = vit.corrupt(self, x, **corruption)
         if self.patch_norm:
             x = config.norm("patch_norm")(x)
         if self.position_embedding == "learned":
-            x = AddPositionEmbs(dtype=self.dtype, name="posembed_patches")(x)
+            add = AddPositionEmbs(
+                dtype=self.dtype, grid=grid, resize=self.position_resize, name="posembed_patches"
+            )
+            x = add(x, layout)
         for name, count in (("registers", self.num_registers or 0), ("cls", int(self.class_token))):
             if count:
                 token = self.param(name, INIT, (1, count, self.hidden_size))
@@ -147,8 +158,8 @@ class ModernVisionTransformer(ModelBase):
                 x = jnp.concatenate([tokens, x], axis=1)  # [B, N, D]
         blocks = functools.partial(layers.apply_blocks, **layers.loop_of(self))
         encoder = ModernEncoder(config, blocks, name="Transformer")
-        x = encoder(x, *self._angles(grid, config, train), train=train)
-        x = self._pool(x, config, train=train)
+        x = encoder(x, self._angles(grid, config, layout, train), layout, train=train)
+        x = self._pool(x, config, layout, train=train)
         if self.final_norm == "pooled":
             x = config.norm("pooled_norm")(x[:, None])[:, 0]  # [B, D]
         x = jnp.asarray(layers.IdentityLayer(name="pre_logits")(x), jnp.float32)
@@ -158,22 +169,24 @@ class ModernVisionTransformer(ModelBase):
             x = layers.BatchNorm(train, vit.HEAD_NORM_EPSILON, affine=False, name="head_norm")(x)
         bias = nn.initializers.constant(self.head_bias_init)
         x = nn.Dense(self.num_classes, kernel_init=INIT, bias_init=bias, name="head")(x)
-        return layers.per_pixel(self, x, grid, images.shape)
+        return layers.per_pixel(self, x, images)
 
     def _angles(
-        self, grid: tuple[int, int], config: ModernConfig, train: bool
-    ) -> tuple[jax.Array, ...]:
-        """Of rotary positions, [h*w, 1, d / 2], if all blocks share them."""
+        self, grid: tuple[int, int], config: ModernConfig, layout: Layout | None, train: bool
+    ) -> jax.Array | None:
+        """Of rotary positions, [B or 1, h*w, 1, d / 2], if all blocks share them."""
         if self.rope not in ("grid", "centered"):
-            return ()
-        angles = jnp.asarray(axial_angles(grid, self.hidden_size // self.num_heads, config))
+            return None
+        angles = jnp.asarray(axial_angles(grid, self.hidden_size // self.num_heads, config, layout))
         if train and self.rope_jitter and not self.is_initializing():
             limit = math.log(self.rope_jitter)
             draw = jax.random.uniform(self.make_rng("dropout"), minval=-limit, maxval=limit)
             angles = angles * jnp.exp(draw)
-        return (angles,)
+        return angles
 
-    def _pool(self, x: jax.Array, config: ModernConfig, *, train: bool) -> jax.Array:
+    def _pool(
+        self, x: jax.Array, config: ModernConfig, layout: Layout | None, *, train: bool
+    ) -> jax.Array:
         """[B, N, D] -> [B, D], [B, 2 D] for `token_gap`, [B, P, D] for `dense`."""
         patches = x if self.pool_prefix else x[:, len(self.prefix_tokens) :]
         if self.classifier == "map":
@@ -181,12 +194,13 @@ class ModernVisionTransformer(ModelBase):
             config = dataclasses.replace(
                 config, num_heads=heads or self.num_heads, mlp_dim=width or self.mlp_dim
             )
-            return vit.MAPHead(config)(patches, train=train)
+            lengths = layout and layout.lengths(patches.shape[1])
+            return vit.MAPHead(config)(patches, lengths, train=train)
         if self.classifier == "token":
             return x[:, 0]
         if self.classifier == "dense":
             return x[:, len(self.prefix_tokens) :]
-        mean = jnp.mean(patches, axis=1)
+        mean = layers.token_mean(patches, layout)
         if self.classifier == "gap":
             return mean
         return jnp.concatenate([x[:, 0], mean], axis=-1)  # [B, 2 D]
@@ -298,6 +312,7 @@ FAMILY = Family(
     infer=infer,
     choices={
         "position_embedding": ("learned", "none"),
+        "position_resize": POSITION_RESIZES,
         "rope": ROPES,
         "norm_kind": ("layer", "layer_without_bias", "rms"),
         "final_norm": ("tokens", "pooled", "none"),
@@ -317,6 +332,7 @@ FAMILY = Family(
         ModernConfig.of(model).norm("encoder_norm") if model.final_norm == "tokens" else None
     ),
     sequence=(POSITIONS, 1),
-    conventions=("gelu", "layer_norm_epsilon", "norm_after", *_ROPE),
+    any_shape=True,
+    conventions=("gelu", "layer_norm_epsilon", "norm_after", *_ROPE, *vit.ANY_SHAPE),
     head_conventions=("classifier", "pool_prefix"),
 )

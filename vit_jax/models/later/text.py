@@ -23,8 +23,8 @@ EMBEDDING, POSITIONS, BLOCKS = "Embed_0/embedding", "pos_embedding", "Encoder_0/
 class CausalBlock(vit.Encoder1DBlock):
     """Every token attends to itself and to those before it, as in CLIP: [B, T, D] -> [B, T, D]."""
 
-    def _attend(self, x: jax.Array, bias: Any, *, train: bool) -> jax.Array:
-        del bias  # of positions relative to each other, which texts do not have
+    def _attend(self, x: jax.Array, bias: Any, lengths: Any, *, train: bool) -> jax.Array:
+        del bias, lengths  # of positions relative to each other, which texts do not have
         later = jnp.triu(jnp.full((x.shape[1], x.shape[1]), -jnp.inf, x.dtype), 1)
         msa = self.config.msa(train=train, bias=lambda _: later[None, None])  # [1, 1, T, T]
         return msa(x, sow_weights=True)
