@@ -17,7 +17,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from vit_jax.data import preprocess
-from vit_jax.data.ops import CentralCrop, Decode, Normalize, Resize, ResizeSmall, ValueRange
+from vit_jax.data.ops import (
+    CentralCrop,
+    Decode,
+    Normalize,
+    Patchify,
+    Resize,
+    ResizeSmall,
+    ValueRange,
+)
 from vit_jax.errors import UserError
 from vit_jax.export.card import write_card
 from vit_jax.files.paths import check_local, check_utf8, write_json
@@ -210,6 +218,9 @@ def input_settings(description: Description) -> tuple[InputSettings, list[str]]:
                     which = f"resizing by {op.method!r} becomes Pillow's {theirs}, antialiased"
                     equal = f"train with 'pillow_{theirs}' for equal ones"
                     notes.append(f"{which}: large photos look different there; {equal}.")
+            case Patchify():
+                theirs = op.method.removeprefix("pillow_")
+                change = {"method": theirs, "resize": None, "patchify": op}
             case CentralCrop():
                 change = {"crop": op.shape, "rounding": op.rounding}
             case Normalize():

@@ -1,4 +1,4 @@
-"""Writes both towers of a source as transformers' CLIPModel, MetaClip2Model or SiglipModel."""
+"""Writes both towers of a source as one model of transformers: CLIP, MetaCLIP 2, SigLIP (2)."""
 
 import os
 from pathlib import Path
@@ -23,6 +23,7 @@ CLASSES = {
     ("clip", "clip"): "CLIPModel",
     ("metaclip_2", "clip"): "MetaClip2Model",
     ("siglip", "siglip"): "SiglipModel",
+    ("siglip2", "siglip2"): "Siglip2Model",
 }
 
 
@@ -83,10 +84,12 @@ def _write(path: Path, images: Model, texts: Model, pair: Similarity) -> None:
         files |= others
     kinds = tuple(config["model_type"].partition("_text_model")[0] for config in configs)
     kinds = kinds[0], kinds[1].partition("_vision_model")[0]
+    if kinds == ("siglip", "siglip2"):  # the same tower of texts
+        kinds, configs[0]["model_type"] = ("siglip2", "siglip2"), "siglip2_text_model"
     if kinds not in CLASSES:
         classes = " and ".join(config["architectures"][0] for config in configs)
         raise UserError(f"--both: transformers has no class of {classes} together.")
-    if (pair.bias is not None) != (kinds[0] == "siglip"):
+    if (pair.bias is not None) != kinds[0].startswith("siglip"):
         loss = "softmax" if pair.bias is None else "sigmoid"
         raise UserError(f"--both: {CLASSES[kinds]} is not for towers of the {loss} loss.")
     shape = (1,) if pair.bias is not None else ()

@@ -22,6 +22,7 @@ class InputSettings:
     std: Sequence[float] = HALF
     covers: bool = False  # `resize` keeps the aspect ratio and covers (height, width)
     rounding: Literal["nearest", "down"] = "nearest"  # of the crop's corner
+    patchify: Any = None  # `ops.Patchify`, of images in shapes of their own
 
 
 @dataclasses.dataclass(frozen=True)

@@ -24,6 +24,7 @@ POSITION_RESIZES: dict[str, tuple[Any, bool, bool]] = {
     "bilinear": (triangle, True, False),  # SigLIP 2
     "bicubic": (keys_cubic, True, False),  # timm's NaFlexViT
     "bicubic_square": (keys_cubic, True, True),
+    "linear": (triangle, False, False),
     "linear_square": (triangle, False, True),
 }
 

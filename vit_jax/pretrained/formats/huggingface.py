@@ -15,7 +15,7 @@ import numpy as np
 from vit_jax.errors import UserError
 from vit_jax.models.vit import ATTENTION, BLOCKS, POSITIONS
 from vit_jax.pretrained.formats import vit_parts
-from vit_jax.pretrained.formats.huggingface_config import of_images, read_settings
+from vit_jax.pretrained.formats.huggingface_config import of_images, read_native, read_settings
 from vit_jax.pretrained.formats.names import CONV, Names, Op, Part, block, numbers, read_table
 from vit_jax.pretrained.formats.stored import Arrays, Beside, Stored
 from vit_jax.wording import list_names
@@ -165,6 +165,9 @@ def read(arrays: Arrays, beside: Beside) -> Stored:
         stored.posemb = "bicubic"  # antialiased there alone
     elif arrays[name].ndim == 2:
         stored.posemb = "siglip2"
+        side = math.isqrt(len(arrays[f"{prefix}embeddings.position_embedding.weight"]))
+        patch_size = math.isqrt(arrays[name].shape[1] // 3)
+        read_native(stored, (side, side), patch_size, beside.preprocessor)
     _drop_others(stored, arrays, prefix)
     token = arrays.get(f"{TOWER}embeddings.class_embedding")
     # CLIP's heads are of width 64 in all sizes but those that are known.

@@ -15,7 +15,7 @@ from vit_jax.data.ops import IMAGENET_MEAN, IMAGENET_STD
 from vit_jax.files.paths import reading
 from vit_jax.kinds import check_known
 from vit_jax.models.description import PILLOW_METHODS, Description, InputSettings
-from vit_jax.pretrained.formats.stored import Grid, Stored, pair, pillow_ops, positive
+from vit_jax.pretrained.formats.stored import Grid, Stored, native_ops, pair, pillow_ops, positive
 from vit_jax.pretrained.formats.vit_parts import renamed
 
 GELUS = {
@@ -164,6 +164,7 @@ _CLASSES: dict[str, dict[str, Any]] = {
     "Beit": {"resample": PILLOW_METHODS["bicubic"]},
     "CLIP": CLIP,
     "Bit": CLIP,
+    "Siglip2": {},
     "Siglip": {"resample": PILLOW_METHODS["bicubic"]},
     "DINOv3": _IMAGENET,
 }
@@ -176,6 +177,7 @@ PUBLISHED: dict[str, tuple[str, dict[str, Any]]] = {
     "dinov3": ("DINOv3", {}),
     "clip": ("CLIP", {}),
     "siglip": ("Siglip", {}),
+    "siglip2": ("Siglip2", {}),
 }
 # Other steps of theirs that change no pixel, or no label of ours.
 _HARMLESS = ("do_convert_rgb", "do_reduce_labels")
@@ -222,6 +224,13 @@ def read_processor(
     return pillow_ops(inputs), assumed
 
 
+def read_native(stored: Stored, grid: Grid, patch_size: int, processor: Mapping[str, Any]) -> None:
+    """SigLIP 2's NaFlex: images in shapes of their own, positions of `grid` interpolated."""
+    stored.conventions |= {"position_grid": grid, "position_resize": "bilinear"}
+    most = positive(processor.get("max_num_patches") or 256)
+    stored.ops = native_ops(stored.ops, most, patch_size)
+
+
 def _sizes(
     known: Mapping[str, Any], processor: str, image_size: Grid | None
 ) -> tuple[int | Grid | None, Grid | None, list[str]]:
@@ -246,7 +255,11 @@ def _sizes(
 
 def to_preprocessor(inputs: InputSettings) -> dict[str, Any]:
     """The `preprocessor_config.json`."""
-    if isinstance(inputs.resize, int):  # only CLIP's processor has this, not ViT's
+    native: dict[str, Any] = {}
+    if op := inputs.patchify:
+        kind, size = "Siglip2ImageProcessor", None
+        native = {"patch_size": op.patch_size, "max_num_patches": op.lengths[0]}
+    elif isinstance(inputs.resize, int):  # only CLIP's processor has this, not ViT's
         kind, size = "CLIPImageProcessor", {"shortest_edge": inputs.resize}
     else:
         kind = "ViTImageProcessor" if inputs.crop is None else "DeiTImageProcessor"
@@ -259,6 +272,7 @@ def to_preprocessor(inputs: InputSettings) -> dict[str, Any]:
         "image_mean": list(inputs.mean),
         "image_std": list(inputs.std),
         **({"do_center_crop": True, "crop_size": _sides(inputs.crop)} if inputs.crop else {}),
+        **native,
     }
 
 

@@ -1,6 +1,7 @@
 """Writes Vision Transformers as the class of transformers that computes the same."""
 
 import functools
+import math
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,7 +29,7 @@ class _Class(NamedTuple):
     def prefix(self) -> str:
         """Of the names of a model with a head."""
         known = {"clip_vision_model": TOWER, "dinov3_vit": "", "vit_mae": "vit."}
-        known["siglip_vision_model"] = TOWER
+        known |= dict.fromkeys(("siglip_vision_model", "siglip2_vision_model"), TOWER)
         return known.get(self.model_type, f"{self.model_type}.")
 
 
@@ -38,6 +39,7 @@ _MAE = _Class("vit", "vit_mae", "ViTMAE", ("ForPreTraining", ""))
 _BEIT = _Class("vit", "beit", "Beit")
 _CLIP = _Class("clip", "clip_vision_model", "CLIPVision", ("Model", "ModelWithProjection"))
 _SIGLIP = _Class("siglip", "siglip_vision_model", "SiglipVision", ("Model", ""))
+_SIGLIP2 = _Class("siglip", "siglip2_vision_model", "Siglip2Vision", ("Model", ""))
 _DINOV2 = _Class("dinov2", "dinov2", "Dinov2")
 _REGISTERS = _Class("dinov2", "dinov2_with_registers", "Dinov2WithRegisters")
 _DINOV3 = _Class("dinov3", "dinov3_vit", "DINOv3ViT")
@@ -50,6 +52,8 @@ def write(cls: _Class, params: Arrays, description: Description, inputs: InputSe
     name, width = cls.stem + cls.ends[bool(model["num_classes"])], model["hidden_size"]
     if "pre_logits/kernel" in params and "head/kernel" in params:
         raise UserError("transformers has no layer between pooling and head; use --drop_head.")
+    if cls is _SIGLIP2 and inputs.patchify is None:
+        raise UserError(f"{name} takes images in patches; --preprocess='decode|patchify(256)'.")
     if cls not in _RECTANGLES:
         vit_parts.check_square("huggingface", description, name)
     if modern_vit.POSITIONS in params:  # a row for the class token is part of that token here
@@ -68,9 +72,13 @@ def write(cls: _Class, params: Arrays, description: Description, inputs: InputSe
     head = {_DEIT: "cls_classifier.", _CLIP: "visual_projection."}.get(cls, "classifier.")
     table = names_table(cls.kind, cls.prefix, *forms, head=head)
     arrays = write_table(table, params, "huggingface") | others
-    if not model["num_classes"] and cls not in (_CLIP, _SIGLIP, _MAE):  # the bare model
+    if cls is _SIGLIP2:  # a layer of patches: [D, C, h, w] -> [D, h * w * C]
+        kernel = f"{TOWER}embeddings.patch_embedding.weight"
+        arrays[kernel] = arrays[kernel].transpose(0, 2, 3, 1).reshape(width, -1)
+    if not model["num_classes"] and cls not in (_CLIP, _SIGLIP, _SIGLIP2, _MAE):  # the bare model
         arrays = {theirs.removeprefix(cls.prefix): array for theirs, array in arrays.items()}
     own = _settings(model, cls) if model["name"] == "modern_vit" else {}
+    own |= {"num_patches": math.prod(model["position_grid"])} if cls is _SIGLIP2 else {}
     return arrays, to_settings(description, inputs, cls.model_type, name, **own)
 
 
@@ -117,14 +125,16 @@ def _settings(model: dict[str, Any], cls: _Class) -> dict[str, Any]:
 
 
 # ViT and DeiT there classify from their tokens and patchify the image directly.
-_PLAIN = {"classifier": ("token",), "resnet_layers": (None,), **ONE_TABLE}
-_POOLED = {"classifier": ("map",), "resnet_layers": (None,), "num_classes": (0,), **ONE_TABLE}
-_POOLED["representation_size"] = (None,)
+_PLAIN: dict[str, tuple[Any, ...]] = {"classifier": ("token",), "position_grid": (None,)}
+_PLAIN |= {"resnet_layers": (None,), **ONE_TABLE}
+_POOLED: dict[str, tuple[Any, ...]] = {"classifier": ("map",), "num_classes": (0,)}
+_POOLED |= {"representation_size": (None,), "resnet_layers": (None,), **ONE_TABLE}
+_NATIVE = {"position_grid": (NUMBER,), "position_resize": ("bilinear",)}
 # A class of today's has the defaults of these, unless it is said below.
 _MODERN = vit_parts.defaults(
-    "class_token num_registers position_embedding relative_bias rope patch_bias patch_norm "
-    "pre_norm norm_kind norm_after final_norm qkv_bias dense_bias qk_norm attention_norm mlp_norm "
-    "mlp layer_scale_init classifier pool_prefix"
+    "class_token num_registers position_embedding position_grid relative_bias rope patch_bias "
+    "patch_norm pre_norm norm_kind norm_after final_norm qkv_bias dense_bias qk_norm "
+    "attention_norm mlp_norm mlp layer_scale_init classifier pool_prefix"
 )
 _MODERN |= {"num_classes": (0, NUMBER)}
 _OF_DINOV2 = {
@@ -160,7 +170,8 @@ HUGGINGFACE = (
     Holds("vit", functools.partial(write, _VIT), _PLAIN),
     Holds("deit", functools.partial(write, _DEIT), _PLAIN),
     Holds("mae", functools.partial(write, _MAE), {**_PLAIN, "num_classes": (0,)}),
-    Holds("vit", functools.partial(write, _SIGLIP), _POOLED),
+    Holds("vit", functools.partial(write, _SIGLIP), {**_POOLED, "position_grid": (None,)}),
+    Holds("vit", functools.partial(write, _SIGLIP2), {**_POOLED, **_NATIVE}),
     _todays(_VIT, {"qkv_bias": ("qkv", "none")}),
     _todays(_CLIP, {"patch_bias": (False,), "pre_norm": (True,)}),
     _todays(_DINOV2, _BARE),

@@ -3,12 +3,12 @@
 import dataclasses
 import logging
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from vit_jax.data.ops import CentralCrop, Decode, Normalize, Resize, ResizeSmall
+from vit_jax.data.ops import CentralCrop, Decode, Normalize, Patchify, Resize, ResizeSmall
 from vit_jax.errors import UserError
 from vit_jax.models.create import MODELS, create_model, recognise
 from vit_jax.models.description import HALF, Description, InputSettings, Similarity
@@ -193,6 +193,13 @@ def pillow_ops(inputs: InputSettings) -> list[Any]:
     scale: Any = (np.broadcast_to(x, max(3, np.size(x))) for x in (inputs.mean, inputs.std))
     mean, std = (tuple(x.tolist()) for x in scale)
     return ops if mean == std == HALF else [*ops, Normalize(mean, std)]
+
+
+def native_ops(ops: Sequence[Any] | None, num_tokens: int, patch_size: int) -> list[Any]:
+    """Ops for images of one size -> for images in shapes of their own, resized alike."""
+    methods = [op.method for op in ops or () if isinstance(op, Resize | ResizeSmall)]
+    patchify = Patchify(num_tokens, patch_size, *methods[:1])
+    return [Decode(), patchify, *(op for op in ops or () if isinstance(op, Normalize))]
 
 
 def pair(value: Any) -> tuple[int, int]:

@@ -14,7 +14,7 @@ import numpy as np
 from vit_jax.errors import UserError
 from vit_jax.models.family import axis_of
 from vit_jax.models.later import modern_vit
-from vit_jax.models.vit import ATTENTION, BLOCKS, POSITIONS
+from vit_jax.models.vit import ANY_SHAPE, ATTENTION, BLOCKS, POSITIONS
 from vit_jax.pretrained.formats import timm_config, vit_parts
 from vit_jax.pretrained.formats.names import Names, Part, block, numbers, read_table
 from vit_jax.pretrained.formats.stored import Arrays, Beside, Grid, Stored
@@ -90,14 +90,38 @@ def vit_table(*forms: Names, args: Mapping[str, Any] | None = None, stem: str = 
 
 def is_vit(arrays: Arrays, _: str) -> bool:
     has_blocks = any(name.startswith("blocks.0.") for name in arrays)
-    return has_blocks and any(name.startswith("patch_embed.") for name in arrays)
+    patches = ("patch_embed.", "embeds.proj.")
+    return has_blocks and any(name.startswith(patches) for name in arrays)
+
+
+def _take_native(arrays: Arrays) -> dict[str, Any]:
+    """Renames what NaFlexVit calls otherwise; its grid, size of patches and kind of positions."""
+    if "embeds.proj.weight" not in arrays:
+        return {}
+    kernel = arrays["embeds.proj.weight"]
+    patch, by_axis = math.isqrt(kernel.shape[1] // 3), "embeds.pos_embed_y" in arrays
+    for name in [name for name in arrays if name.startswith("embeds.")]:
+        inner = name.removeprefix("embeds.")
+        arrays[f"patch_embed.{inner}" if inner.startswith("proj.") else inner] = arrays.pop(name)
+    if kernel.ndim == 2:
+        pixels = kernel.reshape(len(kernel), patch, patch, 3)
+        arrays["patch_embed.proj.weight"] = pixels.transpose(0, 3, 1, 2)
+    if by_axis:
+        rows, columns = arrays.pop("pos_embed_y"), arrays.pop("pos_embed_x")  # [1, n, D]
+        arrays["pos_embed"] = rows[:, :, None] + columns[:, None]
+    positions = arrays["pos_embed"]  # [1, h, w, D]
+    arrays["pos_embed"] = positions.reshape(1, -1, positions.shape[-1])
+    return {"grid": positions.shape[1:3], "patch": patch, "by_axis": by_axis}
 
 
 def read_vit(arrays: Arrays, beside: Beside) -> Stored:
     """UserError for a part that our models lack, or one that no array shows and may be there."""
+    native = _take_native(arrays)
     check_names(arrays)
     stored = timm_config.read_settings(beside.settings)
     args = timm_config.arguments_of(beside.settings)
+    if native:
+        timm_config.read_native(stored, args, **native)
     out, before, after = (
         arrays.get(f"blocks.0.{name}.weight") for name in ("attn.proj", "mlp.fc1", "mlp.fc2")
     )
@@ -128,7 +152,7 @@ def read_vit(arrays: Arrays, beside: Beside) -> Stored:
         for name in [name for name in stored.params if "/LayerNorm_" in name]:
             stored.rename(name, name.replace("/LayerNorm_", "/RMSNorm_"))
     is_modern = _is_modern(stored)
-    plain = {"gelu", "layer_norm_epsilon", "position_embedding"}
+    plain = {"gelu", "layer_norm_epsilon", "position_embedding", *ANY_SHAPE}
     for key in {"position_embedding"} if is_modern else set(stored.conventions) - plain:
         del stored.conventions[key]
     _place_positions(stored, args, beside, is_modern=is_modern)

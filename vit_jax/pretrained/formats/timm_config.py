@@ -13,7 +13,7 @@ from vit_jax.files.paths import reading
 from vit_jax.kinds import check_known
 from vit_jax.models.description import PILLOW_METHODS, Description, InputSettings
 from vit_jax.models.variants import SIZES
-from vit_jax.pretrained.formats.stored import Stored, pair, pillow_ops, positive
+from vit_jax.pretrained.formats.stored import Stored, native_ops, pair, pillow_ops, positive
 
 POOL = {"token": "token", "gap": "avg", "map": "map"}
 GELUS = {"gelu": "exact", "gelu_tanh": "tanh", "quick_gelu": "quick"}
@@ -60,7 +60,36 @@ _ARGUMENTS: tuple[tuple[str, dict[str, Any]], ...] = (
     (r"vit_huge_plus_patch16_dinov3.*", {"head_width": 64}),
     (r"aimv2_.*", {"head_width": 128}),
     (r"test_vit\d?", {"head_width": 32}),
+    (r"naflexvit_.*", {"pos_embed_interp_mode": "bicubic"}),
+    (r"naflexvit_.*_par(fac)?_.*", {"pos_embed_ar_preserving": True}),
+    (
+        r"naflexvit_.*_siglip",
+        {"pos_embed_interp_mode": "bilinear", "act_layer": "gelu_tanh", "global_pool": "map"},
+    ),
 )
+# NaFlexVit's ways of interpolating positions: mode, antialiased, to a square.
+POSITION_RESIZES = {
+    "bilinear": ("bilinear", True, False),
+    "bicubic": ("bicubic", True, False),
+    "bicubic_square": ("bicubic", True, True),
+    "linear": ("bilinear", False, False),
+    "linear_square": ("bilinear", False, True),
+}
+
+
+def read_native(
+    stored: Stored, args: Mapping[str, Any], grid: Any, patch: Any, by_axis: bool
+) -> None:
+    """Of NaFlexVit: images in shapes of their own, positions of `grid` interpolated for each."""
+    mode = args.get("pos_embed_interp_mode", "bicubic"), args.get("pos_embed_antialias", True)
+    found = *mode, args.get("pos_embed_ar_preserving", False)
+    found = ("bilinear", False, found[2]) if by_axis else found
+    kinds = {theirs: ours for ours, theirs in POSITION_RESIZES.items()}
+    check_known("config.json: pos_embed_interp_mode, _antialias, _ar_preserving", found, kinds)
+    stored.conventions |= {"position_grid": grid, "position_resize": kinds[found]}
+    height, width = stored.image_size or (384, 384)
+    stored.ops = native_ops(stored.ops, (height // patch) * (width // patch), patch)
+    stored.image_size = None
 
 
 def architecture_of(settings: Mapping[str, Any]) -> str:

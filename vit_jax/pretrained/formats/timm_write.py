@@ -6,6 +6,7 @@ cannot: the epsilon and the kind of MLP.
 """
 
 import functools
+import math
 from typing import Any, NoReturn
 
 import numpy as np
@@ -13,17 +14,26 @@ import numpy as np
 from vit_jax.errors import UserError
 from vit_jax.models.description import Description, InputSettings
 from vit_jax.models.variants import SIZES, VIT
+from vit_jax.models.vit import POSITIONS
 from vit_jax.pretrained.formats import timm, vit_parts
 from vit_jax.pretrained.formats.names import write_table
-from vit_jax.pretrained.formats.stored import ONE_TABLE, Arrays, Holds, Written
-from vit_jax.pretrained.formats.timm_config import ASSUMED, GELUS, POOL, ROPES, ratio, to_config
+from vit_jax.pretrained.formats.stored import NUMBER, ONE_TABLE, Arrays, Holds, Written
+from vit_jax.pretrained.formats.timm_config import (
+    ASSUMED,
+    GELUS,
+    POOL,
+    POSITION_RESIZES,
+    ROPES,
+    ratio,
+    to_config,
+)
 from vit_jax.pretrained.formats.vit_parts import renamed
 
 _ACTIVATIONS = {exact: act for act, exact in GELUS.items()}
 # timm's architectures, without the resolution; `model_args` has the rest.
 _SIZES = {"Ti": "tiny", "S": "small", "M": "medium", "B": "base", "L": "large", "H": "huge"}
-_PLAIN = "tiny_patch16 small_patch16 small_patch32 base_patch8 base_patch16 base_patch32 "
-_PLAIN += "large_patch14 large_patch16 large_patch32 huge_patch14"
+_NAMES = "tiny_patch16 small_patch16 small_patch32 base_patch8 base_patch16 base_patch32 "
+_NAMES += "large_patch14 large_patch16 large_patch32 huge_patch14"
 _HYBRIDS = {
     "R+Ti/16": "vit_tiny_r_s16_p8",
     "R26+S/32": "vit_small_r26_s32",
@@ -41,7 +51,7 @@ def _architecture(model: dict[str, Any]) -> str:
         sizes = tuple(model[key] for key in ("hidden_size", "num_layers", "mlp_dim", "num_heads"))
         size = next((theirs for ours, theirs in _SIZES.items() if SIZES[ours] == sizes), "")
         name = f"{size}_patch{model['patch_size']}"
-        return f"vit_{name if name in _PLAIN.split() else 'base_patch16'}_224"
+        return f"vit_{name if name in _NAMES.split() else 'base_patch16'}_224"
     model = {**model, "resnet_layers": tuple(model["resnet_layers"])}
     for name, architecture in _HYBRIDS.items():
         if {**model, **VIT[name], "resnet_width_factor": 1} == model:
@@ -75,6 +85,49 @@ def write_vit(params: Arrays, description: Description, inputs: InputSettings) -
     config = to_config(description, inputs, _architecture(model), args, pooling)
     stem = "stem." if "block1/unit1/conv1/kernel" in params else ""
     return write_table(timm.vit_table(stem=stem), params, "timm"), {"config.json": config}
+
+
+def write_native(params: Arrays, description: Description, inputs: InputSettings) -> Written:
+    """As `write_vit`, for `NaFlexVit`, which takes images in shapes of their own."""
+    model, grid = description.model, description.model["position_grid"]
+    is_plain = model["name"] == "vit"
+    if inputs.patchify is None:
+        raise UserError("NaFlexVit takes images in patches; --preprocess='decode|patchify(256)'.")
+    if is_plain and "cls" in params:  # whose position is a part of it there
+        first, rest = np.split(params[POSITIONS], [1], axis=1)
+        params = {**params, "cls": params["cls"] + first, POSITIONS: rest}
+    mode, antialias, square = POSITION_RESIZES[model["position_resize"]]
+    args = {
+        **_common_args(description, model["mlp_dim"]),
+        **renamed(model, "patch_size"),
+        "act_layer": _ACTIVATIONS[model["gelu"]],
+        "class_token": "cls" in params,
+        "global_pool": POOL[model["classifier"]],
+        "pos_embed_grid_size": list(grid),
+        "pos_embed_interp_mode": mode,
+        "pos_embed_antialias": antialias,
+        "pos_embed_ar_preserving": square,
+        "fc_norm": not is_plain and model["final_norm"] == "pooled",
+    }
+    if not is_plain:
+        args |= renamed(model, "init_values=layer_scale_init qk_norm")
+        args["reg_tokens"] = model["num_registers"] or 0
+        args["qkv_bias"] = model["qkv_bias"] != "none"
+    config = to_config(
+        description, inputs, "naflexvit_base_patch16_gap", args, POOL[model["classifier"]]
+    )
+    side = math.isqrt(inputs.patchify.lengths[0]) * model["patch_size"]
+    config["pretrained_cfg"]["input_size"] = [3, side, side]
+    arrays = write_table(timm.vit_table(), params, "timm")
+    kernel = arrays["patch_embed.proj.weight"]
+    arrays["patch_embed.proj.weight"] = kernel.transpose(0, 2, 3, 1).reshape(len(kernel), -1)
+    arrays["pos_embed"] = arrays["pos_embed"].reshape(1, *grid, -1)
+    parts = {"patch_embed.": "embeds.", "pos_embed": "embeds.pos_embed"}
+    parts |= {"cls_token": "embeds.cls_token", "reg_token": "embeds.reg_token"}
+    for start, theirs in parts.items():
+        for name in [name for name in arrays if name.startswith(start)]:
+            arrays[theirs + name.removeprefix(start)] = arrays.pop(name)
+    return arrays, {"config.json": config}
 
 
 def write_mae(params: Arrays, description: Description, inputs: InputSettings) -> Written:
@@ -209,6 +262,17 @@ def _beit(model: dict[str, Any]) -> dict[str, Any]:
 
 
 _POOLED = {"classifier": tuple(POOL)}
+_PLAIN = {**_POOLED, **ONE_TABLE, "position_grid": (None,)}
+_ONE_SHAPE = {"position_grid": (None,)}
+_NATIVE = {"position_grid": (NUMBER,), "position_embedding": ("learned",), **_POOLED}
+_OF_NATIVE = {
+    **vit_parts.defaults("relative_bias rope patch_bias patch_norm pre_norm norm_kind norm_after"),
+    **vit_parts.defaults("dense_bias attention_norm mlp_norm mlp pool_prefix map_num_heads"),
+    **vit_parts.defaults("map_mlp_dim"),
+    **_NATIVE,
+    "final_norm": ("tokens", "pooled"),
+    "qkv_bias": ("qkv", "none"),
+}
 _OF_VIT = {
     **vit_parts.defaults("relative_bias rope norm_after map_num_heads map_mlp_dim"),
     "qkv_bias": ("qkv", "none"),
@@ -225,12 +289,15 @@ _OF_BEIT = {
 
 
 def _todays(name: str, values: dict[str, tuple[Any, ...]]) -> Holds:
-    return Holds("modern_vit", functools.partial(write_modern, name), _POOLED | values, name=name)
+    values = _POOLED | _ONE_SHAPE | values
+    return Holds("modern_vit", functools.partial(write_modern, name), values, name=name)
 
 
 TIMM = (
-    Holds("vit", write_vit, {**_POOLED, **ONE_TABLE, "resnet_batch_norm": (False,)}, ASSUMED),
-    Holds("deit", write_vit, {**_POOLED, **ONE_TABLE}, ASSUMED),
+    Holds("vit", write_vit, {**_PLAIN, "resnet_batch_norm": (False,)}, ASSUMED),
+    Holds("vit", write_native, {**_NATIVE, "resnet_layers": (None,)}, ASSUMED),
+    Holds("modern_vit", write_native, _OF_NATIVE, ASSUMED, name="NaFlexVit"),
+    Holds("deit", write_vit, _PLAIN, ASSUMED),
     _todays("VisionTransformer", _OF_VIT),
     _todays("Eva", _OF_EVA),
     _todays("Beit", _OF_BEIT | {"classifier": ("token",), "final_norm": ("tokens",)}),
