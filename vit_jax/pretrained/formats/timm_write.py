@@ -108,11 +108,11 @@ def write_native(params: Arrays, description: Description, inputs: InputSettings
         "pos_embed_antialias": antialias,
         "pos_embed_ar_preserving": square,
         "fc_norm": not is_plain and model["final_norm"] == "pooled",
+        "reg_tokens": 0 if is_plain else model["num_registers"] or 0,
+        "init_values": None if is_plain else model["layer_scale_init"],
+        "qkv_bias": is_plain or model["qkv_bias"] != "none",
+        "qk_norm": not is_plain and model["qk_norm"],
     }
-    if not is_plain:
-        args |= renamed(model, "init_values=layer_scale_init qk_norm")
-        args["reg_tokens"] = model["num_registers"] or 0
-        args["qkv_bias"] = model["qkv_bias"] != "none"
     config = to_config(
         description, inputs, "naflexvit_base_patch16_gap", args, POOL[model["classifier"]]
     )
