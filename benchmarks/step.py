@@ -8,7 +8,9 @@ and how long each takes until its first update is done. A ratio above 1 is in ou
 comes with `pip install -e '.[peers]'`; official, big_vision and scenic are clones of
 google-research's vision_transformer, big_vision and scenic in the folder --clones;
 `remat=full`, say, is our model with `model.remat` set to it, and the name of an attention (`xla`)
-is short for `attention=xla`.
+is short for `attention=xla`. `dataset.preprocess=decode|patchify(196)` is our model on images in
+shapes of their own, in rows of as many patches (their sides are 1:2 to 2:1), a share of which is
+padding: it is printed.
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ from benchmarks import common
 from benchmarks.common import NUM_CLASSES
 from benchmarks.peers import PEERS, check_peer, create_timm, jax_peer
 from vit_jax.command_line import override
+from vit_jax.data.ops import grid_within
 from vit_jax.data.pipeline import batch_spec
 from vit_jax.models.kernels.attention import ATTENTIONS
 from vit_jax.parameters.sharding import batch_sharding
@@ -129,7 +132,15 @@ def program_gib() -> float:
 def random_batch(run: Run) -> Batch:
     """Random pixels and labels on the devices of a run."""
     rng, shapes = np.random.default_rng(0), batch_spec(run.dataset, run.batch_size)
+    grids = {}
+    if op := run.dataset.preprocess.patchify:
+        sides = np.round(1000 * 2 ** rng.uniform(-1, 1, run.batch_size)).astype(int)
+        rows = [grid_within(op.lengths[0], op.patch_size, 1000, side) for side in sides.tolist()]
+        grids = {"grid": np.array(rows, np.int32)}
+        real = np.mean(np.prod(rows, axis=1)) / op.lengths[0]
+        print(f"{op}: {100 * real:.1f} % of the tokens are real", file=sys.stderr)
     batch = {
+        **grids,
         "image": rng.integers(0, 256, shapes["image"].shape, np.uint8),
         "label": rng.integers(0, run.dataset.num_classes, shapes["label"].shape, np.int32),
         "mask": np.ones(run.batch_size, np.float32),
@@ -144,9 +155,11 @@ def create_subject(name: str, config: ConfigDict, run: Run, batch: Batch, clones
     arguments: tuple[Any, ...]
     if changed := name in ATTENTIONS or "=" in name:
         change = name if "=" in name else f"attention={name}"
+        change = change if change.startswith("dataset.") else f"model.{change}"
         config = config.copy_and_resolve_references()
-        config = override(config, [f"model.{change}"])
+        config = override(config, [change])
         run = common.noise_run(config)
+        batch = random_batch(run)
     if name == "vit_jax" or changed:
         step, state = run.jit_train_step(), run.initial_state(config.seed)
         arguments = (run.place_constants(), batch)

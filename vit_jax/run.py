@@ -3,7 +3,6 @@
 The `ConfigDict` ends here: one section per call, and only typed keyword arguments below.
 """
 
-import copy
 import dataclasses
 import functools
 import math
@@ -18,7 +17,6 @@ from ml_collections import ConfigDict
 from vit_jax.config import check_config
 from vit_jax.data.datasets import Dataset
 from vit_jax.data.pipeline import batch_spec, check_repeated_augmentation, needed_keys
-from vit_jax.data.preprocess import parse
 from vit_jax.errors import naming
 from vit_jax.evaluators.create import Evaluation, check_metrics, create_evaluations
 from vit_jax.hardware.chips import find_chip
@@ -45,6 +43,7 @@ from vit_jax.task import (
     open_checked,
     open_data,
     with_classes,
+    with_position_grid,
 )
 from vit_jax.training.gradients import GRADIENTS, create_gradient
 from vit_jax.training.mixing import create_mixing
@@ -209,6 +208,7 @@ def create_run(
       on_wait: called before an evaluation waits for a batch.
     """
     check_config(config)
+    config = with_position_grid(config)
     if "attention" in config.model:
         check_attention(config.model.attention, mesh.devices.flat[0].platform, config.model.dtype)
     kind, batch_size = OBJECTIVES[config.objective.name], config.dataset.batch_size
@@ -290,15 +290,11 @@ def to_plain(config: ConfigDict) -> dict[str, Any]:
 def complete_config(config: ConfigDict, workdir: str) -> ConfigDict:
     """Adds what `pretrained.source` determines, see `pretrained.adopt`; UserError if missing.
 
-    And for images in shapes of their own the grid of the positions, a square unless it is set.
+    And for images in shapes of their own the grid of the positions, see `with_position_grid`.
     """
     if config.pretrained.source:
         from vit_jax.pretrained.adopt import adopt  # imports readers of many formats
 
         rescales = not OBJECTIVES[config.objective.name].predicts_pixels
         config = adopt(config, workdir, rescales=rescales)
-    op = parse(config.dataset.preprocess).patchify
-    if op and "position_grid" in config.model and config.model.position_grid is None:
-        config = copy.deepcopy(config)
-        config.model.position_grid = op.square
-    return config
+    return with_position_grid(config)

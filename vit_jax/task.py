@@ -10,10 +10,11 @@ from ml_collections import ConfigDict
 
 from vit_jax.data.datasets import Dataset, create_dataset
 from vit_jax.data.mixture import mix
+from vit_jax.data.preprocess import parse
 from vit_jax.errors import UserError, naming
 from vit_jax.evaluators.create import OF_OUTPUTS, open_eval_data
 from vit_jax.models import flexible
-from vit_jax.models.create import create_model, family_of
+from vit_jax.models.create import MODELS, create_model, family_of
 from vit_jax.models.description import Description, Values
 from vit_jax.objectives.create import OBJECTIVES
 from vit_jax.objectives.objective import Objective, Task, of_batches
@@ -126,6 +127,16 @@ def at_patch_size(objective: Objective, image_size: tuple[int, int], patch_size:
     other = copy.copy(objective)
     other.model, other.fit = flexible.at_patch_size(objective.model, image_size, patch_size)
     return other
+
+
+def with_position_grid(config: ConfigDict) -> ConfigDict:
+    """For images in shapes of their own the positions are those of a square, unless set."""
+    op = parse(config.dataset.preprocess).patchify
+    if op is None or not MODELS[config.model.name].any_shape or config.model.position_grid:
+        return config
+    config = copy.deepcopy(config)
+    config.model.position_grid = op.square
+    return config
 
 
 def check_shapes(config: ConfigDict, objective: Objective, dataset: Dataset) -> None:

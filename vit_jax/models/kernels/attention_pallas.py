@@ -293,7 +293,7 @@ def _call(
     def block(array: Any) -> pl.BlockSpec:
         _, length, lanes = array.shape
         shape = (None, heads.rows if length == num_tokens else length, lanes * width // total)
-        return pl.BlockSpec(shape, lambda i, j, *_: (i, 0, j))
+        return pl.BlockSpec(shape, lambda i, j: (i, 0, j))
 
     num_products = 2 if kernel is _attention_forward else 4
     cost = pl.CostEstimate(  # of the mathematics, without padding
@@ -305,12 +305,12 @@ def _call(
     call = functools.partial(kernel, dataclasses.replace(heads, width=width), joint)
     return pl.pallas_call(
         call if scalars else functools.partial(call, None),
-        grid_spec=pltpu.PrefetchScalarGridSpec(
-            num_scalar_prefetch=len(scalars),
-            grid=(batch_size, total // width),
-            in_specs=[block(array) for array in arrays],
-            out_specs=[block(output) for output in outputs],
-        ),
+        grid=(batch_size, total // width),
+        in_specs=[
+            *(pl.BlockSpec(memory_space=pltpu.SMEM) for _ in scalars),
+            *(block(array) for array in arrays),
+        ],
+        out_specs=[block(output) for output in outputs],
         out_shape=[jax.ShapeDtypeStruct(output.shape, output.dtype) for output in outputs],
         name=kernel.__name__.strip("_"),
         cost_estimate=cost,
