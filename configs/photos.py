@@ -6,7 +6,7 @@
     python scripts/train.py --config=configs/photos.py:Ti/16,/path/to/photos,128,scratch \\
         --workdir=runs/photos
 
-The argument is VARIANT,FOLDER[,RESOLUTION][,multi_label][,scratch]:
+The argument is VARIANT,FOLDER[,RESOLUTION][,multi_label][,scratch][,native]:
   VARIANT      a key of `models.create.VARIANTS`: the variant of the weights; or the weights, a
                file, folder, address or name of the zoo, which training starts from.
   FOLDER       with CLASS_NAME/*.jpg, of which a fifth is held out, or
@@ -17,6 +17,8 @@ The argument is VARIANT,FOLDER[,RESOLUTION][,multi_label][,scratch]:
   multi_label  any number of labels per image, the table's `labels`: a sigmoid per class, and
                mean average precision (mAP) as the metric.
   scratch      random weights, for scripts/train.py.
+  native       photos keep their shapes, in as many patches as a square of RESOLUTION has
+               (NaFlex of SigLIP 2, 2502.14786, section 2.4): any Vision Transformer.
 
 From weights: the paper's fine-tuning (section B.1.1: SGD with momentum 0.9, cosine decay, no weight
 decay, clipping at norm 1) with a batch that fits one device: 500 updates of 32 images at learning
@@ -40,8 +42,9 @@ from vit_jax.config import get_config as default_config
 from vit_jax.config import section, set_kind
 from vit_jax.errors import UserError
 from vit_jax.models.create import get_variant
+from vit_jax.models.tokens import token_grid
 
-OPTIONS = ("multi_label", "scratch")
+OPTIONS = ("multi_label", "scratch", "native")
 
 
 def get_config(argument: str = "S/16,photos") -> ConfigDict:
@@ -52,16 +55,21 @@ def get_config(argument: str = "S/16,photos") -> ConfigDict:
     if len(parts) < 3:
         raise UserError(
             f"configs/photos.py:{argument} must be VARIANT,FOLDER[,RESOLUTION][,multi_label]"
-            "[,scratch]."
+            "[,scratch][,native]."
         )
     variant, folder, resolution = parse_argument("photos", ",".join(parts))
     config = from_scratch(variant) if "scratch" in options else fine_tuning(variant)
     config.dataset.name = folder
     config.dataset.split = "train"
+    patch = config.model.patch_size if "native" in options else 1
     area = (0.3, 1.0) if "scratch" in options else (0.05, 1.0)
     crop = f"random_resized_crop({resolution}, {area})"
     config.dataset.preprocess = f"decode(reduced=True)|{crop}|flip_lr"
     config.dataset.eval_preprocess = f"huggingface_eval({resolution})"
+    if "native" in options:
+        rows = f"patchify({token_grid((resolution,) * 2, patch)[0] ** 2}, {patch})"
+        config.dataset.preprocess = f"decode|random_area({area})|flip_lr|{rows}"
+        config.dataset.eval_preprocess = f"decode|{rows}"
     if "scratch" not in options:
         config.dataset.batch_size = 32
         config.evaluators.test.every_steps = 100

@@ -104,7 +104,7 @@ CASES = [
     Case("SiglipVisionModel", SIZES, "vit", "", "SiglipVisionModel"),
     Case("SiglipModel", TOWERS, "vit", "images' tower"),
     Case("SiglipForImageClassification", TOWERS, "vit"),
-    Case("Siglip2VisionModel", NAFLEX, "vit", "square images of as many patches as positions"),
+    Case("Siglip2VisionModel", NAFLEX, "vit", "images in shapes of their own"),
     Case("TimmWrapperForImageClassification", TIMM, "vit", "the model of timm inside"),
     Case("YolosModel", SIZES | {"image_size": [32, 32]}, "", "embeddings.detection_tokens"),
     Case("Aimv2VisionModel", SIZES, "", "names match no supported Vision Transformer"),
