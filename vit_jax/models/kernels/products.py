@@ -87,6 +87,10 @@ def convolve_patches(
     x = jnp.reshape(images[:, : rows * height, : columns * width], (-1, *windows))
     x = jnp.reshape(jnp.swapaxes(x, 2, 3), (-1, rows * columns, height * width * channels))
     x = dot_general(x, jnp.reshape(kernel, (-1, features)), (((2,), (0,)), ((), ())))
-    x = jnp.reshape(x, (-1, rows, columns, features))
     # Else the head's gradient decides: [N, D, B] in all blocks, and transposes around products.
-    return with_layout_constraint(x, Layout(major_to_minor=(0, 1, 2, 3)))
+    return in_order(jnp.reshape(x, (-1, rows, columns, features)))
+
+
+def in_order(x: jax.Array) -> jax.Array:
+    """x, in memory in the order of its axes."""
+    return with_layout_constraint(x, Layout(major_to_minor=tuple(range(x.ndim))))
