@@ -167,7 +167,7 @@ def describe(config: ConfigDict, objective: Objective, dataset: Dataset) -> Desc
         )
     vocab_size = getattr(model, "vocab_size", None)
     for op in dataset.preprocess.ops:  # of all sets of a mixture
-        num_tokens = getattr(op, "num_tokens", 0)
+        num_tokens = getattr(op, "num_tokens", 0) if op.columns else 0
         if vocab_size is not None and num_tokens > vocab_size:
             raise UserError(f"model.vocab_size={vocab_size} must be {num_tokens} for {op}.")
     sizes, size = config.train_step.patch_sizes, dataset.image_shape[:2]

@@ -77,6 +77,21 @@ def workdir(tower: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.parametrize("scale", ["", "|normalize((0.4, 0.5, 0.6), 0.2)"])
+def test_images_in_shapes_of_their_own(scale: str, tower: Path, tmp_path: Path) -> None:
+    """A tower of squares is tuned on rows of patches; pixels in the range of the data, or not."""
+    chain = f"decode(channels=3)|patchify((4, 9), {load_model(tower).module.patch_size}){scale}"
+    settings = dict.fromkeys(("preprocess", "eval_preprocess"), f"{chain}|{TOKENS}")
+    options = {f"dataset__{key}": value for key, value in settings.items()}
+    config = lit(tower, objective__lock_image=False, duration__steps=2, **options)
+    config.evaluators.zero_shot.preprocess = chain
+    results = train_and_evaluate(config, str(tmp_path / "run"))
+    assert results["zero_shot/num_examples"] == 64
+    images = load_model(f"{tmp_path}/run#img")
+    assert "patchify(4" in images.description.eval_preprocess
+    assert images.features(np.zeros((30, 16, 3), np.uint8), "pre_logits").shape[0] == 1
+
+
 def vectors(seed: int, count: int = 6) -> np.ndarray:
     x = np.random.default_rng(seed).normal(size=(count, 8))
     return np.float32(x / np.linalg.norm(x, axis=1, keepdims=True))

@@ -425,6 +425,7 @@ class Patchify(Op):
     num_tokens: int | tuple[int, ...]
     patch_size: int = 16
     method: Method = "pillow_bilinear"
+    moves = True
 
     def __post_init__(self) -> None:
         check_sides(patch_size=self.patch_size)

@@ -221,10 +221,11 @@ def parse(spec: str) -> Chain:
         except UserError as error:
             raise UserError(f"preprocess {spec!r} expands to {error}") from None
     for op, following in itertools.zip_longest(chain, chain[1:]):
-        if isinstance(op, Patchify) and not isinstance(following, ops.ScalingOp | None):
-            raise UserError(f"preprocess {spec!r}: only scaling of values may follow patchify.")
         if getattr(op, "reduced", False) and not isinstance(following, ops.RandomBox):
             raise UserError(f"preprocess {spec!r}: a random crop must follow decode(reduced=True).")
+    after = itertools.dropwhile(lambda op: not isinstance(op, Patchify), chain)
+    if any(getattr(op, "moves", False) is not False for op in [*after][1:]):
+        raise UserError(f"preprocess {spec!r}: only scaling of values may follow patchify.")
     return Chain(tuple(chain))
 
 

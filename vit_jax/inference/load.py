@@ -13,8 +13,9 @@ import jax
 import numpy as np
 
 from vit_jax.console import ensure_logging
+from vit_jax.data.ops import Decode, ScalingOp
 from vit_jax.data.preprocess import check_no_code, parse
-from vit_jax.data.sized import size_of
+from vit_jax.data.sized import size_of, spell
 from vit_jax.errors import UserError, naming
 from vit_jax.files.paths import reading
 from vit_jax.hardware.devices import quiet_libtpu
@@ -25,6 +26,7 @@ from vit_jax.models.create import VARIANTS, create_model
 from vit_jax.models.description import Description
 from vit_jax.models.flexible import at_patch_size, check_any_shape
 from vit_jax.parameters.table import abstract_params
+from vit_jax.patches import Patches
 from vit_jax.pretrained.fit.adapt import adapt_params
 from vit_jax.pretrained.formats.stored import Stored
 from vit_jax.pretrained.load import read_source, split_part
@@ -218,7 +220,14 @@ def _rescaled(description: Description, preprocess: str) -> Callable[[jax.Array]
     low, high, black, white = (x.reshape(1, 1, 1, -1) for x in ranges)
     if np.all(black == low) and np.all(white == high):
         return lambda images: images
-    return lambda images: (images - low) / (high - low) * (white - black) + black
+
+    def rescale(images: Any) -> Any:
+        if isinstance(images, Patches):
+            pixels = images.pixels.reshape(*images.pixels.shape[:2], -1, low.size)  # [B, N, pp, C]
+            return images.replace(pixels=rescale(pixels).reshape(images.pixels.shape))  # type: ignore[attr-defined]
+        return (images - low) / (high - low) * (white - black) + black
+
+    return rescale
 
 
 class Tower(NamedTuple):
@@ -239,11 +248,13 @@ def load_tower(
     UserError: see `load_model`; also if channels do not match.
     """
     if source in VARIANTS and not os.path.exists(source):
-        module, params = create_model(source, num_classes=0, dtype=dtype), None
+        op = parse(preprocess or "decode").patchify
+        own_shape = {"position_grid": op.square} if op else {}
+        module, params = create_model(source, num_classes=0, dtype=dtype, **own_shape), None
         grid, sizes = module.token_grid(image_shape[:2]), VARIANTS[source]["name"]
         description = Description(attributes(module, sizes), image_shape, grid, (), "")
     else:
-        model = _load_for(key, source, image_shape, dtype)
+        model = _load_for(key, source, image_shape, dtype, preprocess)
         own = model.description  # a projection is part of the embedding
         is_projection = own.probabilities_by == "none" and own.values is None
         model = model.without_head() if own.model["num_classes"] and not is_projection else model
@@ -255,9 +266,16 @@ def load_tower(
     return Tower(module, output.shape[-1], to_input, params, description)
 
 
-def _load_for(key: str, source: str, image_shape: tuple[int, ...], dtype: str) -> Model:
-    """`load_model` for training images."""
+def _load_for(
+    key: str, source: str, image_shape: tuple[int, ...], dtype: str, preprocess: str = ""
+) -> Model:
+    """`load_model` for training images; if these have their own shapes, with its own positions."""
     with naming(f"{key}={source!r}"):
+        if op := parse(preprocess or "decode").patchify:
+            own = load_model(source, dtype=dtype).description
+            scale = [x for x in parse(own.eval_preprocess).ops if isinstance(x, ScalingOp)]
+            op = dataclasses.replace(op, num_tokens=op.lengths[0])
+            return load_model(source, dtype=dtype, preprocess=spell([Decode(), op, *scale]))
         model = load_model(source, image_size=(image_shape[0], image_shape[1]), dtype=dtype)
         if (taken := model.description.image_shape) != image_shape:
             raise UserError(f"it takes images of {taken}, but the data have {image_shape}.")
