@@ -29,12 +29,12 @@ POSITION_RESIZES: dict[str, tuple[Any, bool, bool]] = {
 }
 
 
-def weights_at(kind: str, index: Any, size: Any, square: Any, size_in: int) -> Any:
+def weights_at(kind: str | None, index: Any, size: Any, square: Any, size_in: int) -> Any:
     """Weights of `size_in` cells for cell `index` of `size`: [B, N], [B, 1] -> [B, N, size_in].
 
-    `square`: the longer side of the grid, [B, 1]; `kind` of `POSITION_RESIZES`.
+    `square`: the longer side of the grid, [B, 1]; `kind` of `POSITION_RESIZES`, or None: the first.
     """
-    kernel, antialias, is_square = POSITION_RESIZES[kind]
+    kernel, antialias, is_square = POSITION_RESIZES[kind or "bilinear"]
     ratio = size_in / (square if is_square else size)  # [B, 1]
     centres = ((index + 0.5) * ratio)[..., None]
     distances = abs(np.arange(size_in, dtype=np.float32)[None, None] + 0.5 - centres)

@@ -63,7 +63,7 @@ class AddPositionEmbs(nn.Module):
     dtype: Any = jnp.float32
     grid: tuple[int, int] = (0, 0)
     by_axis: bool = False
-    resize: str = "bilinear"
+    resize: str | None = None
 
     @nn.compact
     def __call__(self, x: jax.Array, layout: Layout | None = None) -> jax.Array:
@@ -86,7 +86,7 @@ class AddPositionEmbs(nn.Module):
 
 
 def interpolate(
-    positions: jax.Array, grid: tuple[int, int], layout: Layout, kind: str
+    positions: jax.Array, grid: tuple[int, int], layout: Layout, kind: str | None
 ) -> jax.Array:
     """Positions of a grid, the last of [1, T, D], for each image: [B, T', D].
 

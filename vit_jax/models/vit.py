@@ -41,7 +41,7 @@ class BlockConfig:
     attention: str = "auto"
     position_embedding: str = "learned"
     position_stddev: float = 0.02
-    position_resize: str = "bilinear"
+    position_resize: str | None = None
     grid: tuple[int, int] = (0, 0)  # rows and columns of the last tokens' positions
     dtype: Any = jnp.float32
 
@@ -204,7 +204,7 @@ class VisionTransformer(ModelBase):
       position_embedding: `learned`, or another of the table in `positions.py`.
       position_grid: rows and columns of the positions, which are interpolated to those of the
         images; None: those of the images. Needed for images in shapes of their own.
-      position_resize: how: `bilinear` (SigLIP 2), or another of `POSITION_RESIZES`.
+      position_resize: how, one of `POSITION_RESIZES`; None: `bilinear`, as SigLIP 2.
       position_stddev: of learned positions at the start: 0.02 in the official code, 1 / sqrt(D) in
         big_vision.
       gelu: `tanh` as in Google's models, or `exact` as in timm and Hugging Face
@@ -231,7 +231,7 @@ class VisionTransformer(ModelBase):
     head_norm: bool = False
     position_embedding: str = "learned"
     position_grid: tuple[int, int] | None = None
-    position_resize: str = "bilinear"
+    position_resize: str | None = None
     position_stddev: float = 0.02
     gelu: str = "tanh"
     layer_norm_epsilon: float = 1e-6
@@ -418,7 +418,7 @@ FAMILY = Family(
         "classifier": ("token", "gap", "map")
         + ("unpooled", "token_unpooled", "dense", "token_dense"),
         "position_embedding": POSITION_EMBEDDINGS,
-        "position_resize": POSITION_RESIZES,
+        "position_resize": (None, *POSITION_RESIZES),
         "gelu": ("tanh", "exact"),
         "attention": NAMES,
         "remat": layers.REMAT_POLICIES,

@@ -80,7 +80,7 @@ class ModernVisionTransformer(ModelBase):
     num_registers: int | None = None
     position_embedding: str = "learned"
     position_grid: tuple[int, int] | None = None
-    position_resize: str = "bilinear"
+    position_resize: str | None = None
     relative_bias: bool = False
     rope: str = "none"
     rope_base: float = 100.0
@@ -312,7 +312,7 @@ FAMILY = Family(
     infer=infer,
     choices={
         "position_embedding": ("learned", "none"),
-        "position_resize": POSITION_RESIZES,
+        "position_resize": (None, *POSITION_RESIZES),
         "rope": ROPES,
         "norm_kind": ("layer", "layer_without_bias", "rms"),
         "final_norm": ("tokens", "pooled", "none"),

@@ -129,7 +129,7 @@ _PLAIN: dict[str, tuple[Any, ...]] = {"classifier": ("token",), "position_grid":
 _PLAIN |= {"resnet_layers": (None,), **ONE_TABLE}
 _POOLED: dict[str, tuple[Any, ...]] = {"classifier": ("map",), "num_classes": (0,)}
 _POOLED |= {"representation_size": (None,), "resnet_layers": (None,), **ONE_TABLE}
-_NATIVE = {"position_grid": (NUMBER,), "position_resize": ("bilinear",)}
+_NATIVE = {"position_grid": (NUMBER,), "position_resize": (None, "bilinear")}
 # A class of today's has the defaults of these, unless it is said below.
 _MODERN = vit_parts.defaults(
     "class_token num_registers position_embedding position_grid relative_bias rope patch_bias "

@@ -96,7 +96,7 @@ def write_native(params: Arrays, description: Description, inputs: InputSettings
     if is_plain and "cls" in params:  # whose position is a part of it there
         first, rest = np.split(params[POSITIONS], [1], axis=1)
         params = {**params, "cls": params["cls"] + first, POSITIONS: rest}
-    mode, antialias, square = POSITION_RESIZES[model["position_resize"]]
+    mode, antialias, square = POSITION_RESIZES[model["position_resize"] or "bilinear"]
     args = {
         **_common_args(description, model["mlp_dim"]),
         **renamed(model, "patch_size"),
