@@ -282,6 +282,7 @@ MOVES = {
     "random_crop": "random_crop(36, padding=4)",
     "inception_crop": "inception_crop(40, (0.3, 1))",
     "random_resized_crop": "random_resized_crop(40, (0.3, 1))",
+    "random_area": "random_area((0.4, 0.9))",
     "flip_lr": "flip_lr",
     "random_affine": "random_affine(20, 0.2, (0.8, 1.2), 10)",
 }
