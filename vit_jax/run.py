@@ -230,7 +230,7 @@ def create_run(
         choices = [at_patch_size(objective, image_size, size) for size in sizes]
     evaluated = choices[0] if choices else objective
     description = describe(config, objective, dataset)
-    start = create_start(config, objective, dataset, description.grid)
+    start = create_start(config, objective, dataset, description.position_grid)
     schedule = create_schedule(**config.schedule, total_steps=total_steps)
     tx = create_optimizer(
         **{**config.optimizer, "freeze": start.freeze}, schedule=schedule, table=start.table

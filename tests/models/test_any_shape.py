@@ -281,6 +281,27 @@ def test_a_model_of_one_shape_is_tuned_and_used_in_own_shapes(photos: str, tmp_p
     jax.tree.map(partial(np.testing.assert_allclose, atol=1e-6), result, source)
 
 
+def test_weights_for_rows_of_another_length(photos: str, tmp_path: Path) -> None:
+    """The positions stay those of the source: for longer rows, and for images of one size."""
+    first = settings(photos, dataset__preprocess="decode|patchify(16, 4)", duration__steps=1)
+    train_and_evaluate(tiny.config(**first), str(tmp_path / "first"))
+    longer = first | {"dataset__preprocess": "decode|patchify(36, 4)"}
+    longer |= {"pretrained__source": str(tmp_path / "first"), "schedule__learning_rate": 0.0}
+    longer |= {"pretrained__reset_head": False}
+    train_and_evaluate(tiny.config(**longer), str(tmp_path / "longer"))
+    one, two = (load_model(tmp_path / name) for name in ("first", "longer"))
+    assert two.description.grid == (6, 6)
+    assert two.description.model["position_grid"] == (4, 4)
+    np.testing.assert_array_equal(
+        flatten_names(one.params)["Transformer/posembed_input/pos_embedding"],
+        flatten_names(two.params)["Transformer/posembed_input/pos_embedding"],
+    )
+    large = load_model(tmp_path / "first", image_size=24, preprocess="decode|resize(24)")
+    shown = np.random.default_rng(0).integers(0, 256, (2, 24, 24, 3), np.uint8)
+    rows = load_model(tmp_path / "first", preprocess="decode|patchify(36, 4)")
+    np.testing.assert_allclose(large.logits(shown), rows.logits(shown), atol=1e-5)
+
+
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"model__position_embedding": "relative"}, "relative positions are of one shape"),
     ({"model__patch_size": 8}, r"must have model\.patch_size=8"),

@@ -10,6 +10,7 @@ import jax.export
 import jax.numpy as jnp
 import numpy as np
 
+from vit_jax.data.preprocess import parse
 from vit_jax.errors import UserError, import_extra
 from vit_jax.export import convert
 from vit_jax.export.onnx import INPUT_NAME, OPSET, write_onnx
@@ -80,6 +81,10 @@ def export_model(
     model = load_model(source, **model_options)
     if output != "logits" and not model.description.model["num_classes"]:
         raise UserError(f"--output={output}: {model.source} has no head, so no classes.")
+    if parse(model.description.eval_preprocess or "decode").patchify:
+        height, width, _ = model.description.image_shape
+        text = f"--format={format} is for images of one size; the model takes any"
+        raise UserError(f"{text}: --preprocess='decode|resize({height}, {width})'.")
     if format == "onnx" and model.module.dtype != jnp.float32:
         raise UserError("--dtype: ONNX files compute in float32; omit it.")
     free: Any = batch or jax.export.symbolic_shape("b")[0]

@@ -73,9 +73,6 @@ def at_image_size(description: Description, size: tuple[int, int]) -> Descriptio
     """
     before = description.image_shape
     with naming(f"--image_size={size[0]},{size[1]}"):
-        if parse(description.eval_preprocess).patchify:
-            text = "the model takes images in shapes of their own"
-            raise UserError(f"{text}; --preprocess sets how many patches, or 'resize(H, W)'.")
         if min(size) < 1:
             raise UserError("both sides must be positive.")
         grid = create_model(**{"num_classes": 0, **description.model}).token_grid(size)

@@ -89,7 +89,7 @@ def load_model(
         stored.params,
         like,
         kinds=(stored.kind, description.model["name"]),
-        grid=description.grid,
+        grid=description.position_grid,
         source_grid=source_grid,
         reset_head=False,
         posemb=posemb,
@@ -127,7 +127,7 @@ def _create(
         with naming(source):
             at = size if patch_size is None else None
             description = infer_description(stored, grid=grid, image_size=at)
-    grid, image_shape = description.grid, description.image_shape
+    grid, image_shape = description.position_grid, description.image_shape
     sizes = {key: value for key, value in description.model.items() if key not in _TRAINING}
     with reading(f"the description of {source}"):
         module = create_model(**sizes, dtype=dtype)
@@ -145,6 +145,9 @@ def _create(
             description = dataclasses.replace(description, grid=tokens, patch_size=None)
         if not preprocess:
             check_no_code(source, own)
+        if size is not None and not preprocess and own and parse(own).patchify:
+            text = "the model takes images in shapes of their own"
+            raise UserError(f"--image_size={size}: {text}; --preprocess sets how many patches.")
         if size is not None and grid is None:
             raise UserError(f"--image_size={size}: {source} takes texts, not images.")
         named = size_of(stored.ops or ()) if not stored.lacks else None

@@ -117,7 +117,9 @@ def of_parameters(model: Model) -> dict[str, Drawing]:
         names = table.with_role("positions", flat)
         if not names:
             return "the model has no learned position embedding of each token"
-        similarity = analysis.position_similarity(flat[names[0]][0], model.description.grid)
+        similarity = analysis.position_similarity(
+            flat[names[0]][0], model.description.position_grid
+        )
         return pictures.draw_positions(similarity)
 
     return {"filters": filters, "positions": positions}

@@ -65,6 +65,11 @@ class Description:
     # `model` are then of the parameters, see `models.flexible`.
     patch_size: int | None = None
 
+    @property
+    def position_grid(self) -> Any:
+        """Rows and columns of the positions, if a model interpolates them in its call."""
+        return tuple(self.model.get("position_grid") or ()) or self.grid
+
     def to_json(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
 

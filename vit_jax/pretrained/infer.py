@@ -68,7 +68,7 @@ def grid_of_images(params: Shapes, kind: str, image_size: Grid | None) -> Grid |
 def known_grid(stored: Stored) -> Grid | None:
     """Rows and columns of tokens, if known from something other than the arrays."""
     if stored.description is not None:
-        return stored.description.grid
+        return stored.description.position_grid
     params, kind = stored.params, stored.kind
     grid, count = grid_of_images(params, kind, stored.image_size), num_tokens(params, kind)
     if grid is None or count is None:

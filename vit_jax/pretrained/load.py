@@ -151,7 +151,7 @@ def read_source(
             else:
                 from vit_jax.pretrained.formats.table import read_weights  # of other projects
 
-                grid = grid or (description.grid if description else None)
+                grid = grid or (description.position_grid if description else None)
                 heads = {"num_heads": num_heads, "default_heads": default_heads}
                 known = {"grid": grid, "part": part, "folder": path.parent}
                 stored = read_weights(local, arrays, **known, **heads)
